@@ -1,6 +1,7 @@
 """`python -m vitsweep` as a user types it, in a folder of its own."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, reduction
 from multiprocessing.connection import arbitrary_address
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -45,25 +46,25 @@ class Command:
     folder: Path
 
     def __call__(self, *arguments: str, quick: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run to the end, in a process forked where torch is imported: seconds less than `start`.
+        """Run to the end.
 
         Raises:
-            TimeoutError: it took more than five minutes.
+            TimeoutExpired: it took more than five minutes.
         """
+        running = self.fork(*arguments, quick=quick)
+        out, error = running.communicate(timeout=300)
+        return subprocess.CompletedProcess(running.words, running.returncode, out, error)
+
+    def fork(self, *arguments: str, quick: bool = True) -> "Running":
+        """Start it in a process forked where torch is imported: seconds less than `start`."""
         words = self._words(*arguments, quick=quick)
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            told = [reduction.DupFd(file.fileno()) for file in (out, err)]
-            process = fork_server().Process(
-                target=_front_door, args=(words, self.folder, self._environment(), *told)
-            )
-            process.start()
-            process.join(300)
-            if process.exitcode is None:
-                process.kill()
-                raise TimeoutError(f"{words} took more than 300 s")
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(words, process.exitcode, out.read(), err.read())
+        files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        told = [reduction.DupFd(file.fileno()) for file in files]
+        process = fork_server().Process(
+            target=_front_door, args=(words, self.folder, self._environment(), *told)
+        )
+        process.start()
+        return Running(words, process, files)
 
     def start(
         self,
@@ -119,12 +120,50 @@ class Command:
         return pd.read_parquet(self.store.root / "runs.parquet")
 
 
+@dataclass(frozen=True)
+class Running:
+    """A forked command; as `subprocess.Popen`, but for its end it is not told who holds its output."""
+
+    words: list[str]
+    process: Any
+    files: list[IO[str]]
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    @property
+    def returncode(self) -> Any:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        code: int | None = self.process.exitcode
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise subprocess.TimeoutExpired(self.words, timeout)
+        told = []
+        for file in self.files:
+            with file:
+                file.seek(0)
+                told.append(file.read())
+        return told[0], told[1]
+
+
 def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
 
 
 def _front_door(words: list[str], folder: Path, environment: dict[str, str], *told: Any) -> None:
-    """Become `python -m vitsweep` with these words."""
+    """Become `python -m vitsweep` with these words, in a session of its own."""
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, file in enumerate(told, start=1):
         os.dup2(file.detach(), number)
     os.chdir(folder)

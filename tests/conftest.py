@@ -1,5 +1,6 @@
 """Fixtures and markers shared by all tests."""
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -50,6 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {present}")
             )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a collection looks at a million objects of imports and tests otherwise: half a second
 
 
 @pytest.fixture

@@ -18,34 +18,34 @@ from vitsweep.world import World
 STEPS = 3
 
 
+Plain = dict[Any, tuple[list[float], dict[str, Tensor]]]
+"""Losses and weights of plain trainings, by all that they depend on."""
+
+
 def differences(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
     """Train each cell and its plain twin; return the largest differences of losses and weights.
 
     Cells share one world, so that many combinations cost one start of processes, and one plain
     training where it is the same. Only rank 0 compares; the others' answers are empty.
     """
-    plain: dict[Any, tuple[list[float], dict[str, Tensor]]] = {}
+    plain: Plain = {}
     answers = [_difference(world, cell, plain) for cell in cells]
     if dist.is_initialized():
         dist.barrier()  # rank 0 compares longer: a rank that left would cut its last collective
     return answers
 
 
-def _difference(world: World, cell: CellSpec, plain: dict[Any, Any]) -> dict[str, Any]:
+def _difference(world: World, cell: CellSpec, plain: Plain) -> dict[str, Any]:
     batches = [_global_batch(cell, step, world) for step in range(STEPS)]
     try:
         losses, weights = _trained(world, cell, batches)
         if world.rank:
             return {}
-        twin = replace(cell, optimizer=cell.optimizer.plain())
-        key = _read_by_plain_training(twin)
-        if key not in plain:
-            plain[key] = _trained_plainly(twin, batches, world)
+        wanted, reference = trained_plainly(cell, batches, world, plain)
     except Exception as error:
         raise AssertionError(
             f"{ {g: t.name for g, t in cell.techniques.items()} }: {error!r}"
         ) from error
-    wanted, reference = plain[key]
     return {
         "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)),
         "weights": max(
@@ -56,20 +56,25 @@ def _difference(world: World, cell: CellSpec, plain: dict[Any, Any]) -> dict[str
     }
 
 
+def trained_plainly(
+    cell: CellSpec, batches: list[tuple[Tensor, Tensor]], world: World, known: Plain
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Return losses and weights of the plain twin of a cell, from those `known` where it was trained."""
+    twin = replace(cell, optimizer=cell.optimizer.plain())
+    key = _read_by_plain_training(twin)
+    if key not in known:
+        model = plain_model(twin, world.device)
+        losses = train_plain(model, twin, batches)
+        known[key] = losses, whole_weights(model.named_parameters())
+    return known[key]
+
+
 def _read_by_plain_training(twin: CellSpec) -> Any:
     changing = tuple(t for t in twin.techniques.values() if t.changes_model)
     float64 = twin.precision.plan().param_dtype == "float64"
     optimizer = replace(twin.optimizer, name="plain")
     replicas = twin.mesh.data_parallel_size  # norms over a batch see its parts
     return twin.model, twin.batch, replicas, twin.seed, changing, float64, optimizer
-
-
-def _trained_plainly(
-    twin: CellSpec, batches: list[tuple[Tensor, Tensor]], world: World
-) -> tuple[list[float], dict[str, Tensor]]:
-    model = plain_model(twin, world.device)
-    losses = train_plain(model, twin, batches)
-    return losses, whole_weights(model.named_parameters())
 
 
 def _trained(

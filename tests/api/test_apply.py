@@ -235,8 +235,7 @@ import torch
 import vitsweep
 from tests.user_modules import Stack
 row = {"sweep": "own", "cell_id": sys.argv[2]}
-cell = row if sys.argv[1] == "row" else Path(sys.argv[1])
-for _ in range(2):  # the second joins torchrun's ranks anew
+for name, cell in {"frozen": Path(sys.argv[1]), "row": row}.items():  # which joins torchrun's ranks anew
     torch.manual_seed(0)
     with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as applied:
         generator = torch.Generator().manual_seed(applied.world.rank)
@@ -245,7 +244,7 @@ for _ in range(2):  # the second joins torchrun's ranks anew
             applied.step((images, labels))
         weights = applied.weights()
         if applied.world.rank == 0:
-            torch.save(weights, sys.argv[3])
+            torch.save(weights, f"{name}.pt")
     assert not torch.distributed.is_initialized()
 """
 
@@ -257,18 +256,16 @@ def test_under_torchrun_a_frozen_cell_and_a_row_of_its_table_train_alike(tmp_pat
     frozen.parent.mkdir(parents=True)
     frozen.write_text(yaml.safe_dump({"cell": found.tree, "overrides": []}))
     (tmp_path / "loop.py").write_text(SCRIPT)
-    saved = []
-    for how in (str(frozen), "row"):
-        out = tmp_path / f"{len(saved)}.pt"
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
-             "loop.py", how, found.cell_id, str(out)],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        saved.append(torch.load(out))
-    assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+         "loop.py", str(frozen), found.cell_id],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    of_frozen, of_row = (torch.load(tmp_path / f"{name}.pt") for name in ("frozen", "row"))
+    assert of_frozen
+    assert all(torch.equal(weight, of_row[name]) for name, weight in of_frozen.items())
 
 
 def test_a_file_of_somebody_else_names_no_class_of_its_own(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cells import TINY
 from tests.judging.project import MODEL, SETTINGS, STEP, TRAIN, commit, git, repository, write
 from vitsweep.cli.judge import judge_request, run
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.judging import session
+
+pytestmark = pytest.mark.usefixtures("forked_sides")
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def test_a_slow_base_and_a_faster_working_tree(
 ) -> None:
     monkeypatch.setattr("vitsweep.judging.trial.LONGEST_WINDOW", 0.1)
     unpacked = "images, labels = batch"
-    slow = "import time\n" + TRAIN.replace(unpacked, f"time.sleep(0.05)\n        {unpacked}")
+    slow = "import time\n" + TRAIN.replace(unpacked, f"time.sleep(0.02)\n        {unpacked}")
     write(project, {"train.py": slow})
     base = commit(project, "Slow")
     write(project, {"train.py": TRAIN})
@@ -88,7 +91,7 @@ def test_a_judge_that_runs_nothing_of_the_project_asks_for_the_step(project: Pat
     write(project, {"train.py": TRAIN + "# changed\n"})
     commit(project, "Changed")
     with pytest.raises(VitsweepError, match="No file of the project ran"):
-        run(["HEAD~1", "HEAD", "--minutes", "0.3", *SETTINGS])
+        run(["HEAD~1", "HEAD", "--minutes", "0.3", *SETTINGS, *TINY])
 
 
 def test_a_package_that_both_sides_import_from_one_checkout_is_refused(

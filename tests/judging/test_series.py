@@ -19,6 +19,8 @@ from vitsweep.judging.trees import BASE, HEAD, Tree
 from vitsweep.judging.verdict import Answer, Verdict
 from vitsweep.tables.stats import any_look_e_value, any_look_half_width, any_look_p_value
 
+pytestmark = pytest.mark.usefixtures("forked_sides")
+
 NIGHTS, PROPOSALS, TRUE_ONES, MOST_BLOCKS = 500, 100, 10, 40
 GAIN, WIDTH = math.log(1.1), 0.03
 
@@ -205,7 +207,7 @@ def test_an_accepted_proposal_becomes_the_next_base(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vitsweep.judging.trial.LONGEST_WINDOW", 0.1)
-    write(project, {"train.py": slower(0.05)})
+    write(project, {"train.py": slower(0.02)})
     base = commit(project, "Slow")
     write(project, {"train.py": TRAIN})
     fast = commit(project, "Fast")

@@ -63,7 +63,7 @@ def test_a_run_that_is_killed_is_repeated_in_its_block_and_no_pair_is_lost(
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:
     pair = ("-m", "optimizer=adamw_loop,adamw_foreach", "sweep.baseline=null")
     asked = (*pair, *fault("Slow"), "measurement.blocks=2")
-    running = vitsweep.start(*asked)
+    running = vitsweep.fork(*asked)
     wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=400)
@@ -88,7 +88,7 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     held = ("memory._target_=tests.faults.HeldTraining", both)
     training = ("task=train", "task.epochs=5", "batch.images_per_step=256", "sharding=fsdp")
     asked = (*training, *held)
-    running = vitsweep.start(*asked)
+    running = vitsweep.fork(*asked)
     wait_for((vitsweep.folder / "held").exists)
     running.send_signal(number)
     out, error = running.communicate(timeout=400)
@@ -112,9 +112,7 @@ def test_an_interrupted_training_goes_on_as_another_cell_under_another_sharding(
     vitsweep: Command,
 ) -> None:
     training = ("task=train", "task.epochs=25", "batch.images_per_step=256", "sweep.baseline=null")
-    running = vitsweep.start(
-        *training, "sharding=fsdp", "memory._target_=tests.faults.HeldTraining"
-    )
+    running = vitsweep.fork(*training, "sharding=fsdp", "memory._target_=tests.faults.HeldTraining")
     wait_for((vitsweep.folder / "held").exists)
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=400)

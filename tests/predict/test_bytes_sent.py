@@ -57,7 +57,7 @@ FEW = [
     CASES[0],
     CASES[3],
     CASES[10],
-    CASES[19],
+    CASES[16],
     CASES[-4],
 ]
 

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -348,27 +349,32 @@ def _peak_rss_gib() -> float:
 
 def environment(root: str) -> dict[str, Any]:
     """Return versions, and file and hash of every imported module that is not Python's own."""
-    own = os.path.dirname(os.__file__)
+    own, tree = os.path.dirname(os.__file__), os.path.realpath(root) + os.sep
     modules = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or not os.path.isfile(file):
+        path = _located(getattr(module, "__file__", None) or "")
+        if not path:
             continue
-        path = os.path.realpath(file)
         is_python = path.startswith(own + os.sep) and "site-packages" not in path
         if name == "__main__" or is_python:
             continue
-        inside = path.startswith(os.path.realpath(root) + os.sep)
+        inside = path.startswith(tree)
         is_installed = "site-packages" in path or "dist-packages" in path
         digest = "" if is_installed and not inside else _digest(path)
         modules[name] = [path, digest]
     known = {path for path, _ in modules.values()}
     for path in map(os.path.realpath, sorted(OPENED)):
-        if path not in known and path.startswith(os.path.realpath(root) + os.sep):
+        if path not in known and path.startswith(tree):
             with suppress(OSError):
                 modules[path] = [path, _digest(path)]
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     return {"modules": modules, "versions": versions}
+
+
+@cache
+def _located(file: str) -> str:
+    """Return the real path of a module's file; "" where it has none."""
+    return os.path.realpath(file) if os.path.isfile(file) else ""
 
 
 def _digest(path: str) -> str:
@@ -379,4 +385,7 @@ def _digest(path: str) -> str:
 if __name__ == "__main__":
     with suppress(ImportError):  # each run would import it again otherwise: a second
         import torch._dynamo
+    for module in list(sys.modules.values()):  # each run would look at these thousands again
+        _located(getattr(module, "__file__", None) or "")
+    gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

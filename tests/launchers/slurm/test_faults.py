@@ -74,7 +74,7 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
 @pytest.mark.slow
 def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
     arguments = ("-m", "sharding=ddp,fsdp", *SMALL)
-    running = sweep.command.start(*arguments)
+    running = sweep.command.fork(*arguments)
     sweep.until_running()
     os.kill(running.pid, signal.SIGKILL)
     running.communicate()

@@ -29,8 +29,9 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 )
 def test_resources_follow_the_cell(sweep: Sweep, sizes: tuple[int, ...]) -> None:
     every_core = "resources.threads_per_rank=auto"  # of the node's four, of which there may be two
+    ranks = f"resources.ranks_per_node={2 if 1 in sizes else 1}"
     nodes_asked = f"resources.nodes={','.join(map(str, sizes))}"
-    cells = sweep.run(nodes_asked, "sharding=ddp,fsdp", every_core)
+    cells = sweep.run(nodes_asked, ranks, "sharding=ddp,fsdp", every_core)
 
     assert cells.groupby(["nodes", "sharding"]).size().to_dict() == {
         (nodes, sharding): 1 for nodes in sizes for sharding in ("ddp", "fsdp")
@@ -196,7 +197,7 @@ def test_a_folder_that_is_renamed_under_a_job_ends_it_in_words_and_is_not_made_a
 ) -> None:
     held = Held(sweep.command.folder)
     asked = [*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null"]
-    submitter = sweep.command.start("-m", *SMALL, *asked)
+    submitter = sweep.command.fork("-m", *SMALL, *asked)
     eventually(held.is_waiting, 120, "the run")
     root, job = sweep.command.store.root, sweep.job
     moved = root.rename(root.with_name("moved"))

@@ -81,14 +81,14 @@ def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
 def test_of_two_commands_of_one_race_one_races(sweep: Sweep) -> None:
     """Each would choose from the other's fresh runs, and both would measure the same blocks."""
     grid = ("-m", *SMALL, "precision=fp32,O1")
-    words = (*grid, "sweep.search=race", "sweep.confirm=1")
-    first = sweep.command.start(*words)
+    words = (*grid, "sweep.search=race", "sweep.confirm=0", "sweep.indifference=0.9")
+    first = sweep.command.fork(*words)
     eventually(lambda: sweep.arrays != [] or first.poll() is not None, 300, "a round")
     local = [word for word in words if not word.startswith("hydra/launcher")]
-    for second in (words, local):
-        refused = sweep.command(*second)
+    for refused in [sweep.command.fork(*second) for second in (words, local)]:
+        _, error = refused.communicate()
         assert refused.returncode == 2
-        assert "Another command chooses the rounds of" in refused.stderr
+        assert "Another command chooses the rounds of" in error
     out, error = first.communicate(timeout=600)
     assert first.returncode == 0, out + error
     race = read_race(sweep.command.store.root)
