@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
@@ -374,6 +375,20 @@ def test_the_first_kernel_of_a_convolution_that_computes_has_its_flops() -> None
     )
     work = {row["class"]: row["work"] for row in rows}
     assert (work[TimeClass.copies], work[TimeClass.products]) == (0.0, 2 * 16)
+
+
+def test_fused_attention_has_the_flops_of_both_passes() -> None:
+    q, k, v = (torch.ones(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+
+    def step() -> None:
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    [rows] = step_rows(record_steps(step, 1, torch.device("cpu")), 1, None)
+    of_attention = [row["work"] for row in rows if row["class"] == TimeClass.attention]
+    forward = 2 * (2 * 2 * 3 * 5 * 5 * 4)
+    assert (
+        sum(of_attention) == forward + 2.5 * forward
+    )  # the backward pass computes the scores again
 
 
 def test_products_with_factors_have_their_flops() -> None:

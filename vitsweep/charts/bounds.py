@@ -53,7 +53,9 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     axes.axvline(0, color=style.INK, linewidth=1)
     style.rows(axes, rows["cause"].tolist(), 0.0)
     ends = rows[["ms", "low", "high", "bound_ms"]].to_numpy(float)
-    axes.set_xlim(1.05 * min(0.0, np.nanmin(ends)), 1.35 * np.nanmax(ends))  # room for the values
+    least, most = min(0.0, np.nanmin(ends)), np.nanmax(ends)
+    reach = most - least
+    axes.set_xlim(least - 0.02 * reach, most + 0.35 * reach)  # room for the values
     style.title(axes, f"{rows['cell'].iloc[0]}: {number(rows['step_ms'].iloc[0])} ms a step")
     axes.set_xlabel(
         "Milliseconds a step (orange: spent; blue: its bound; grey: no work is counted)"

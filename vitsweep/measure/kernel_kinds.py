@@ -129,10 +129,10 @@ _BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "c10::Hal
 def work_of(event: Event) -> float:
     """Return the FLOPs of a product or of attention, by torch's own formulas; else the bytes it reads.
 
-    0 where torch has no formula for it, NaN for the backward pass of attention that is no kernel of its own.
+    0 where torch has no formula for it, NaN for the backward pass of attention in many operators.
     """
     if event.is_node:
-        return nan
+        return 0.0 if "ScaledDotProduct" in event.name else nan
     kind = kind_of_operator(event.name)
     try:
         if kind is TimeClass.attention:

@@ -329,13 +329,18 @@ class TraceReader:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.kernels = [e for e in events if e.on_device and not e.is_range and not e.is_collective]
-        self.waits = [e for e in events if e.name == WAIT and not e.on_device]
-        marks = [e for e in events if e.is_range and not e.on_device]
-        self.steps = sorted(e.start for e in marks if e.name == STEP)
-        self.phases = self._phases_of([e for e in marks if e.name.startswith(END)])
+        on_host = [e for e in events if not e.on_device]
+        self.waits = [e for e in on_host if e.name == WAIT]
+        marks = sorted((e.start, e.name) for e in on_host if e.name.startswith((STEP, END)))
+        self.steps = [start for start, name in marks if name == STEP]
+        self.phases = [
+            (name.removeprefix(END), begin, end)  # a phase begins where the one before it ends
+            for (begin, _), (end, name) in pairwise(marks)
+            if name != STEP
+        ]
         self._threads: defaultdict[int, list[Event]] = defaultdict(list)
-        for event in events:
-            if not (event.on_device or event.is_collective or event.name.startswith("vitsweep.")):
+        for event in on_host:
+            if not (event.is_collective or event.name.startswith("vitsweep.")):
                 self._threads[event.thread].append(event)
         self._of_attention = _numbers_of_attention(events)
         self.operators: dict[int, Operator] = {}
@@ -351,24 +356,14 @@ class TraceReader:
         if self.kernels:
             return [*waits, *map(self._of_kernel, self.kernels)]
         between = [
-            Segment(start=start, end=end, level=_RANGE_LEVEL[kind])
-            for kind, spans in (
-                (TimeClass.optimizer, [s for p, *s in self.phases if p == "optimizer"]),
-                (TimeClass.recomputation, self._again),
-            )
-            for start, end in spans
+            Segment(start=start, end=end, level=_RANGE_LEVEL[TimeClass.optimizer])
+            for phase, start, end in self.phases
+            if phase == "optimizer"
+        ] + [
+            Segment(start=start, end=end, level=_RANGE_LEVEL[TimeClass.recomputation])
+            for start, end in self._again
         ]
         return [*waits, *between, *map(self._claimed, self._of_host)]
-
-    def _phases_of(self, ends: Sequence[Event]) -> list[tuple[str, int, int]]:
-        """Return (phase, start, end): a phase begins where the one before it ends, or the step."""
-        marks = sorted([*((e.start, e.name.removeprefix(END)) for e in ends)])
-        starts = sorted([*self.steps, *(start for start, _ in marks)])
-        before = np.searchsorted(starts, [start for start, _ in marks]) - 1
-        return [
-            (phase, starts[max(int(place), 0)], start)
-            for (start, phase), place in zip(marks, before, strict=True)
-        ]
 
     def _borders(self) -> list[int]:
         """Return where steps end: on a GPU when the last kernel has that the step launched."""
@@ -401,11 +396,7 @@ class TraceReader:
             if is_forward and not parent.recomputes:
                 self._note_recomputation(event, parent.event)
         kind = None if event.is_range or event.is_node else kind_of_operator(event.name)
-        around = parent.owner if parent else None
-        is_part = around and (
-            around.kind is TimeClass.attention
-            or (kind is around.kind is TimeClass.products and flop_formula(around.event.name))
-        )
+        is_part = _is_part(kind, parent.owner if parent else None)
         if event.is_node and event.sequence in self._of_attention:
             kind = TimeClass.attention
         if kind is not None and not is_part:
@@ -463,6 +454,15 @@ class TraceReader:
             calls=1,
             work=_work_once(owner) if owner and owner.kind is kind else 0.0,  # not of its copies
         )
+
+
+def _is_part(kind: TimeClass | None, around: Operator | None) -> bool:
+    """Return whether an operator is one with that around it, whose work is known as a whole."""
+    if around and around.kind is TimeClass.attention:  # a fused kernel knows more than its node
+        return not (around.event.is_node and kind is TimeClass.attention)
+    if around and kind is around.kind is TimeClass.products:
+        return flop_formula(around.event.name) is not None
+    return False
 
 
 def _work_once(owner: Operator) -> float:
