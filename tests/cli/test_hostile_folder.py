@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 
 from tests.builders import run
+from tests.command import QUICK
 from vitsweep.cli import main
 from vitsweep.files import append_line, remove
 from vitsweep.results import pack, provenance
@@ -258,6 +259,19 @@ FURTHER = [
     ["reproduce", "results/sweep", "--check"],
 ]
 """Each trick meets one of these, and in the longest tests all of them."""
+PAIR = [
+    "seed=1",
+    "seed=2",
+    *QUICK,
+    "resources.ranks_per_node=1",
+    "sharding=none",
+    "sweep.name=sweep",
+]
+MEASURING = [
+    ["compare", *PAIR, "--minutes=0.001"],
+    ["explain", *PAIR, "--blocks=1", "--steps=1"],
+]
+"""They add runs to the folder, which takes seconds."""
 
 
 def no_harm(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +306,7 @@ def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("verb", FURTHER, ids=" ".join)
+@pytest.mark.parametrize("verb", [*FURTHER, *MEASURING], ids=lambda verb: " ".join(verb[:3]))
 @pytest.mark.parametrize("name", TRICKS)
 def test_no_verb_executes_anything_of_a_hostile_folder(
     sweep: Path, tmp_path: Path, name: str, verb: list[str], capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
+from vitsweep.errors import VitsweepError
 from vitsweep.execution import code_hash
 from vitsweep.execution.code_hash import CellCode, Sources, changed_files
 from vitsweep.planning.freeze import plan_of
@@ -75,6 +76,22 @@ def test_a_module_that_the_technique_does_not_import_changes_nothing(
     before = code_of(cell).hash
     (folder / "notes.py").write_text("unrelated = 2\n")
     assert code_of(cell).hash == before
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1\ndef f(:\n", r"helper\.py`, line 2, is no Python"),
+        ("\0", r"helper\.py`.* is no Python"),
+    ],
+)
+def test_a_file_that_is_no_python_is_named_with_its_line(
+    own: tuple[CellSpec, Path], code: str, words: str
+) -> None:
+    cell, folder = own
+    (folder / "helper.py").write_text(code)
+    with pytest.raises(VitsweepError, match=words):
+        code_of(cell)
 
 
 def test_a_technique_is_code_of_the_cells_that_choose_it_alone() -> None:

@@ -1,5 +1,7 @@
 """`cells/pack.jsonl`: the same cells from one file, whatever happened to it."""
 
+import os
+import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +12,14 @@ import pytest
 
 from tests.builders import run
 from vitsweep.cli import main
+from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import attempts
 from vitsweep.files import UnsafeFileError, append_line
+from vitsweep.launchers.base import locked
+from vitsweep.results import pack
 from vitsweep.results import store as store_module
-from vitsweep.results.pack import FILE
+from vitsweep.results.pack import FILE, opened
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.load import cells_of
@@ -189,3 +194,48 @@ def test_a_sweep_in_which_a_command_is_at_work_is_not_packed(tmp_path: Path, cap
         main.VERBS["pack"].run([str(store.root)])
     assert main.run(["pack", str(store.root)], {}) == 0
     assert "9 files moved" in capsys.readouterr().out
+
+
+def test_a_command_that_ends_leaves_few_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    store = filled(tmp_path / "sweep")
+    before = seen(store)
+    with locked(store, open_console()):
+        pass
+    assert FILE not in files(store)
+    monkeypatch.setattr(store_module, "MANY_FILES", 8)
+    with store.lock():
+        assert main.run(["collect", str(store.root)], {}) == 0
+    assert FILE not in files(store)
+    living = {**START, "run_id": "b2", "node": socket.gethostname(), "pid": os.getpid()}
+    append_line(store.cell("bb") / "attempts.jsonl", living)
+    with locked(store, open_console()):
+        pass
+    assert "6 files of cells moved" in capsys.readouterr().out
+    assert [p.name for p in store.cells.iterdir() if p.name != FILE] == ["bb"]
+    assert seen(store) == before
+    append_line(store.cell("bb") / "attempts.jsonl", {**living, "event": "end", "exit_codes": [1]})
+    monkeypatch.setattr(store_module, "MANY_FILES", 2)
+    assert main.run(["collect", str(store.root)], {}) == 0
+    assert "4 files of cells moved" in capsys.readouterr().out
+    assert files(store) == [FILE]
+    assert seen(store) == before
+
+
+def test_what_a_pack_has_is_not_written_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (store.cells / FILE).stat().st_size
+    for cell_id in ("aa", "bb", "cc"):
+        store.put_back(cell_id)
+    store.save_run(replace(RECORDS[0], reason="It outlived its job."))
+    assert store.pack() == 4
+    assert files(store) == [FILE]
+    assert (store.cells / FILE).stat().st_size == size + 1
+    monkeypatch.setattr(pack, "opened", pytest.fail)
+    rank = Store(store.root)
+    with monkeypatch.context() as readers:
+        readers.setattr(pack, "opened", opened)
+        rank.put_back("aa")
+    assert rank.frozen("aa")["cell"] == {"seed": 1}

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from vitsweep.results.store import Store
 
-MANY_FILES = 10_000
-"""From so many records in files of their own on, `pack` makes reading them much faster."""
-
 
 def parser() -> Options:
     """Return the parser."""
@@ -44,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
     from vitsweep.console import open_console, print_lines
     from vitsweep.execution.attempts import record_unfinished
+    from vitsweep.launchers.few_files import keep_few_files
     from vitsweep.launchers.slurm.state.poll import poll
     from vitsweep.launchers.slurm.state.reconcile import reconcile
     from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
@@ -71,21 +69,11 @@ def run(arguments: Sequence[str]) -> int:
         )
     console.print(_selected(tables.cells, store, typed))
     print_lines(console, empty_metrics(tables.runs))
-    for hint in (reconcile_hint(store, poll(store)), killed_hint(store), _pack_hint(store)):
+    for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
             console.print(hint, highlight=False)
+    keep_few_files(store, console, is_held=False)
     return 0
-
-
-def _pack_hint(store: "Store") -> str:
-    from vitsweep.results.store import sweep_argument
-    from vitsweep.tables.formatting import count
-
-    if store.num_files_read < MANY_FILES:
-        return ""
-    name = sweep_argument(store)
-    runs = count(store.num_files_read, "run")
-    return f"{runs} have a file each: `vitsweep pack {name}` puts all files of cells into one."
 
 
 def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "RenderableType":

@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     typed = parser().parse_args(arguments)
     from vitsweep.errors import VitsweepError
-    from vitsweep.launchers.slurm.state.poll import poll
+    from vitsweep.launchers.few_files import pack_ended
     from vitsweep.results import pack
     from vitsweep.results.store import find_sweep
     from vitsweep.tables.formatting import count
@@ -31,17 +31,16 @@ def run(arguments: Sequence[str]) -> int:
         raise VitsweepError(f"A command is at work in `{store.root}`: pack it when that has ended.")
 
     with store.lock(refuse):
-        live = {r.cell_id for state in poll(store) if state.is_live for r in state.job.runs()}
         try:
-            moved = store.pack(live)
+            moved, num_left = pack_ended(store)
         except OSError as error:
             raise VitsweepError(
                 f"`{store.cells / pack.FILE}` cannot be written ({error.strerror}): what was not packed "
                 "stays as it is."
             ) from error
     left = (
-        f" {count(len(live), 'cell')} of waiting and running jobs stayed as they are."
-        if live
+        f" {count(num_left, 'cell')} of waiting and running jobs stayed as they are."
+        if num_left
         else ""
     )
     print(f"{count(moved, 'file')} moved into `{store.cells / pack.FILE}`.{left}")

@@ -24,6 +24,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -190,7 +191,7 @@ def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
         return ()
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
     names: list[str] = []
-    for node in _run(ast.parse(Path(path).read_bytes())):
+    for node in _run(_parsed(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -199,6 +200,18 @@ def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
             names += [str(base), *(f"{base}.{alias.name}" for alias in node.names)]
     parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 1)}
     return tuple(sorted(parents | set(names)))
+
+
+def _parsed(path: str) -> ast.Module:
+    try:
+        return ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f"`{path}`, line {line}," if line else f"`{path}`"
+        raise VitsweepError(
+            f"{place} is no Python ({getattr(error, 'msg', error)}), and the code of a cell imports it: "
+            "correct the file, and type the same command again."
+        ) from error
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:

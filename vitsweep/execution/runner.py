@@ -91,6 +91,7 @@ def supervise(
             there was time, and nothing is recorded unless all ranks had just finished.
     """
     request = _completed(request, cell)
+    Store(request.sweep_folder).put_back(request.cell_id)
     append_start(request, cell)
     ranks = start(request, cell)
     in_time, saved_step = False, None

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices
@@ -229,10 +230,14 @@ def _frozen(
 
 @contextmanager
 def locked(store: Store, console: Console) -> Iterator[None]:
-    """Hold the sweep folder; say so where another command has it and this one must wait."""
+    """Hold the sweep folder; say so where another command has it and this one must wait.
+
+    At the end many files of cells become few, see `keep_few_files`.
+    """
 
     def announce_wait() -> None:
         console.print(f"Another command is using `{store.root}`; waiting for it to end.")
 
     with store.lock(on_wait=announce_wait):
         yield
+        keep_few_files(store, console)

@@ -1,6 +1,6 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Any
 
 from annotated_types import Gt
+from rich.console import Console
 
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
@@ -25,12 +26,15 @@ from vitsweep.launchers.base import (
     rounds_of,
 )
 from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
+from vitsweep.planning.blocks import Block
 from vitsweep.planning.predictions import keep_predictions
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import cell_labels
 from vitsweep.results.metrics import METRICS
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import MANY_FILES, Store
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
 
@@ -143,7 +147,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
-    stopped = runner.run(planned, progress)
+    stopped = runner.run(_packed(planned, sweep.store, runner.records, console), progress)
     if not stopped:
         announce_undecided(rounds, runner.records, request.settings, console)
     else:
@@ -155,3 +159,15 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
                 highlight=False,
             )
     return stopped
+
+
+def _packed(
+    blocks: Iterable[Block], store: Store, records: Sequence[RunRecord], console: Console
+) -> Iterator[Block]:
+    """Pass blocks on; between two, pack the files of many runs."""
+    num_packed = 0
+    for block in blocks:
+        yield block
+        if len(records) - num_packed >= MANY_FILES:
+            num_packed = len(records)
+            keep_few_files(store, console)

@@ -86,6 +86,13 @@ class Pack:
     def __contains__(self, name: str) -> bool:
         return name in self._lines
 
+    def lacks(self, name: str, content: Any) -> bool:
+        """Whether a file is to be added: it is new, or its text is another one."""
+        try:
+            return name not in self or ("/runs/" not in name and self.text(name) != content)
+        except ValueError:
+            return True
+
     @property
     def cells(self) -> Sequence[str]:
         """Ids of the cells of which it holds or held something."""
@@ -122,8 +129,15 @@ def opened(path: Path) -> Pack | None:
     return known[1]
 
 
+def forget(path: Path) -> None:
+    """Open the pack at a path anew the next time: NFS shows others' changes of a file that is opened."""
+    _opened.pop(str(path), None)
+
+
 def add(handle: BinaryIO, contents: Mapping[str, Any]) -> None:
     """Append files by their names, records as trees and others as texts."""
+    if not contents:
+        return
     for name, content in {"": [*contents], **contents}.items():
         text = f"{name}\t{json.dumps(content, separators=(',', ':'))}".encode()
         handle.write(b"%08x\t%b\n" % (zlib.crc32(text), text))

@@ -11,6 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 """What reading a part of a document raises that is of another type, or nested without end."""
 MOST_KEPT_RECORDS = 20_000
 """More records of a store are parsed anew each time: some 10 KiB each would fill the memory."""
+MANY_FILES = 5_000
+"""A command that ends packs a sweep whose cells have more files than this."""
 CELLS_AT_ONCE = 100
 """Cells whose files are in memory at once while they are packed."""
 _UNKNOWN = "unknown.json"
@@ -92,7 +95,6 @@ class Store:
         self.cells = root / "cells"
         self._parsed: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
         self._damaged: dict[str, str] = {}
-        self.num_files_read = 0  # of records
         self._commands: tuple[int, list[dict[str, Any]]] | None = None
 
     @property
@@ -139,6 +141,7 @@ class Store:
     def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
         with held(self.root / ".lock", on_wait):
+            pack.forget(self.cells / pack.FILE)  # who had the lock may just have packed
             yield
 
     @contextmanager
@@ -251,6 +254,13 @@ class Store:
         """Whether there is a file of a cell, in its folder or in the pack."""
         return (self.cell(cell_id) / name).exists() or self._is_packed(f"{cell_id}/{name}")
 
+    def put_back(self, cell_id: str) -> None:
+        """Write a packed `cell.yaml` beside the pack, which is too large for each rank to read."""
+        name, packed = f"{cell_id}/cell.yaml", self._pack()
+        if packed is not None and name in packed and not (self.cells / name).exists():
+            with contextlib.suppress(ValueError):
+                write_atomically(self.cells / name, packed.text(name), durable=False)
+
     def _pack(self) -> pack.Pack | None:
         return pack.opened(self.cells / pack.FILE)
 
@@ -340,7 +350,7 @@ class Store:
 
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
-        ids, packed = set(self._folders()), self._pack()
+        ids, packed = set(self.folders()), self._pack()
         if packed is not None:
             ids.update(packed.cells)
             if not packed.is_whole:  # it was emptied, say: every cell that was asked for is missed
@@ -412,7 +422,7 @@ class Store:
                 found.add(_UNKNOWN)
         return [os.path.join(runs, name) for name in sorted(found)]
 
-    def _folders(self) -> Iterator[str]:
+    def folders(self) -> Iterator[str]:
         """Yield the names of the folders of cells; links and what no cell is called are named."""
         if os.path.islink(self.cells):
             raise UnsafeFileError(f"`{self.cells}` is a link, which is not followed: remove it.")
@@ -451,7 +461,6 @@ class Store:
             record = RunRecord.from_tree(packed.record(name))
         else:
             record = RunRecord.from_json(_text(path))
-            self.num_files_read += 1
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
         if path in self._parsed or len(self._parsed) < MOST_KEPT_RECORDS:
@@ -476,17 +485,22 @@ class Store:
         """
         self.require_lease()
         place, moved = self.cells / pack.FILE, dict[str, tuple[int, ...]]()
-        cells = [c for c in self._folders() if c not in left]
+        before, cells = self._pack(), [c for c in self.folders() if c not in left]
         if not any(any(self._loose(cell_id)) for cell_id in cells):
             return 0
         with open(open_safely(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as handle:
             handle.write(b"\n" * (handle.tell() > 0))  # after a line that was cut in half
             for first in range(0, len(cells), CELLS_AT_ONCE):
                 found = [f for c in cells[first : first + CELLS_AT_ONCE] for f in self._loose(c)]
-                pack.add(handle, {name: content for name, _, content in found})
+                pack.add(
+                    handle, {n: c for n, _, c in found if before is None or before.lacks(n, c)}
+                )
                 moved |= {name: version for name, version, _ in found}
             handle.flush()
             os.fsync(handle.fileno())
+        with parent_of(place) as (descriptor, _):
+            os.fsync(descriptor)  # its name too
+        self.require_lease()
         packed = self._pack()
         if packed is None or not all(name in packed for name in moved):
             raise VitsweepError(f"`{place}` does not hold what was written: nothing was removed.")
@@ -497,6 +511,12 @@ class Store:
             for folder in ("runs", "attempts", ""):
                 remove_empty(self.cells / cell_id / folder)
         return len(moved)
+
+    def has_many_files(self) -> bool:
+        """Whether the files of cells outside of the pack are so many that it pays."""
+        folders = (self.cell(cell_id) / part for cell_id in self.folders() for part in ("", "runs"))
+        files = (name for folder in folders for name in _names(folder))
+        return next(islice(files, MANY_FILES, None), None) is not None
 
     def _loose(self, cell_id: str) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         """Yield the files of a cell that a pack takes: name, version and content."""

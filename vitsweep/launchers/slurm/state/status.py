@@ -18,6 +18,7 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.files import SweepGoneError
+from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
@@ -37,7 +38,7 @@ from vitsweep.launchers.slurm.state.reconcile import (
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, RunRecord, Status
-from vitsweep.results.store import Store, sweep_argument
+from vitsweep.results.store import MANY_FILES, Store, sweep_argument
 from vitsweep.tables.formatting import count
 
 WAITING, RUNNING = "waiting", "running"
@@ -407,7 +408,7 @@ def _follow(
     """Read events often, and reconcile less often, until no job is live."""
     reader = _EventReader(plan, progress)
     num_jobs = sum(array.facts["num_jobs"] for array in watched)
-    times, all_ended, is_late = PollTimes(), False, False
+    times, all_ended, is_late, num_packed = PollTimes(), False, False, 0
     times.asked([])
     while True:
         reader.read(watched)
@@ -419,6 +420,9 @@ def _follow(
                 break
             if is_late:
                 cancel_waiting(states)
+        if reader.num_runs - num_packed >= MANY_FILES:
+            num_packed = reader.num_runs
+            keep_few_files(store, progress.console, is_held=False)
         time.sleep(REFRESH_SECONDS)
     reader.read(watched)
     wait_for_records(store, states, progress.console)
@@ -429,6 +433,7 @@ class _EventReader:
 
     Attributes:
         ended_jobs: event files of the jobs that have ended.
+        num_runs: runs that have ended.
     """
 
     def __init__(self, plan: SweepPlan, progress: Progress) -> None:
@@ -436,6 +441,7 @@ class _EventReader:
         self._offsets: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
         self.ended_jobs: set[str] = set()
+        self.num_runs = 0
 
     def read(self, watched: Sequence[JobArray]) -> None:
         """Read new events of all jobs."""
@@ -474,6 +480,7 @@ class _EventReader:
         if event["event"] == "run_start":
             self._progress.started(cell)
         elif event["event"] == "run_end":
+            self.num_runs += 1
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
             speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
