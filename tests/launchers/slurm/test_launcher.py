@@ -2,16 +2,19 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.command import Command, fault
+from tests.command import NO_REPORT, QUICK, ROOT, Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import HOLD, SMALL, Held, Sweep, hang
 from vitsweep.files import read_lines
 from vitsweep.launchers.slurm.commands import sacct
+from vitsweep.results.pack import FILE
 
 
 @pytest.fixture
@@ -258,3 +261,33 @@ def test_a_finished_run_is_noticed_within_seconds(sweep: Sweep) -> None:
     sweep.submit("sharding=ddp", "sweep.baseline=null")
     eventually(lambda: any(sweep.command.store.runs()), 120, "a record")
     eventually(lambda: bool(sweep.events.of_kind("run_end")), 2, "its event")
+
+
+PACKING = f"""
+from vitsweep.cli import main
+from vitsweep.launchers.slurm.state import status
+from vitsweep.results import store
+
+status.MANY_FILES, store.MANY_FILES = 1, 3
+line = {["-m", *SMALL, *QUICK, NO_REPORT, "sweep.name=default", "sweep.baseline=null"]}
+line += ["seed=0,1,2", "resources.ranks_per_node=1", "hydra.launcher.cells_per_job=1"]
+for blocks in (1, 2):
+    assert main.run([*line, f"measurement.blocks={{blocks}}"], {{}}) == 0
+"""
+
+
+@pytest.mark.full
+def test_ended_jobs_are_packed_while_others_run_and_packed_cells_run_again(sweep: Sweep) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PACKING],
+        cwd=sweep.command.folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("files of cells moved") >= 2, done.stdout
+    store = sweep.command.store
+    assert [path.name for path in store.cells.iterdir()] == [FILE], done.stdout
+    assert [str(run.status) for run in store.runs()] == ["measured"] * 6
+    assert [len([*store.runs(cell_id)]) for cell_id in store.cell_ids()] == [2, 2, 2]

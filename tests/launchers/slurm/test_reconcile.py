@@ -23,6 +23,7 @@ from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
+from vitsweep.launchers.few_files import pack_ended
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator
@@ -529,3 +530,13 @@ def test_the_controllers_settings_are_asked_for_until_it_answers_and_once(monkey
     monkeypatch.setattr(commands, "slurm_output", lambda *command: next(answers))
     found = [commands.controller_settings().get("ClusterName") for _ in range(3)]
     assert found == [None, "here", "here"]
+
+
+def test_cells_of_live_jobs_are_not_packed(store: Store, slurm: dict[str, SlurmJob | None]) -> None:
+    slurm["7_0"] = SlurmJob(state="RUNNING")
+    store.save_run(measured_run("dd"))
+    assert pack_ended(store) == (1, 2)
+    assert len([*store.folders()]) == 2
+    slurm.clear()
+    assert pack_ended(store) == (2, 0)
+    assert not [*store.folders()]
