@@ -32,7 +32,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session.config.getoption("numprocesses", None):
         return  # this process only hands tests to the workers
-    fork_server().set_forkserver_preload([PRELOADED, "hydra", "vitsweep.report.html"])
+    fork_server().set_forkserver_preload(
+        [PRELOADED, "hydra", "vitsweep.report.html", "tests.preloaded"]
+    )
     start_fork_server()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -153,8 +153,14 @@ def read_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
             f"`data=digits` reads scikit-learn's {path.name}, which is not there: "
             "`pip install scikit-learn`, or use `data=synthetic`."
         )
-    rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
-    return rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+    rows = _numbers(path)
+    return rows[:, :-1].copy().reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
+
+
+@cache
+def _numbers(path: Path) -> NDArray[np.float32]:
+    """Return the numbers of the file, parsed once: it takes as long as a small cell is measured."""
+    return np.loadtxt(path, delimiter=",", dtype=np.float32)
 
 
 def every_third_by_class(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
