@@ -10,7 +10,6 @@ from tests.command import Command
 
 SWEEP = (
     "-m",
-    "precision=fp32,O1",
     "sharding=ddp,fsdp",
     "measurement.blocks=3",
     "measurement.prove=twin",
@@ -23,12 +22,12 @@ def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Report: results/default/report/index.html" in done.stdout
-    cells = vitsweep.cells().set_index(["precision", "sharding"])
+    cells = vitsweep.cells().set_index("sharding")
     assert (cells["status"] == "measured").all()
     assert (cells["blocks"] == 3).all()
-    assert cells.loc[("fp32", "ddp"), "speedup"] == 1
-    fastest = cells.loc[("fp32", "fsdp")]
-    assert fastest["speedup_low"] < fastest["speedup"] < fastest["speedup_high"]
+    assert cells.loc["ddp", "speedup"] == 1
+    fsdp = cells.loc["fsdp"]
+    assert fsdp["speedup_low"] < fsdp["speedup"] < fsdp["speedup_high"]
     assert cells["proved"].str.startswith("twin").all()
     root = vitsweep.store.root
     page = (root / "report" / "index.html").read_text()

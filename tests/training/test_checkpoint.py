@@ -140,10 +140,9 @@ def assert_same(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
         assert torch.equal(found, wanted)
 
 
+PLAINLY = [("sharding=ddp",), ("sharding=zero1",)]
 EXACTLY = [
-    ("sharding=ddp",),
     ("sharding=ddp", "batch.accumulation_steps=2", "optimizer=sgd_loop"),
-    ("sharding=zero1",),
     ("sharding=fsdp", "optimizer=adamw_fused"),
     ("sharding=ddp", "optimizer=adamw_contiguous"),
 ]
@@ -168,10 +167,19 @@ def interrupted(
     return on_ranks(ranks, both_ways, cells[0], cells, stops, folder, folder=folder)
 
 
-@pytest.mark.slow
-def test_on_two_ranks_everything_is_bitwise_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param([*((*EXACT, *kind) for kind in EXACTLY), *HALF], marks=pytest.mark.slow),
+        pytest.param([(*EXACT, *kind) for kind in PLAINLY], marks=pytest.mark.full),
+    ],
+    ids=["several", "plain"],
+)
+def test_on_two_ranks_everything_is_bitwise_the_same(
+    kinds: list[tuple[str, ...]], tmp_path: Path
+) -> None:
     stops = (2, 4)  # in the midst of the first epoch; of the second
-    for of_rank in interrupted(tmp_path, 2, [(*EXACT, *kind) for kind in EXACTLY] + HALF, stops):
+    for of_rank in interrupted(tmp_path, 2, kinds, stops):
         for whole, resumed, steps in of_rank:
             assert steps == [2, 6]
             assert_same(whole, resumed)

@@ -177,7 +177,7 @@ def as_nobody() -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm_packages")
-@pytest.mark.parametrize("accounting", ["none", "slurmdbd"])
+@pytest.mark.parametrize("accounting", [pytest.param("none", marks=pytest.mark.full), "slurmdbd"])
 def test_it_needs_no_root(
     state_folder: Path, accounting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
