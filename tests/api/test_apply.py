@@ -198,7 +198,11 @@ def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -
         (["tensor_parallel=megatron"], None, "use `tensor_parallel=none`"),
         (["classifier=pooled"], None, "use `classifier=token`"),
         (["precision=fp8", "precision.emulate=true"], cross_entropy, "use `precision=O1`"),
-        (["sharding=none", "resources.ranks_per_node=2"], None, "start that many with torchrun"),
+        (
+            ["precision=O1", "sharding=fsdp", "resources.ranks_per_node=2"],
+            None,
+            "or give its techniques as overrides, such as `precision=O1 sharding=fsdp`,",
+        ),
     ],
 )
 def test_what_a_technique_does_not_find_is_said(

@@ -23,7 +23,7 @@ from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
 from vitsweep.results.store import find_sweep
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.menu import conf_dir, plain_choice
 from vitsweep.spec.model_spec import refused_with_own_loss
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import Machine
@@ -344,10 +344,13 @@ def _spec_of(cell: Cell, config_dir: str | Path | None) -> CellSpec:
     size = _place()[2]
     spec = _read(cell, size, config_dir)
     if spec.resources.world_size != size:
+        names = {group: technique.name for group, technique in spec.techniques.items()}
+        typed = [f"{g}={name}" for g, name in names.items() if name != plain_choice(g)]
         raise VitsweepError(
             f"The cell is for {spec.resources.world_size} ranks (`resources.nodes={spec.resources.nodes} "
             f"resources.ranks_per_node={spec.resources.ranks_per_node}`), and there are {size}: start "
-            "that many with torchrun or srun, or give its techniques as overrides."
+            "that many with torchrun or srun, or give its techniques as overrides, such as "
+            f"`{' '.join(typed) or 'sharding=ddp'}`, with the settings that you gave them."
         )
     return spec
 
