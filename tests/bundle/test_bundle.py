@@ -22,7 +22,7 @@ from vitsweep.report import figures
 from vitsweep.results import provenance
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.tables.comparison import blocks_wanted, compared
+from vitsweep.tables.comparison import Comparison, blocks_wanted, compared
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def claim(ratio: float, low: float, high: float, margin: float) -> Claim:
     ],
 )
 def test_a_claim_is_judged_by_its_margin(low: float, high: float, verdict: Verdict) -> None:
-    assert claim(2.0, 1.9, 2.1, 0.1).verdict(low, high) is verdict
+    assert claim(2.0, 1.9, 2.1, 0.1).verdict(Comparison(2.0, low, high, 5)) is verdict
 
 
 @pytest.mark.full
@@ -258,7 +258,7 @@ def test_true_claims_pass_in_100_laboratories_and_false_ones_do_not(spread: floa
             while len(new) < min(blocks_wanted(new, wide / 2), 60):
                 new += logs(1)
             result = compared(new)
-            verdicts.append(claim(ratio, low, high, wide).verdict(result.low, result.high))
+            verdicts.append(claim(ratio, low, high, wide).verdict(result))
     true, false = found[1.0], found[1.35]
     assert true.count(Verdict.not_reproduced) / len(true) < 0.05
     assert true.count(Verdict.reproduced) / len(true) > 0.8

@@ -14,7 +14,7 @@ from vitsweep.api.session import Overrides, as_overrides
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
-from vitsweep.execution.process import joined_process_group, own_device
+from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import read_cell_safely
 from vitsweep.launchers.external_ranks import init_method, ranks_per_node
@@ -32,72 +32,19 @@ from vitsweep.training.checkpoint import (
     NON_FINITE,
     OPTIMIZER,
     allocate_state,
-    drop_unsaved_state,
-    group_numbers,
-    restore_numbers,
+    complete_loading,
+    numbers,
     shards_of_training,
     state_dict_of,
 )
 from vitsweep.training.shards import Shard, whole
 from vitsweep.training.trainer import Trainer
-from vitsweep.world import World, device_mesh, environment_rank, process_flags_kept
+from vitsweep.world import World, environment_rank, process_flags_kept
 
 if TYPE_CHECKING:
     from pandas import Series
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-# The state of a trainer as one dictionary, saved and loaded on as many ranks (needs torch).
-
-
-def state_dict(trainer: Trainer) -> dict[str, Any]:
-    """Return copies of all tensors and numbers that further steps depend on.
-
-    Returns:
-        `tensors`: what this rank holds of model (masters where there are any), optimizer state and
-        averaged weights, by name and place in the whole tensor; `scaler`, `groups` (numbers of the
-        parameter groups) and `step`. `torch.save` writes it rank by rank,
-        `torch.distributed.checkpoint.save` all ranks at once.
-    """
-    return {
-        "tensors": {key: t.detach().clone() for key, t in state_dict_of(_shards(trainer)).items()},
-        "scaler": trainer.scaler.state() if trainer.scaler else {},
-        "groups": [group_numbers(group) for group in trainer.optimizer.param_groups],
-        "step": trainer.steps_taken,
-    }
-
-
-def load_state_dict(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Go on from what `state_dict` returned on this rank, for the same model, techniques and ranks.
-
-    Raises:
-        VitsweepError: the state is of another model, or other techniques or ranks; nothing is changed.
-    """
-    saved = state["tensors"]
-    held = {key: tensor for key, tensor in state_dict_of(_shards(trainer)).items()}
-    for key, tensor in held.items():
-        if OPTIMIZER not in key and (key not in saved or saved[key].shape != tensor.shape):
-            raise VitsweepError(
-                f"The state does not hold `{key}` of shape {tuple(tensor.shape)}: load it with the model, "
-                "techniques and ranks that saved it."
-            )
-    if any(OPTIMIZER in key for key in saved):
-        allocate_state(trainer.optimizer)
-    for key, tensor in state_dict_of(_shards(trainer)).items():
-        if key in saved:
-            tensor.copy_(saved[key])
-    drop_unsaved_state(trainer, {key.rpartition("@")[0]: None for key in saved})
-    trainer.publish()
-    restore_numbers(trainer.optimizer, state["groups"])
-    if trainer.scaler and state["scaler"]:
-        trainer.scaler.restore(state["scaler"])
-    trainer.steps_taken = state["step"]
-
-
-def _shards(trainer: Trainer) -> list[Shard]:
-    flag = whole(f"rank{trainer.world.rank}{NON_FINITE}", trainer.non_finite)
-    return [*shards_of_training(trainer), flag]
-
 
 Cell: TypeAlias = "CellSpec | os.PathLike[str] | Mapping[str, Any] | Series | Overrides"
 """What names a cell: a row of a table, the path of a frozen `cell.yaml`, or overrides."""
@@ -217,24 +164,40 @@ class Applied:
         return plain_weights(self._trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all that further steps depend on: see `state_dict`.
+        """Return copies of all tensors and numbers that further steps depend on.
 
-        Weights, masters, optimizer state, averaged weights, loss scale and step, of this rank. A rank
-        saves and loads its own part.
+        Returns:
+            `tensors`: what this rank holds of model (masters where there are any), optimizer state and
+            averaged weights, by name and place in the whole tensor; `scaler`, `groups` (numbers of the
+            parameter groups) and `step`. `torch.save` writes it rank by rank,
+            `torch.distributed.checkpoint.save` all ranks at once.
         """
-        from vitsweep.api.apply import state_dict
-
-        return state_dict(self._trainer)
+        trainer = self._trainer
+        held = state_dict_of(_shards(trainer))
+        tensors = {key: tensor.detach().clone() for key, tensor in held.items()}
+        return {"tensors": tensors, **numbers(trainer), "step": trainer.steps_taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned on this rank.
+        """Go on from what `state_dict` returned on this rank, for the same model, techniques and ranks.
 
         Raises:
-            VitsweepError: the state is of another model, or other techniques or ranks.
+            VitsweepError: the state is of another model, or other techniques or ranks; nothing is changed.
         """
-        from vitsweep.api.apply import load_state_dict
-
-        load_state_dict(self._trainer, state)
+        trainer, saved = self._trainer, state["tensors"]
+        for key, tensor in state_dict_of(_shards(trainer)).items():
+            if OPTIMIZER not in key and (key not in saved or saved[key].shape != tensor.shape):
+                raise VitsweepError(
+                    f"The state does not hold `{key}` of shape {tuple(tensor.shape)}: load it with the "
+                    "model, techniques and ranks that saved it."
+                )
+        if any(OPTIMIZER in key for key in saved):
+            allocate_state(trainer.optimizer)
+        for key, tensor in state_dict_of(_shards(trainer)).items():
+            if key in saved:
+                tensor.copy_(saved[key])
+        names = {key.rpartition("@")[0] for key in saved}
+        complete_loading(trainer, names, state["scaler"], state["groups"])
+        trainer.steps_taken = state["step"]
 
     def close(self) -> None:
         """Give torch its flags back; leave the process group if `apply` joined it. Every rank calls it."""
@@ -250,6 +213,11 @@ class Applied:
         trace: TracebackType | None,
     ) -> None:
         _PROCESS.leave(self, failed=error is not None)
+
+
+def _shards(trainer: Trainer) -> list[Shard]:
+    flag = whole(f"rank{trainer.world.rank}{NON_FINITE}", trainer.non_finite)
+    return [*shards_of_training(trainer), flag]
 
 
 class _Process:
@@ -277,16 +245,8 @@ class _Process:
             method = init_method() if size > 1 else self._group.enter_context(rendezvous())
             joined = joined_process_group(unlimited, rank, local_rank, method)
             return self._group.enter_context(joined)
-        device = own_device(cell.resources, local_rank)
         torch.set_num_threads(cell.resources.threads_per_rank)
-        return World(
-            rank=rank,
-            local_rank=local_rank,
-            size=size,
-            device=device,
-            shape=cell.mesh,
-            mesh=device_mesh(device.type, cell.mesh),
-        )
+        return own_world(cell, rank, local_rank)
 
     def set_flags(self, user: Applied) -> None:
         """Give torch the flags of the cell, where another one has set its own since.

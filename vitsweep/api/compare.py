@@ -44,7 +44,6 @@ from vitsweep.planning.sweep_plan import (
     plan_pair,
 )
 from vitsweep.rates.profile import device_name
-from vitsweep.results.provenance import code_in_overrides, require_trust
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store, find_sweep
 from vitsweep.results.trackers import check_tracker
@@ -467,8 +466,5 @@ def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
 
 def _overrides(store: Store, cell_id: str) -> tuple[str, ...]:
     """Return what to type for a cell of a sweep, without settings of the sweep and of traces."""
-    own = [str(text) for text in store.frozen(cell_id)["overrides"]]
-    if not store.is_own_cell(cell_id):
-        require_trust(store.root, code_in_overrides(own))
     apart = ("sweep.", "sweep=", "hydra", "measurement.traced_steps")
-    return tuple(text for text in own if not text.lstrip("+~").startswith(apart))
+    return tuple(text for text in store.typed(cell_id) if not text.lstrip("+~").startswith(apart))

@@ -1,6 +1,7 @@
 """The claims of a bundle measured again on this machine, in fresh blocks."""
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.comparison import Comparison
-from vitsweep.tables.formatting import count, times
+from vitsweep.tables.formatting import count, ratio
 
 NOT_OF_A_CELL = ("sweep", "tracker", "hydra")
 """Groups of overrides that say where results go."""
@@ -120,8 +121,8 @@ def reproduce(
     folder: Path | None = None
     for number, claim in enumerate(checked.claims):
         left = (end - time.monotonic()) / 60 / (len(checked.claims) - number)
-        interval = f"[{claim.low:.3f}, {claim.high:.3f}]"
-        print_lines(console, ["", f"{claim.cell}: {times(claim.ratio)} {interval} is claimed."])
+        claimed = ratio(claim.ratio, claim.low, claim.high)
+        print_lines(console, ["", f"{claim.cell}: {claimed} is claimed."])
         try:
             one, folder = _reproduced(
                 checked.store, claim, name, max(left, 1e-3), composer, machine, console
@@ -164,7 +165,7 @@ def _reproduced(
         if pair.stop_reason is StopReason.interrupted:
             raise SweepStopped
         result, root = pair.result, pair.store.root
-        verdict = claim.verdict(result.low, result.high)
+        verdict = claim.verdict(result)
         if pair.stop_reason is StopReason.not_measured:
             verdict = Verdict.not_measured
     return Reproduction(claim, result, verdict, "; ".join(filter(None, dict.fromkeys(notes)))), root
@@ -172,12 +173,8 @@ def _reproduced(
 
 def _overrides(store: Store, cell_id: str) -> list[str]:
     """Return what makes a cell, without where its results went."""
-    words = map(str, store.frozen(cell_id)["overrides"])
-    return [
-        w
-        for w in words
-        if w.lstrip("+~").replace("/", ".").split("=")[0].split(".")[0] not in NOT_OF_A_CELL
-    ]
+    groups = {word: re.split("[./=]", word.lstrip("+~"))[0] for word in store.typed(cell_id)}
+    return [word for word, group in groups.items() if group not in NOT_OF_A_CELL]
 
 
 def _differences(
@@ -206,17 +203,13 @@ def _differences(
 def as_table(rows: Sequence[Reproduction]) -> DataFrame:
     """Return a row per claim, as text."""
 
-    def ends(ratio: float, low: float, high: float) -> str:
-        known = f" [{low:.3f}, {high:.3f}]" if low == low else ""
-        return f"{times(ratio)}{known}" if ratio == ratio else ""
-
     return DataFrame(
         [
             {
                 "cell": row.claim.cell,
-                "claimed": ends(row.claim.ratio, row.claim.low, row.claim.high),
+                "claimed": ratio(row.claim.ratio, row.claim.low, row.claim.high),
                 "margin": f"{100 * row.claim.margin:.3g} %",
-                "here": ends(row.result.ratio, row.result.low, row.result.high),
+                "here": ratio(row.result.ratio, row.result.low, row.result.high),
                 "blocks": row.result.num_blocks,
                 "verdict": str(row.verdict),
             }

@@ -168,10 +168,9 @@ class Sweep:
         cancel(self._store, open_console())
 
     def __repr__(self) -> str:
-        counts = (
-            ", ".join(f"{number} {status}" for status, number in self._counts().items())
-            or "no cells"
-        )
+        from vitsweep.tables.formatting import tally
+
+        counts = tally(self.cells.get("status", ())) or "no cells"
         return f"<vitsweep.Sweep {self.name!r} in {self.folder}: {counts}>"
 
     def _repr_html_(self) -> str:
@@ -195,13 +194,6 @@ class Sweep:
 
         table = speedup.table_of(self._tables)
         return style.to_svg(style.freeze_layout(speedup.draw(table))) if len(table) else ""
-
-    def _counts(self) -> dict[str, int]:
-        status = self.cells.get("status")
-        if status is None:
-            return {}
-        found = status.fillna("not run").astype(str).str.replace("_", " ").value_counts()
-        return {str(name): int(number) for name, number in found.items()}
 
     @property
     def _tables(self) -> "SweepTables":

@@ -27,7 +27,7 @@ from vitsweep.results.record import RunRecord, Status, parsed_json
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.tables.formatting import count
+from vitsweep.tables.formatting import count, missing
 from vitsweep.tables.sweep_tables import SweepTables
 
 TOLERANCE = 1e-9
@@ -206,19 +206,12 @@ def _differing(kept: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, str) and isinstance(b, str):
-        if a == b:
-            return True
-        with suppress(ValueError):
-            return math.isclose(float(a), float(b), rel_tol=TOLERANCE)
-        return False
-    if isinstance(a, list) or isinstance(b, list):
-        return list(a) == list(b)
-    if pd.isna(a) or pd.isna(b):
-        return bool(pd.isna(a) and pd.isna(b))
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=TOLERANCE)
-    return bool(a == b)
+    """Whether two values are equal, numbers and their texts but for rounding."""
+    if str(a) == str(b) or (missing(a) and missing(b)):
+        return True
+    with suppress(TypeError, ValueError):
+        return math.isclose(float(a), float(b), rel_tol=TOLERANCE)
+    return False
 
 
 def _claims(document: dict[str, object], tables: SweepTables) -> tuple[list[Claim], list[str]]:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import Any
 
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
+from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import ranked
@@ -58,23 +58,16 @@ class Claim:
         """Half of the interval, relative, to the further end."""
         return max(self.high / self.ratio, self.ratio / self.low) - 1
 
-    @property
-    def band(self) -> tuple[float, float]:
-        """Ends of what counts as the same ratio."""
-        return self.ratio / (1 + self.margin), self.ratio * (1 + self.margin)
-
-    def verdict(self, low: float, high: float) -> Verdict:
-        """Judge the claim by the interval of new blocks; NaN where there are too few.
+    def verdict(self, found: Comparison) -> Verdict:
+        """Judge the claim by the interval over new blocks.
 
         The margin is at least the half width of the claim's own interval. So a true claim is *not
         reproduced* only where both intervals together miss the truth: in fewer than 1 of 20 laboratories.
         """
-        least, most = self.band
-        if not (isfinite(low) and isfinite(high)):
+        inside = found.lies_within(self.ratio / (1 + self.margin), self.ratio * (1 + self.margin))
+        if inside is None:
             return Verdict.too_noisy
-        if least <= low and high <= most:
-            return Verdict.reproduced
-        return Verdict.not_reproduced if high < least or low > most else Verdict.too_noisy
+        return Verdict.reproduced if inside else Verdict.not_reproduced
 
 
 def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:

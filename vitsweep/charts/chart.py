@@ -14,7 +14,7 @@ from vitsweep.charts import style
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.tables.formatting import distinct, plain
+from vitsweep.tables.formatting import count, distinct, span, tally
 from vitsweep.tables.names import CHOICES, cell_names, varying_columns
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -162,7 +162,7 @@ def ranks(cells: DataFrame) -> str:
     if "world_size" not in cells or cells["world_size"].dropna().empty:
         return ""
     low, high = int(cells["world_size"].min()), int(cells["world_size"].max())
-    return f"{low} to {high} ranks" if low != high else f"{high} rank{'s' * (high != 1)}"
+    return f"{low} to {high} ranks" if low != high else count(high, "rank")
 
 
 def dates(cells: DataFrame) -> str:
@@ -170,19 +170,12 @@ def dates(cells: DataFrame) -> str:
     if "started_at" not in cells:
         return ""
     days = pd.to_datetime(cells["started_at"], errors="coerce", utc=True, format="ISO8601").dropna()
-    ends = (
-        list(dict.fromkeys(day.strftime("%Y-%m-%d") for day in (days.min(), days.max())))
-        if len(days)
-        else []
-    )
-    return " to ".join(ends)
+    return span(days, lambda day: day.strftime("%Y-%m-%d"))
 
 
 def left_out(cells: DataFrame) -> Sequence[str]:
     """Return `left out: 2 out of memory, 1 invalid` where cells were not measured."""
-    others = cells.loc[cells["status"] != Status.measured, "status"]
-    counts = others.map(lambda s: plain(s) or "not run").astype(str).value_counts()
-    listed = ", ".join(f"{n} {str(status).replace('_', ' ')}" for status, n in counts.items())
+    listed = tally(cells.loc[cells["status"] != Status.measured, "status"])
     return [f"left out: {listed}"] if listed else []
 
 

@@ -85,10 +85,8 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
             )
     _record_killed(store)
     for cell_id in _cells_with_status(store, statuses):
-        own = [str(text) for text in store.frozen(cell_id)["overrides"]]
+        own = store.typed(cell_id)
         of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
-        if not store.is_own_cell(cell_id):
-            require_trust(store.root, code_in_overrides(own))
         key = (*_launcher(store, cell_id), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
     overrides = [word for word in words if "=" in word]

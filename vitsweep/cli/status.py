@@ -36,24 +36,22 @@ def run(arguments: Sequence[str]) -> int:
 
 def _sweeps() -> "RenderableType":
     """Return a table of the sweeps under `results/`, that of the latest command first."""
-    from collections import Counter
-
     from pandas import DataFrame
 
     from vitsweep.results.store import RESULTS, Store, sweep_names
+    from vitsweep.tables.formatting import tally
     from vitsweep.tables.load import cells_of
     from vitsweep.tables.render import TextTable
 
     rows = []
     for name in sweep_names():
         store = Store(RESULTS / name)
-        found = Counter(str(s or "not run").replace("_", " ") for s in cells_of(store)["status"])
         last = (store.commands() or [{}])[-1]
         rows.append(
             {
                 "sweep": name,
                 "last command": str(last.get("time", ""))[:16].replace("T", " "),
-                "cells": ", ".join(f"{count} {status}" for status, count in found.most_common()),
+                "cells": tally(cells_of(store)["status"]),
             }
         )
     return TextTable(DataFrame(rows)) if rows else f"There is no sweep under `{RESULTS}/` yet."

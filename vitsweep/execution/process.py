@@ -142,16 +142,9 @@ def joined_process_group(
         timeout=timeout,
         device_id=device if resources.device == "cuda" else None,
     )
-    mesh = device_mesh(resources.device, cell.mesh)
+    world = own_world(cell, rank, local_rank)
     limit_memory(resources)
-    yield World(
-        rank=rank,
-        local_rank=local_rank,
-        size=resources.world_size,
-        device=device,
-        shape=cell.mesh,
-        mesh=mesh,
-    )
+    yield world
     # gloo aborts now and then where one rank tears down while another still uses the connection
     dist.barrier()
     dist.destroy_process_group()
@@ -196,6 +189,18 @@ def _listening(host: str, port: int) -> socket.socket | None:
     if host != address and ipaddress.ip_address(address).is_loopback:
         return None
     return socket.create_server((str(address), port), family=family, backlog=2048)
+
+
+def own_world(cell: CellSpec, rank: int, local_rank: int) -> World:
+    """Return this rank's place for a cell in the process group that exists; every rank calls it."""
+    return World(
+        rank=rank,
+        local_rank=local_rank,
+        size=cell.resources.world_size,
+        device=own_device(cell.resources, local_rank),
+        shape=cell.mesh,
+        mesh=device_mesh(cell.resources.device, cell.mesh),
+    )
 
 
 def own_device(resources: Resources, local_rank: int) -> Any:

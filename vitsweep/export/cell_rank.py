@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from vitsweep.execution.process import joined_process_group
+from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.export.rank import STEPS, Named, run
 from vitsweep.launchers.external_ranks import init_method
@@ -17,7 +17,7 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import set_learning_rate
 from vitsweep.training.shards import plain_weights, whole_tensors
-from vitsweep.world import World, device_mesh, environment_rank
+from vitsweep.world import World, environment_rank
 
 
 class Cell:
@@ -90,10 +90,8 @@ def main(seconds: float, folders: list[Path]) -> None:
 
     def opened(folder: Path) -> Cell:
         cell = cells[folder]
-        if cell.mesh == world.shape:
-            return Cell(cell, world)
-        mesh = device_mesh(world.device.type, cell.mesh)
-        return Cell(cell, replace(world, shape=cell.mesh, mesh=mesh))
+        is_same = cell.mesh == world.shape
+        return Cell(cell, world if is_same else own_world(cell, rank, local_rank))
 
     with rendezvous() as alone:
         method = init_method() if size > 1 else alone

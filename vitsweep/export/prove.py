@@ -30,7 +30,7 @@ from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns
-from vitsweep.tables.formatting import count
+from vitsweep.tables.formatting import count, missing, plain, ratio
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
@@ -77,15 +77,9 @@ class Throughput:
     margin: float
 
     @property
-    def equivalent(self) -> bool:
-        """Whether the interval lies within the margin."""
-        return self.found.low >= 1 - self.margin and self.found.high <= 1 + self.margin
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the interval lies within the margin or wholly outside."""
-        outside = self.found.low > 1 + self.margin or self.found.high < 1 - self.margin
-        return self.equivalent or outside
+    def equivalent(self) -> bool | None:
+        """Whether the interval lies within the margin; None where that is not decided."""
+        return self.found.lies_within(1 - self.margin, 1 + self.margin)
 
     def __str__(self) -> str:
         verdict = "equivalent" if self.equivalent else "not shown equal"
@@ -287,7 +281,7 @@ def _throughput(
         ratios.append(log(times["cell"] / times["file"]))
         throughput = Throughput(compared_turns(ratios), margin)
         begun, now = now, time.monotonic()
-        if throughput.is_decided or 2 * now - begun > first + 60 * minutes:
+        if throughput.equivalent is not None or 2 * now - begun > first + 60 * minutes:
             return throughput
 
 
@@ -328,10 +322,8 @@ def _origin(store: Store, row: Mapping[str, Any], cell: CellSpec) -> Iterator[st
     if commit := code.get("git_commit"):
         yield f"Code: commit {str(commit)[:12]}{' with changes' if code.get('git_dirty') else ''}."
     packages = {**(code.get("packages") or {}), **_of_model(cell)}
-    torch = _text(row.get("torch"))
-    if torch:
-        packages["torch"] = torch
-    if packages:
+    packages["torch"] = plain(row.get("torch")) or packages.get("torch")
+    if any(packages.values()):
         yield f"Versions: {', '.join(f'{n} {v}' for n, v in packages.items() if v)}."
 
 
@@ -341,17 +333,17 @@ def _of_model(cell: CellSpec) -> dict[str, str]:
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[str]:
-    if (rate := _number(row.get("images_per_second"))) is None:
+    if missing(row.get("images_per_second")):
         yield "The cell was not measured."
         return
-    device = _text(row.get("device"))
-    yield f"Measured: {rate:,.0f} images/s{f' on {device}' if device else ''}."
-    speedup, low, high = (
-        _number(row.get(name)) for name in ("speedup", "speedup_low", "speedup_high")
-    )
-    if speedup is not None:
-        interval = "no interval" if low is None else f"95 % interval {low:.3f} to {high:.3f}"
-        yield f"Speedup over the baseline: {speedup:.3f} ({interval})."
+    device = plain(row.get("device"))
+    yield f"Measured: {row['images_per_second']:,.0f} images/s{f' on {device}' if device else ''}."
+    ends = row.get("speedup_low"), row.get("speedup_high")
+    if found := ratio(row.get("speedup"), *ends):
+        interval = "without an interval" if missing(ends[0]) else "with its 95 % interval"
+        pairs, claim = row.get("num_pairs"), plain(row.get("claim"))
+        blocks = "" if missing(pairs) else f" over {count(pairs, 'block')}"
+        yield f"Speedup over the baseline, {interval}: {found}{blocks}: {claim}."
 
 
 def _proved(proof: Proof) -> Iterator[str]:
@@ -385,11 +377,3 @@ def _follows(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> b
     """Whether a knob differs because its group has another choice."""
     group, dot, _ = key.partition(".")
     return bool(dot) and before.get(group) != after.get(group)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or value != value else float(value)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

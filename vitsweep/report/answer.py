@@ -9,7 +9,6 @@ from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
 from vitsweep.tables.names import MANY, named, names_by_id, varying_columns, with_changes
-from vitsweep.tables.notes import counts
 from vitsweep.tables.speedup import one_look
 from vitsweep.tables.stats import Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells, row_keys
@@ -58,8 +57,7 @@ def answers(cells: DataFrame) -> list[str]:
     measured = cells[cells["status"] == Status.measured]
     names = names_by_id(cells)
     if measured.empty:
-        statuses = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in counts(cells).to_numpy())
-        return [f"Nothing was measured: {statuses}."]
+        return [f"Nothing was measured: {formatting.tally(cells['status'])}."]
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
     lost = _without_speedups(measured, compared, names)
     if compared.empty:
@@ -107,7 +105,7 @@ def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
     found = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
     if len(best) < 2 or len(found) > 1 or (best["claim"] != Claim.faster).any():
         return ""
-    ends = f"{formatting.times(best['speedup'].min())} to {formatting.times(best['speedup'].max())}"
+    ends = formatting.span(best["speedup"], formatting.times)
     return f"{named(found.pop())} is fastest against each of {len(best)} baselines: {ends}."
 
 

@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.tables.formatting import count, plain, times
+from vitsweep.tables.formatting import count, plain, span, tally, times
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim, chosen
 from vitsweep.tables.sweep_diff import changes, metric_named
@@ -85,7 +85,7 @@ class Gate:
         up = known["limit"] <= 1
         seen = known["limit"] * known["detectable"].where(~up, 1 / known["detectable"])
         sizes = 100 * (seen - 1).abs()
-        ends = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (sizes.min(), sizes.max())))
+        ends = span(sizes, lambda size: f"{size:.2g}")
         return f"; the smallest loss it would have caught is {ends} % (80 % power)"
 
     @property
@@ -121,10 +121,8 @@ class Gate:
                 f"{self.caught}{self.of_baselines}."
             )
         shown = self.rows["verdict"] == UNDECIDED if self.undecided else self.rows["fails"]
-        kinds = self.rows.loc[shown, "verdict"].value_counts()
         said = "is undecided" if self.undecided else "failed"
-        text = ", ".join(f"{n} {verdict}" for verdict, n in kinds.items())
-        return f"The gate {said}: {text}{self.of_baselines}."
+        return f"The gate {said}: {tally(self.rows.loc[shown, 'verdict'])}{self.of_baselines}."
 
 
 def gate(

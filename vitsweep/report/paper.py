@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from vitsweep.files import write_atomically
 from vitsweep.report.figures import drawn
 from vitsweep.results.metrics import FLAGS, headings
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, distinct, number
+from vitsweep.tables.formatting import count, distinct, number, span, tally
 from vitsweep.tables.names import name_parts
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.stats import Claim
@@ -231,18 +232,18 @@ def _any_look(cells: DataFrame) -> bool:
 def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, Any]:
     """Return what the templates say, from what was really done."""
     cells, runs = tables.settings, tables.runs
-    pairs = measured["num_pairs"].fillna(0)[measured["speedup_low"].notna()]
+    compared = measured[measured["speedup_low"].notna()].fillna({"num_pairs": 0})
     unmeasured = tables.every_run[tables.every_run["status"] != Status.measured]
     claims = measured["claim"].astype(str).value_counts().to_dict()
     said = [c for c in Claim if c not in (Claim.baseline, Claim.nothing) and claims.get(str(c))]
     return {
         "num_cells": len(cells),
         "num_measured": len(measured),
-        "unmeasured": count_by(cells.loc[cells["status"] != Status.measured, "status"]),
-        "num_compared": len(pairs),
-        "blocks": _range(pairs),
-        "by_blocks": [*pairs.astype(int).value_counts().sort_index().items()],
-        "failed_runs": count_by(unmeasured["status"]),
+        "unmeasured": tally(cells.loc[cells["status"] != Status.measured, "status"]),
+        "num_compared": len(compared),
+        "blocks": _range(compared, "num_pairs"),
+        "by_blocks": sorted(Counter(compared["num_pairs"].astype(int)).items()),
+        "failed_runs": tally(unmeasured["status"]),
         "claims": [(claim, claims[str(claim)]) for claim in said],
         "is_any_look": _any_look(measured),
         "proved": int(measured["proved"].astype(str).str.startswith("twin").sum())
@@ -253,17 +254,17 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
             for name, flag in FLAGS.items()
             if name in measured and (n := measured[name].eq(True).sum())
         ],
-        "seeds": _range(measured["seed"]) if "seed" in measured else "",
+        "seeds": _range(measured, "seed"),
         "values": {
             name: distinct(measured, name)
             for name in ("model", "data", "device", "torch", "cuda", "nccl", "driver", "python", "cpu",
                          "git_commit", "optimizer", "task")
         },
         "ranks": ranks(measured),
-        "images": _range(measured["images_per_step"]),
-        "pixels": _range(measured["resolution_px"]) if "resolution_px" in measured else "",
-        "window": _range(runs["window_seconds"].round(1)) if "window_seconds" in runs else "",
-        "steps": _range(runs["steps_counted"]) if "steps_counted" in runs else "",
+        "images": _range(measured, "images_per_step"),
+        "pixels": _range(measured, "resolution_px"),
+        "window": _range(runs.round(1), "window_seconds"),
+        "steps": _range(runs, "steps_counted"),
         "is_dirty": "git_dirty" in measured and bool(measured["git_dirty"].eq(True).any()),
         "dates": dates(measured),
         "accuracy": "accuracy_top1" in measured and bool(measured["accuracy_top1"].notna().any()),
@@ -272,19 +273,9 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
     }  # fmt: skip
 
 
-def count_by(statuses: "Series[str]") -> str:
-    """Return `2 invalid, 1 out of memory`."""
-    found = statuses.fillna("not run").astype(str).str.replace("_", " ").value_counts()
-    return ", ".join(f"{number} {status}" for status, number in found.items())
-
-
-def _range(values: "Series[Any]") -> str:
+def _range(table: DataFrame, column: str) -> str:
     """Return `5` or `3 to 5`; nothing where no value is known."""
-    known = values.dropna()
-    if known.empty:
-        return ""
-    low, high = (f"{float(end):,.4g}" for end in (known.min(), known.max()))
-    return low if low == high else f"{low} to {high}"
+    return span(table[column] if column in table else (), lambda value: f"{float(value):,.4g}")
 
 
 def _rendered(name: str, facts: dict[str, Any]) -> str:

@@ -39,7 +39,15 @@ from vitsweep.files import (
 )
 from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
-from vitsweep.results.provenance import MARK, is_own, is_own_text, marked, marked_text
+from vitsweep.results.provenance import (
+    MARK,
+    code_in_overrides,
+    is_own,
+    is_own_text,
+    marked,
+    marked_text,
+    require_trust,
+)
 from vitsweep.results.record import (
     OtherSchemaError,
     RunRecord,
@@ -217,6 +225,18 @@ class Store:
             ) from error
         document.pop(MARK, None)
         return dict(document)
+
+    def typed(self, cell_id: str) -> list[str]:
+        """Return what was typed for a cell.
+
+        Raises:
+            VitsweepError: the file is missing or damaged, or was written by somebody else, names code, and
+                there is no `--trust`.
+        """
+        words = [str(word) for word in self.frozen(cell_id)["overrides"]]
+        if not self.is_own_cell(cell_id):
+            require_trust(self.root, code_in_overrides(words))
+        return words
 
     def content(self, cell_id: str, name: str) -> bytes:
         """Return a file of a cell, from its folder or else from the pack; of lines those of both.

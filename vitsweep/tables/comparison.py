@@ -54,6 +54,12 @@ class Comparison:
             return Claim.faster
         return Claim.slower if self.high < 1 else Claim.no_difference_shown
 
+    def lies_within(self, least: float, most: float) -> bool | None:
+        """Whether the interval lies within two bounds; None where it is neither within nor outside."""
+        if self.low >= least and self.high <= most:
+            return True
+        return False if self.low > most or self.high < least else None
+
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
         interval = "" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"

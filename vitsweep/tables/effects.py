@@ -96,9 +96,8 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
 
 def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     """Yield the runs of each kind of device; runs that do not say belong together."""
-    device = runs["device"] if "device" in runs else Series(None, runs.index, dtype=object)
-    named = device.astype(object).where(device.notna(), "").astype(str)
-    yield from ((str(name), some) for name, some in runs.groupby(named, sort=False))
+    devices = text(runs, "device")
+    yield from ((str(name), some) for name, some in runs.groupby(devices, sort=False))
 
 
 def sentences(table: DataFrame, most: int = 8) -> list[str]:

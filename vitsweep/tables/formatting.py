@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -106,6 +107,18 @@ def whole(value: Any) -> str:
 def status_words(value: Any) -> str:
     """Return a status as words, `out of memory`; `not run` where it is missing."""
     return plain(value).replace("_", " ") or "not run"
+
+
+def tally(statuses: Iterable[Any]) -> str:
+    """Return how often each status occurs, the most frequent first: `5 measured, 1 out of memory`."""
+    found = Counter(map(status_words, statuses)).most_common()
+    return ", ".join(f"{number} {status}" for status, number in found)
+
+
+def span(values: Iterable[Any], write: Callable[[Any], str]) -> str:
+    """Return the texts of the least and the largest value, `3 to 5`; one where they are the same."""
+    known = [value for value in values if not missing(value)]
+    return " to ".join(dict.fromkeys(write(e) for e in (min(known), max(known)))) if known else ""
 
 
 def status(row: Mapping[Any, Any] | Series) -> str:

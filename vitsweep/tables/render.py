@@ -1,7 +1,6 @@
 """The table of cells as text, for Markdown, HTML and a console of any width; rows and columns by name."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -30,6 +29,7 @@ from vitsweep.tables.formatting import (
     plain,
     status,
     status_words,
+    tally,
     text_columns,
     value_label,
     values,
@@ -453,15 +453,14 @@ def _common(ran: DataFrame) -> list[str]:
 def _tally(cells: DataFrame, more: str = "") -> str:
     """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 at one look`."""
     claims = cells["claim"] if "claim" in cells else [None] * len(cells)
-    looked = [claim == Claim.one_look for claim in claims]
-    words = map(status_words, cells["status"])
-    counts = Counter(
-        "at one look" if look else word for look, word in zip(looked, words, strict=True)
-    ).most_common()
+    words = [
+        "at one look" if claim == Claim.one_look else status_words(status)
+        for claim, status in zip(claims, cells["status"], strict=True)
+    ]
     noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
-    if len(counts) == 1:
-        return f"{noun}, {'all ' if len(cells) > 1 else ''}{counts[0][0]}"
-    return f"{noun}: {', '.join(f'{n} {status}' for status, n in counts)}"
+    if len(set(words)) == 1:
+        return f"{noun}, {'all ' if len(cells) > 1 else ''}{words[0]}"
+    return f"{noun}: {tally(words)}"
 
 
 # Rows and columns by what a user typed: `collect --where`, `--sort`, `--columns`.

@@ -11,7 +11,7 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
-from vitsweep.tables.formatting import count, times
+from vitsweep.tables.formatting import count, span, times
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -107,8 +107,7 @@ def changes_in_words(table: DataFrame) -> str:
         text += f"; the largest change is {times(first['change'])} ({first['cell_id']})"
     base = table.loc[table["claim"] == Claim.baseline, "throughput_ratio"].dropna()
     if len(base):
-        ends = " to ".join(dict.fromkeys([times(base.min()), times(base.max())]))
-        text += f". Baselines ran at {ends} of their throughput in A"
+        text += f". Baselines ran at {span(base, times)} of their throughput in A"
     return text + "."
 
 

@@ -12,7 +12,7 @@ with `weights_only=True`.
 import io
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -241,8 +241,33 @@ def allocate_state(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def drop_unsaved_state(trainer: Trainer, saved: Mapping[str, Any]) -> None:
-    """Drop state that the checkpoint does not hold: of parameters that never had a gradient."""
+def numbers(trainer: Trainer) -> dict[str, Any]:
+    """Return the state of the loss scaler, and the numbers of the parameter groups."""
+    groups = trainer.optimizer.param_groups
+    return {
+        "scaler": trainer.scaler.state() if trainer.scaler else {},
+        "groups": [{k: v for k, v in g.items() if type(v) in (int, float)} for g in groups],
+    }
+
+
+def complete_loading(
+    trainer: Trainer,
+    saved: Collection[str],
+    scaler: dict[str, Any],
+    groups: Sequence[Mapping[str, float]],
+) -> None:
+    """Do what follows once the tensors are loaded; every rank calls it.
+
+    Optimizer state that was not saved is dropped: it is of parameters that never had a gradient. The model
+    gets its weights from the masters, and scaler and groups get their numbers; where the groups are others
+    than those that were saved, the step count, which is common.
+
+    Args:
+        trainer: whose tensors were loaded.
+        saved: names of the tensors that were saved.
+        scaler: as `numbers` returned it.
+        groups: as `numbers` returned them.
+    """
     for place in updated(trainer):
         held = [
             shard.name
@@ -251,6 +276,15 @@ def drop_unsaved_state(trainer: Trainer, saved: Mapping[str, Any]) -> None:
         ]
         if not any(name in saved for name in held):
             trainer.optimizer.state.pop(place.tensor, None)
+    trainer.publish()
+    own = trainer.optimizer.param_groups
+    for number, group in enumerate(own):
+        if len(own) == len(groups):
+            group.update(groups[number])
+        elif groups and "step" in groups[0]:
+            group["step"] = groups[0]["step"]
+    if trainer.scaler and scaler:
+        trainer.scaler.restore(scaler)
 
 
 def random_state(world: World, rank: int) -> dict[str, Tensor]:
@@ -278,8 +312,6 @@ def refusal(trainer: Trainer, folder: Path) -> str:
 
     Each rank reads its part of the files for their checksums: the answers of all ranks count.
     """
-    from vitsweep.training.checkpoint import CheckpointReader
-
     world = trainer.world
     if reason := damage(folder) or altered_file(folder, world.rank, world.size):
         return f"`{folder}` is damaged: {reason}."
@@ -391,10 +423,7 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-    folder = step_folder(training, position.step)
-    make_folder(folder)
-    refuse_links(folder)  # torch would follow them
-    info, shards = _info(trainer, position), list(all_shards(trainer))
+    folder, info, shards = _prepared(trainer, position, training)
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
         save_tensors(
             state_dict_of(shards),
@@ -426,10 +455,7 @@ def start_save(
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    folder = step_folder(training, position.step)
-    make_folder(folder)
-    refuse_links(folder)  # torch would follow them
-    info, shards = _info(trainer, position), list(all_shards(trainer))
+    folder, info, shards = _prepared(trainer, position, training)
     with warnings.catch_warnings(action="ignore"):
         written: Any = async_save(
             state_dict_of(shards),
@@ -456,19 +482,25 @@ def start_save(
     return done
 
 
-def _info(trainer: Trainer, position: Position) -> CheckpointInfo:
+def _prepared(
+    trainer: Trainer, position: Position, training: Path
+) -> tuple[Path, CheckpointInfo, list[Shard]]:
+    """Make the folder of a checkpoint; return it, its info file but for the files, and its tensors."""
+    folder = step_folder(training, position.step)
+    make_folder(folder)
+    refuse_links(folder)  # torch would follow them
     world = trainer.world
-    return CheckpointInfo(
+    info = CheckpointInfo(
         step=position.step,
         seconds=position.seconds,
         world_size=world.size,
         mesh=asdict(world.shape),
         sharding=trainer.cell.sharding.name,
         course=course(trainer.cell),
-        scaler=trainer.scaler.state() if trainer.scaler else {},
-        groups=[group_numbers(group) for group in trainer.optimizer.param_groups],
         curve=list(position.curve),
+        **numbers(trainer),
     )
+    return folder, info, list(all_shards(trainer))
 
 
 def _complete(folder: Path, info: CheckpointInfo) -> None:
@@ -491,8 +523,6 @@ def load(trainer: Trainer, folder: Path) -> Position:
     """
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-    from vitsweep.training.checkpoint import CheckpointReader
-
     if reason := first_of_all_ranks(refusal(trainer, folder)):
         raise VitsweepError(reason)
     info, reader = read_info(folder), CheckpointReader(folder)
@@ -513,27 +543,7 @@ def load(trainer: Trainer, folder: Path) -> Position:
             planner=ShardLoadPlanner(shards),
             no_dist=not dist.is_initialized(),
         )
-    drop_unsaved_state(trainer, saved)
-    trainer.publish()
+    complete_loading(trainer, saved, info.scaler, info.groups)
     restore_random_state(random, trainer.world)
     trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
-    restore_numbers(trainer.optimizer, info.groups)
-    if trainer.scaler and info.scaler:
-        trainer.scaler.restore(info.scaler)
     return Position(info.step, info.seconds, tuple(info.curve))
-
-
-def group_numbers(group: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a parameter group (apex keeps its step count there)."""
-    return {key: value for key, value in group.items() if type(value) in (int, float)}
-
-
-def restore_numbers(optimizer: Optimizer, saved: list[dict[str, float]]) -> None:
-    """Give the parameter groups their numbers; where they are others, the step count, which is common."""
-    groups = optimizer.param_groups
-    if len(groups) == len(saved):
-        for group, numbers in zip(groups, saved, strict=True):
-            group.update(numbers)
-    elif saved and "step" in saved[0]:
-        for group in groups:
-            group["step"] = saved[0]["step"]
