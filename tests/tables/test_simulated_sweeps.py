@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pandas import DataFrame, Series
 
+from tests.builders import run, table
 from tests.noise import Noise as OfRuns
 from tests.noise import Positions, rotated, simulate
-from vitsweep.report.gate import UNDECIDED, WORSE, gate
+from vitsweep.report.gate import UNDECIDED, WORSE, gate, verdicts
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
@@ -26,8 +28,10 @@ from vitsweep.tables.stats import (
     any_look_half_width,
     any_look_p_value,
     half_width,
+    moments,
     spread_factor,
     two_sided,
+    welch,
 )
 
 Floats = NDArray[np.float64]
@@ -37,7 +41,7 @@ SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 2000, 40, 5
 MISSING, CUT_SLOWDOWN = 0.1, 4.0
 """Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
 CELLS = (4, 16, 64)
-MANY, GATES, SELECTIONS = 14, 60, 150
+MANY, GATES, SELECTIONS = 14, 1000, 150
 """Blocks of long sweeps, simulated gates, and simulated sweeps whose best cell is corrected."""
 STATED = (Path(__file__).parents[2] / "docs" / "numbers.md").read_text(encoding="utf-8")
 
@@ -201,21 +205,49 @@ def corrected(noise: Noise, seed: int = 2) -> tuple[float, float]:
     return float(best), float(figure)
 
 
+def judged(kept: Floats, now: Floats, tolerance: float) -> DataFrame:
+    """Return rows and verdicts of many gates over logs, gates x cells x blocks; cell 0 is the baseline."""
+    sides = []
+    for side in (kept, now):
+        ratios = (side[:, 1:] - side[:, :1]).reshape(-1, side.shape[-1])
+        row = np.repeat(np.arange(len(ratios)), side.shape[-1])
+        sides.append(moments(Series(ratios.ravel()).groupby(row)))
+    found = welch(*sides, LEVEL / kept.shape[1])
+    facts = {"metric": "speedup", "better": "higher", "limit": 1 - tolerance, "of_baseline": False}
+    facts |= {f"{fact}_{side}": value for side in ("kept", "now")
+              for fact, value in (("status", "measured"), ("count", 5), ("lost_share", 0))}  # fmt: skip
+    table = found.rename(columns={"low": "ratio_low", "high": "ratio_high"}).assign(**facts)
+    return table.assign(verdict=verdicts)
+
+
 @cache
 def gates(noise: Noise, loss: float, blocks: int, tolerance: float = 0.05) -> tuple[float, float]:
     """Return how many gates over 16 cells, of which one became slower by `loss`, failed or were undecided."""
-    generator, ends = np.random.default_rng(11), []
-    equal = {f"c{i}": 1.0 for i in range(16)}
-    for _ in range(GATES):
-        (kept, baselines), (now, _) = (
-            simulate(cells, in_blocks(noise), generator, num_blocks=blocks)
-            for cells in (equal, equal | {"c5": 1 - loss})
-        )
-        rows = gate(now, kept, tolerance, baselines=baselines).rows
-        verdicts = set(rows.loc[~rows["of_baseline"], "verdict"])
-        ends.append((WORSE in verdicts, WORSE not in verdicts and UNDECIDED in verdicts))
-    failed, undecided = np.mean(ends, axis=0)
-    return float(failed), float(undecided)
+    generator = np.random.default_rng(11)
+    kept, now = (noise(generator, (GATES, 16, blocks)) for _ in range(2))
+    now[:, 5] += np.log1p(-loss)
+    found = judged(kept, now, tolerance)["verdict"].to_numpy().reshape(GATES, 15)
+    failed = (found == WORSE).any(axis=1)
+    undecided = ~failed & (found == UNDECIDED).any(axis=1)
+    return float(failed.mean()), float(undecided.mean())
+
+
+def test_the_simulated_gates_are_gates() -> None:
+    kept, now = autocorrelated(0.6)(np.random.default_rng(1), (2, 1, 6, 14))
+    now[:, 3] -= 0.3
+    sides = [
+        table(*(
+            run(f"c{c}", f"b{b}", 100 * np.exp(log), minute=b)
+            for c, logs in enumerate(side[0]) for b, log in enumerate(logs)
+        ))
+        for side in (kept, now)
+    ]  # fmt: skip
+    rows = gate(sides[1], sides[0], 0.05, baselines={f"c{c}": "c0" for c in range(6)}).rows
+    own = rows[~rows["of_baseline"]].sort_values("cell_id").reset_index(drop=True)
+    simulated = judged(kept, now, 0.05)
+    assert WORSE in set(own["verdict"])
+    assert own["verdict"].tolist() == simulated["verdict"].tolist()
+    assert own["ratio_low"].tolist() == pytest.approx(simulated["ratio_low"].tolist())
 
 
 def sweep_row(name: str, num_cells: int = 4) -> str:

@@ -198,7 +198,7 @@ def gate(
             better=lambda t: t["metric"].map(lambda metric: known[metric].better),
             limit=lambda t: [_limit(known[metric], tolerance) for metric in t["metric"]],
         )
-        .assign(verdict=_verdicts)
+        .assign(verdict=verdicts)
         .assign(
             fails=lambda t: t["verdict"].isin([*FAILING, *(() if lenient else UNLESS_LENIENT)]),
             warns=lambda t: (
@@ -278,8 +278,8 @@ def _refuse_other_devices(runs: DataFrame, kept: DataFrame) -> None:
 def _refuse_without_numbers(rows: DataFrame, columns: Sequence[str]) -> None:
     """Refuse a metric that no cell has: such a gate could never fail."""
     for column in columns:
-        verdicts = rows.loc[rows["metric"] == column, "verdict"]
-        if (verdicts == NO_NUMBERS).any() and verdicts.isin([*_ONE_SIDED, NO_NUMBERS]).all():
+        said = rows.loc[rows["metric"] == column, "verdict"]
+        if (said == NO_NUMBERS).any() and said.isin([*_ONE_SIDED, NO_NUMBERS]).all():
             raise VitsweepError(
                 f"No cell has `{column}` above 0 on both sides, so it cannot be compared: choose "
                 "another `--metric`."
@@ -341,7 +341,8 @@ def _limit(metric: Metric, tolerance: float) -> float:
     return 1 - tolerance if metric.better == "higher" else 1 + tolerance
 
 
-def _verdicts(table: DataFrame) -> Series:
+def verdicts(table: DataFrame) -> Series:
+    """Return what is said of each row, by its statuses, ratio with its interval, limit and lost blocks."""
     was = table["status_kept"] == Status.measured
     low, high = table["ratio_low"], table["ratio_high"]
     up = table["better"] == "higher"
