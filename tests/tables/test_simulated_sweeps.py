@@ -312,9 +312,9 @@ def test_gates_fail_without_a_loss_as_rarely_as_they_say_and_find_large_losses(n
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("noise", NOISE | DEPENDENT)
+@pytest.mark.parametrize("noise", NOISE)
 def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(noise: str) -> None:
-    best, figure = corrected((NOISE | DEPENDENT)[noise])
+    best, figure = corrected(NOISE[noise])
     assert best > 1.005
     assert figure == pytest.approx(1.0, abs=0.01)
 
