@@ -76,6 +76,10 @@ class Masked(nn.Module):
         return {"logits": self.head(x), "size": self.size(x)[:, 0]}
 
 
+def number(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> float:
+    return nn.functional.cross_entropy(outputs, batch[1]).item()
+
+
 def class_and_size(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
     """The mean over images of two losses."""
     classes = nn.functional.cross_entropy(outputs["logits"], batch["label"])
@@ -240,6 +244,29 @@ class Counts(Residual):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x)
+
+
+class CountsOnTheHost(Counts):
+    """Reads a number, which no tensor on `meta` has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0 * x.sum().item()
+
+
+def with_written_buffer_off_meta() -> nn.Module:
+    return Blocks([CountsOnTheHost(), CountsOnTheHost()])
+
+
+def with_a_scale() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.scale = nn.Parameter(torch.ones(()))
+    return model
+
+
+def with_a_complex_parameter() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    return model
 
 
 def with_written_buffer() -> nn.Module:

@@ -1,5 +1,7 @@
 """What a look at a user's module shows, and that techniques do with it what plain PyTorch does."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import vitsweep
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks, placed
+from tests.user_modules import with_ties, with_written_buffer
 from vitsweep.equivalence import prove
+from vitsweep.errors import ImpossibleCellError
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import Draws
 from vitsweep.model.module_look import listed
@@ -59,6 +64,10 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
     ("target", "overrides", "words"),
     [
         ("with_written_buffer", ("memory=recompute_blocks",), "`layers.0.calls`, `layers.1.calls`"),
+        ("with_written_buffer_off_meta", ("memory=recompute_blocks",), "`layers.0.calls`"),
+        ("with_a_scale", ("sharding=fsdp",), "has `scale`: use `sharding=zero1`"),
+        ("with_a_complex_parameter", ("sharding=fsdp",), "has `phase`: use `sharding=zero1`"),
+        ("build", ("model.loss=tests.user_modules.number",), "returned float "),
         ("with_ties", ("sharding=fsdp", "resources.ranks_per_node=2"),
          "`layers.0.module.weight`, `layers.1.module.weight`"),
         ("without_blocks", ("optimizer=muon",), "has none at `model.blocks=auto`"),
@@ -167,3 +176,17 @@ def test_muon_takes_the_matrices_of_the_blocks_that_are_named() -> None:
     wanted = ["body.layers.0.weight", "body.layers.1.weight"]  # `module` is a name of wrappers
     assert found.optimizer.matrix_names == wanted  # type: ignore[attr-defined]
     assert prove(planned("build", *ONE, "optimizer=muon").spec, lone_world()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("build", "technique", "words"),
+    [
+        (with_written_buffer, "memory=recompute_blocks", "`layers.0.calls`, `layers.1.calls`"),
+        (with_ties, "sharding=fsdp", "`layers.0.module.weight`, `layers.1.module.weight`"),
+    ],
+)
+def test_apply_refuses_what_plan_refuses(
+    build: Callable[[], nn.Module], technique: str, words: str
+) -> None:
+    with pytest.raises(ImpossibleCellError, match=re.escape(words)):
+        vitsweep.apply(f"{technique} resources.threads_per_rank=1", build())

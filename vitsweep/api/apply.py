@@ -84,6 +84,10 @@ def apply(
     spec = for_model(_spec_of(cell, config_dir), model)
     own = refused_with_own_loss(spec, "loss") if loss is not None else ()
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
+    if isinstance(spec.model, ModuleSpec):
+        from vitsweep.model.user_module import given_problems
+
+        reasons += given_problems(model, spec)
     if reasons:
         raise ImpossibleCellError(reasons)
     return Applied(spec, model, loss)

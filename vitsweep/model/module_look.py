@@ -1,4 +1,4 @@
-"""What one training pass of a user's module on `meta` shows (needs torch)."""
+"""What one training pass of a user's module shows (needs torch)."""
 
 import inspect
 import random
@@ -33,6 +33,7 @@ class Look:
         overwritten: modules in blocks in which the result of a product was written to afterwards.
         tied: names of each parameter that lies in several places, with the unit of each: the number of
             the block, or -1 outside of all blocks.
+        unshardable: parameters without an axis, or of complex numbers.
         logits: shape of the logits for two images, or what was returned in their place.
     """
 
@@ -45,6 +46,7 @@ class Look:
     matrices: int = 0
     uncalled: tuple[str, ...] = ()
     overwritten: tuple[str, ...] = ()
+    unshardable: tuple[str, ...] = ()
     logits: tuple[int, ...] | str = ()
 
     def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
@@ -63,35 +65,38 @@ def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def look_at(
-    module: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor | None] | None = None
+    module: nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    device: str = "meta",
 ) -> Look:
-    """Run a forward and backward pass of a module in training mode on `meta`.
+    """Run a forward and backward pass of a module in training mode.
 
     Args:
-        module: is moved to `meta` and is of no further use.
-        batch: images (B, C, H, W) and labels, or a mapping; their values are not read.
-        loss: (outputs, batch) -> loss, or None where it cannot be computed on `meta`; without it the sum
-            of the outputs is taken.
+        module: is moved to the device and is of no further use.
+        batch: images (B, C, H, W) and labels, or a mapping; their values are not read on `meta`.
+        loss: (outputs, batch) -> loss; without it the sum of the outputs is taken.
+        device: where it runs.
     """
     tied = tuple(_ties(module))
     inside = {p for block in layers_of(module) for p in block.parameters()}
     matrices = sum(p.ndim == 2 for p in inside)
-    module = module.to("meta").train()
+    unshardable = tuple(n for n, p in module.named_parameters() if not p.ndim or p.is_complex())
+    module = module.to(device).train()
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     python_state, drawn = random.getstate(), _Drawn(module)
-    batch = tree_map_only(Tensor, lambda t: t.to("meta"), batch)
+    batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
     try:
         with drawn:
             outputs = outputs_of(module, batch)
         draws = tuple(drawn.paths)
         if random.getstate() != python_state:
             draws = (*draws, "Python's `random`")
-        own = loss(outputs, batch) if loss else None
-        trained = [own] if own is not None else [part.sum() for part in differentiable(outputs)]
+        trained = [loss(outputs, batch)] if loss else [p.sum() for p in differentiable(outputs)]
         if trained:
             torch.stack(trained).sum().backward()
     except Exception as error:  # of the user's module, or of an operation that `meta` lacks
-        return Look(error=error, tied=tied, matrices=matrices)
+        return Look(error=error, tied=tied, matrices=matrices, unshardable=unshardable)
     finally:
         random.setstate(python_state)
         drawn.remove()
@@ -103,7 +108,9 @@ def look_at(
     overwritten = tuple(
         dict.fromkeys(path for path, t, version in drawn.products if t._version != version)
     )
-    return Look(outputs, None, draws, written, unused, tied, matrices, uncalled, overwritten)
+    return Look(
+        outputs, None, draws, written, unused, tied, matrices, uncalled, overwritten, unshardable
+    )
 
 
 def outputs_of(module: nn.Module, batch: Any) -> Any:

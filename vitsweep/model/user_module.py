@@ -1,6 +1,7 @@
 """Building a module of the user's, and finding what it stacks (needs torch)."""
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -192,8 +193,7 @@ def _size(modules: list[nn.Module]) -> int:
 def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tuple[str, ...]:
     """Build the module on `meta` and pass images through it; return what is wrong.
 
-    A module that cannot be built on `meta` is built on the host and moved. What only fails on `meta`
-    shows when the cell runs.
+    A module that cannot be built or run on `meta` is built and run on the host.
 
     Args:
         spec: of the module.
@@ -210,7 +210,7 @@ def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tup
 
 
 def look_of(spec: "ModuleSpec", resolution_px: int) -> Look:
-    """Return what one training pass on `meta` shows; an empty look where there was none."""
+    """Return what one training pass shows; an empty look where there was none."""
     return _looked_at(spec, resolution_px)[1]
 
 
@@ -231,9 +231,13 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
                 _LOOKS[key] = (str(error),), look
                 return _LOOKS[key]
             is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
-            look = look_at(module, batch, partial(_own_loss, spec) if is_function else None)
-            if on_meta:
-                wrong += _pass_problems(spec, look, batch)
+            loss = partial(_own_loss, spec) if is_function else None
+            look = look_at(module, batch, loss)
+            if look.error and (not on_meta or "meta" in str(look.error).lower()):
+                with torch.random.fork_rng(devices=[]):
+                    host = build_module(spec, resolution_px)
+                    look = look_at(host, batch, loss, "cpu")
+            wrong += _pass_problems(spec, look, batch)
         logits = () if look.outputs is None else _shape(logits_of(look.outputs))
         _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
     return _LOOKS[key]
@@ -283,8 +287,8 @@ def shown(batch: Any) -> str:
     return f"{type(batch).__name__} {batch!r:.60}"
 
 
-def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor | None:
-    """Compute `model.loss` on `meta`; None where it cannot be computed there."""
+def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor:
+    """Compute `model.loss`; what it raises on `meta` is left as it is."""
     try:
         loss = spec.own_loss()
         assert loss is not None
@@ -293,7 +297,7 @@ def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor | No
         fault = "" if is_loss else f"returned {shown(found)}"
     except Exception as error:  # of the user's function, or of an operation that `meta` lacks
         if "meta" in str(error).lower():
-            return None
+            raise
         fault = f"raised {type(error).__name__}: {shortened(str(error))}"
     if fault:
         raise BadValueError(
@@ -321,12 +325,11 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
     if isinstance(error, BadValueError):  # of `_Output`, or of the loss
         yield str(error)
     elif error is not None:
-        if "meta" not in str(error):
-            yield (
-                f"`{spec.typed}` raised {type(error).__name__} on {given_to} (batch, channels, height, "
-                f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
-                "`model.shape_arguments`."
-            )
+        yield (
+            f"`{spec.typed}` raised {type(error).__name__} on {given_to} (batch, channels, height, "
+            f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
+            "`model.shape_arguments`."
+        )
     elif not is_mapping or spec.loss is None:
         given = _shape(logits_of(outputs) if is_mapping else outputs)
         fits = given[:1] == (2,)
@@ -354,7 +357,43 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             f"`data.num_classes`), and `{spec.typed}` returned {look.logits}: return them, or in a "
             "mapping as `logits`."
         )
+    yield from _look_problems(spec, cell, look)
+    if look.draws and cell.measurement.prove == "twin":
+        side = spec.twin_resolution_px or cell.batch.resolution_px
+        if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
+            yield (
+                f"`{spec.typed}` draws random numbers in training, in {listed(drawn)}, and so does its twin, "
+                "which could not be compared with plain training: turn dropout off in "
+                "`model.twin_arguments`, or use `measurement.prove=none`."
+            )
+
+
+def given_problems(module: nn.Module, cell: "CellSpec") -> Iterator[str]:
+    """Yield such reasons of a module that exists, whose weights are not copied.
+
+    Where it takes no images of the cell's shape, only its parameters are looked at.
+    """
+    spec: ModuleSpec = cell.model  # type: ignore[assignment]
+    memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in module.buffers()}
+    memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
+    try:
+        copy = deepcopy(module, memo)
+    except Exception:  # a module that keeps results of operations, which cannot be copied
+        return
+    mark_layers(find_blocks(copy, spec))
+    shape = spec.input_shape(cell.batch.resolution_px)
+    look = look_at(copy, (torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)))
+    yield from _look_problems(spec, cell, look)
+
+
+def _look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[str]:
     if cell.sharding.shards_parameters:
+        if look.unshardable:
+            yield (
+                f"`sharding={cell.sharding.name}` cannot split parameters without an axis or of complex "
+                f"numbers, and `{spec.typed}` has {listed(look.unshardable)}: use `sharding=zero1` or `ddp`, "
+                "or give a number one axis and a complex tensor two real parts."
+            )
         for names in look.ties_across(getattr(cell.sharding, "blocks_per_unit", 1)):
             yield (
                 f"`sharding={cell.sharding.name}` gathers each block by itself, and `{spec.typed}` has one "
@@ -388,14 +427,6 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             f"`memory={cell.memory.name}` runs each block twice, and its forward pass writes the buffers "
             f"{listed(look.written)} of `{spec.typed}` each time: use `memory=keep_all`."
         )
-    if look.draws and cell.measurement.prove == "twin":
-        side = spec.twin_resolution_px or cell.batch.resolution_px
-        if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
-            yield (
-                f"`{spec.typed}` draws random numbers in training, in {listed(drawn)}, and so does its twin, "
-                "which could not be compared with plain training: turn dropout off in "
-                "`model.twin_arguments`, or use `measurement.prove=none`."
-            )
 
 
 def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
