@@ -155,7 +155,8 @@ IN_HALF_ALONE = {
         ("sharding=broken_ddp", "sharding.fault=exchanged_in_three_bits_if_half", *TWO), HALF
     ),
     "reduced_in_bfloat16": Breakage(
-        ("sharding=broken_ddp", "sharding.fault=reduced_in_bfloat16_if_half", *TWO), ("bf16", "O1")
+        ("sharding=broken_ddp", "sharding.fault=reduced_in_bfloat16_if_half", *TWO),
+        ("bf16", "O1", "O2"),  # O2: gradients of the norms, which stay in float32
     ),
 }
 """Acts where a number format is below float32."""
