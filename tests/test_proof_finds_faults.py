@@ -32,6 +32,8 @@ CORE = {
     "beta2_of_0_99": "O1",
     "decay_of_everything": "O1",
     "state_is_lost": "O1",
+    "numbers_after_32768_are_left": "O1",
+    "first_bucket_alone": "O1",
     "no_exchange": "O1",
     "rank_1_without_update": "O1",
     "half_weights_x_1_01": "O2",

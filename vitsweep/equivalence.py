@@ -61,6 +61,8 @@ NOISE_TIMES = 2.0
 """So many times the effect of `RoundingNoise` on a tensor's gradient rounding may have."""
 HALF_TIMES = 6.0
 """The same between half precision and float32, where rounding errors of a sum need not be independent."""
+FLOAT32_TIMES = 16
+"""Roundoffs of a gradient's norm that its sums leave in float32: 8.4 in a convolution over all patches."""
 FEW_TENSORS = 8
 """Lengths of so many gradients may be twice as far off as those of very many."""
 MOST_ROUNDING = 0.4
@@ -70,6 +72,8 @@ SAME_ORDER = 0.05
 LEAST_LOSS = 1e-5
 """Relative difference of losses that float32 may leave; 4 u where that is more."""
 BIT_FOR_BIT = "bit for bit in float64"
+MANY_NUMBERS = (256, 257)
+"""Shape of a matrix of more than 2**16 numbers, as many as multi-tensor kernels take at a time."""
 TINY = 1e-6
 """Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
 
@@ -101,7 +105,8 @@ def twin_of(cell: CellSpec) -> CellSpec:
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
     )
-    twin = replace(cell, model=model, batch=batch, precision=cell.precision.of_twin())
+    precision, sharding = cell.precision.of_twin(), cell.sharding.of_twin()
+    twin = replace(cell, model=model, batch=batch, precision=precision, sharding=sharding)
     return _padded_alike(twin, cell)
 
 
@@ -232,7 +237,10 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     Stochastic rounding, which would hide small ones, is left to the twin in its own precision.
     """
     choice = exact_twin(twin).optimizer
-    _agree(series_apart(plain_model(twin, world.device), choice), "alone", twin)
+    with torch.random.fork_rng():
+        many = nn.Linear(*MANY_NUMBERS, device=world.device)
+    fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
+    _agree(fault, "alone", twin)
 
 
 class _Leg:
@@ -287,7 +295,8 @@ class _Leg:
         if self._twin.precision.float8:
             return MOST_ROUNDING
         sent = getattr(self._twin.sharding, "gradient_dtype", None)
-        return 2 * max(ROUNDOFF[getattr(torch, sent)] if sent else 0.0, self._roundoff)
+        own = FLOAT32_TIMES if self._roundoff == ROUNDOFF[torch.float32] else 2
+        return max(2 * ROUNDOFF[getattr(torch, sent)] if sent else 0.0, own * self._roundoff)
 
     @property
     def _update_rounding(self) -> tuple[float, float]:
@@ -321,12 +330,13 @@ class _Leg:
         held, seen = self._held(), self._seen()
         average = {n: _wide(w) for n, w in held.items()}
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
-        faults = [self._weights_apart("first weight", seen, start), self._half_apart(seen)]
+        faults = [self._weights_apart("first weight", seen, start)]
         if isinstance(
             self._twin.model, ModuleSpec
         ):  # constants, which each step takes from the twin
             first = {plain_name(n): b for n, b in self._plain.model.named_buffers()}
             faults.insert(0, self._buffers_apart(first))
+        faults.append(self._half_apart(seen))  # moves the plain model's running statistics
         self._agree(faults, "before the first step")
         for step in range(STEPS):
             batch, buffers = _global_batch(self._twin, step, self._world), self._buffers()

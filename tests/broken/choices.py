@@ -556,6 +556,14 @@ def half_of_the_tensors_skipped(optimizer: "Optimizer") -> None:
 
 
 @_before
+def numbers_after_32768_are_left(optimizer: "Optimizer") -> None:
+    """As a kernel that handles the first chunk of each tensor."""
+    for parameter in _parameters(optimizer):
+        if parameter.grad is not None and parameter.numel() > 32768:
+            parameter.grad.view(-1)[32768:] = 0
+
+
+@_before
 def no_bias_correction(optimizer: "Optimizer") -> None:
     for state in optimizer.state.values():
         state["step"].fill_(1e6)
@@ -691,6 +699,17 @@ def _mean(bucket: Any, change: "Callable[[Tensor], Tensor]", ranks: int = 2) -> 
 
 def summed_for_averaged(plan: Any, bucket: Any) -> Any:
     return _mean(bucket, lambda g: g, ranks=1)
+
+
+def first_bucket_alone(plan: Any, bucket: Any) -> Any:
+    """Averages the bucket that arrives first; the ranks keep their own gradients of the others."""
+    import torch
+
+    if bucket.index() == 0:
+        return _mean(bucket, lambda g: g.clone())
+    kept: torch.futures.Future[Tensor] = torch.futures.Future()
+    kept.set_result(bucket.buffer())
+    return kept
 
 
 def exchanged_in_three_bits_if_half(plan: Any, bucket: Any) -> Any:

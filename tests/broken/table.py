@@ -92,7 +92,7 @@ IN_ANY_PRECISION = {
         "beta2_of_0_99 eps_of_1e_4 no_weight_decay decay_of_everything largest_mean_square_kept "
         "no_bias_correction signs_alone steps_counted_twice decay_through_the_gradient "
         "biases_learn_half_as_fast first_weight_grows state_is_lost mean_square_is_lost "
-        "momentum_lost_after_the_tenth_step zeros_are_skipped",
+        "momentum_lost_after_the_tenth_step zeros_are_skipped numbers_after_32768_are_left",
         *ONE,
     ),
     "dead_8_bit_optimizer": Breakage(
@@ -108,7 +108,7 @@ IN_ANY_PRECISION = {
         "sharding",
         "broken_ddp",
         "no_exchange rank_1_begins_elsewhere summed_for_averaged last_gradient_before_it_arrived "
-        "rank_1_keeps_its_own rank_1_without_update",
+        "rank_1_keeps_its_own rank_1_without_update first_bucket_alone",
         *TWO,
     ),
     **_of(

@@ -87,6 +87,15 @@ class Float32LayerNorm(nn.LayerNorm):
         return normed.to(input.dtype)
 
 
+class InFloat32(nn.Module):
+    """Before a class that normalises in its own way, such as over channels that come first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute in float32; return the dtype of the input."""
+        found: Tensor = super().forward(input.float())  # type: ignore[misc]
+        return found.to(input.dtype)
+
+
 class TokenShardedNorm(nn.LayerNorm):
     """LayerNorm on own tokens, whose parameters get the part of their gradient that these give."""
 
@@ -107,19 +116,23 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
         model: float32 model.
         plan: what the precision means.
         sharded_masters: the sharding keeps float32 shards and casts what it gathers; the model's
-            parameters are left alone then.
+            parameters are left alone then, and its buffers are cast as without it.
     """
     norms = [m for m in model.modules() if isinstance(m, NORMS)]
     separate = plan.norm_dtype != plan.param_dtype
     half = plan.norm_dtype in ("bfloat16", "float16")
-    if not (sharded_masters and plan.master_weights):
-        cast_floating(model, getattr(torch, plan.param_dtype))
-        for norm in norms:
-            cast_floating(norm, getattr(torch, plan.norm_dtype))
+    cast = cast_buffers if sharded_masters and plan.master_weights else cast_floating
+    cast(model, getattr(torch, plan.param_dtype))
+    for norm in norms:
+        cast(norm, getattr(torch, plan.norm_dtype))
     if half or separate:
         for norm in norms:
-            if isinstance(norm, nn.LayerNorm):  # BatchNorm takes half inputs beside float32 weights
+            if not isinstance(norm, nn.LayerNorm):
+                continue  # BatchNorm takes half inputs beside float32 weights
+            if type(norm).forward is nn.LayerNorm.forward:
                 become(norm, HalfLayerNorm if half else Float32LayerNorm)
+            elif not half:
+                become(norm, InFloat32)
     return model
 
 
@@ -137,6 +150,14 @@ def cast_floating(module: nn.Module, dtype: torch.dtype) -> None:
         return tensor.to(beside) if tensor.is_complex() else tensor
 
     module._apply(cast)
+
+
+def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating-point buffers in place."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)
 
 
 def set_process_flags(cell: CellSpec) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
 
@@ -177,6 +177,10 @@ class Precision(Technique):
         return model
 
 
+TWIN_BUCKET_MIB = 0.125
+"""A nano twin has some 40,000 parameters: three buckets in float64, two in float32."""
+
+
 class Sharding(Technique):
     """Who holds parameters, gradients and optimizer state among data-parallel ranks."""
 
@@ -191,6 +195,10 @@ class Sharding(Technique):
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from that with exact gradients."""
         return 0.0
+
+    def of_twin(self) -> Self:
+        """Return the choice for a nano twin, whose gradients fill several buckets as the cell's do."""
+        return self
 
     @abstractmethod
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":

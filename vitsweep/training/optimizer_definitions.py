@@ -109,10 +109,10 @@ class PlainImplementation:
         return {name: copy.detach().clone() for name, copy in self._copies.items()}
 
 
-def series_apart(model: nn.Module, choice: OptimizerChoice) -> str:
+def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES) -> str:
     """Train a few tensors of a plain model on prescribed gradients; say what leaves the definition.
 
-    The gradients of `SERIES` steps change their scale over four decades and their signs, and vanish in
+    The gradients of the steps change their scale over four decades and their signs, and vanish in
     some steps. Weights, dequantized state and step counts are compared at the end, in float32.
     Four steps would hardly show another beta2.
 
@@ -127,7 +127,7 @@ def series_apart(model: nn.Module, choice: OptimizerChoice) -> str:
     update = equations or PlainImplementation(choice, inside)
     wanted = dict(first)
     generator = torch.Generator().manual_seed(0)
-    for step in range(SERIES):
+    for step in range(steps):
         scale = 0.0 if step % 17 == 5 else 10.0 ** (2 * sin(step / 7) - 2)
         gradients = {n: scale * torch.randn(p.shape, generator=generator) for n, p in named.items()}
         gradients = {n: g.to(first[n].device) for n, g in gradients.items()}
@@ -140,28 +140,30 @@ def series_apart(model: nn.Module, choice: OptimizerChoice) -> str:
     allowed = max(1e-3, 15 * choice.relative_tolerance(), ORTHOGONAL * isinstance(choice, Muon))
     for name, parameter in named.items():
         found, moved = parameter.detach() - first[name], wanted[name] - first[name]
-        rounding = SERIES**0.5 * 2.0**-22 * first[name].norm()
+        rounding = steps**0.5 * 2.0**-22 * first[name].norm()
         if (
-            text := _told(f"weight `{name}`", found, moved, allowed, float(rounding))
+            text := _told(f"weight `{name}`", found, moved, steps, allowed, float(rounding))
         ) or equations is None:
             return text
         held, defined = optimizer.state.get(parameter, {}), equations.state[name]
         for key in held.keys() & defined.keys():
             what = f"state `{key}` of `{name}`"
-            text = _told(what, _dequantized(held[key]), defined[key], allowed)
+            text = _told(what, _dequantized(held[key]), defined[key], steps, allowed)
             if text:
                 return text
     return ""
 
 
-def _told(what: str, found: Tensor, wanted: Any, allowed: float, rounding: float = 0.0) -> str:
+def _told(
+    what: str, found: Tensor, wanted: Any, steps: int, allowed: float, rounding: float = 0.0
+) -> str:
     wanted = torch.as_tensor(wanted, dtype=torch.float64, device=found.device)
     apart, size = float((found.double() - wanted).norm()), float(wanted.norm())
     if apart <= allowed * size + rounding:
         return ""
     return (
         f"{what} differs from the optimizer's definition by {apart / (size or 1):.3g} of its norm (L2) after "
-        f"{SERIES} updates, where rounding explains {allowed:g} at most,"
+        f"{steps} updates, where rounding explains {allowed:g} at most,"
     )
 
 

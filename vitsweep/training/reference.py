@@ -109,7 +109,10 @@ class PlainModel:
             _cast(norm, getattr(torch, self._plan.norm_dtype))
             if isinstance(norm, nn.LayerNorm) and self._dtype in HALF:
                 is_half = getattr(torch, self._plan.norm_dtype) in HALF
-                vars(norm)["forward"] = partial(_norm_with_wide_sums, norm, is_half)
+                if type(norm).forward is nn.LayerNorm.forward:
+                    vars(norm)["forward"] = partial(_norm_with_wide_sums, norm, is_half)
+                elif not is_half:  # a class that normalises other axes
+                    vars(norm)["forward"] = partial(_own_norm_in_float32, norm)
 
     def step(
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: MicroBatch, step: int
@@ -177,6 +180,11 @@ def _norm_with_wide_sums(norm: nn.LayerNorm, is_half: bool, x: Tensor) -> Tensor
     if bias is not None:
         scaled = scaled + bias.float()
     return normed + (scaled - scaled.detach()).to(x.dtype)  # zeros, with these gradients
+
+
+def _own_norm_in_float32(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    found: Tensor = type(norm).forward(norm, x.float())
+    return found.to(x.dtype)
 
 
 def _all_finite(gradients: dict[str, Tensor]) -> bool:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import PrecisionPlan, Sharding
+from vitsweep.spec.technique import TWIN_BUCKET_MIB, PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ class Ddp(Sharding):
         if self.gradient_dtype and world.shape.gradient_shares > 1:
             _exchange_in(getattr(torch, self.gradient_dtype), wrapped, world.gradient_group())
         return wrapped
+
+    def of_twin(self) -> Self:
+        """Exchange the gradients of a nano model in several buckets."""
+        return replace(self, bucket_mib=min(self.bucket_mib, TWIN_BUCKET_MIB))
 
     def relative_tolerance(self) -> float:
         """Gradients in bfloat16 keep 8 bits of mantissa."""

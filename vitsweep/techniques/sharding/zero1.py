@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from annotated_types import Gt
 
-from vitsweep.spec.technique import PrecisionPlan, Sharding
+from vitsweep.spec.technique import TWIN_BUCKET_MIB, PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
 
 if TYPE_CHECKING:
@@ -48,6 +48,10 @@ class Zero1(Sharding):
         group = (world.gradient_group() or dist.group.WORLD) if dist.is_initialized() else None
         dtype = getattr(torch, self.gradient_dtype) if self.gradient_dtype else None
         return ShardedReplica(model, group, self.bucket_mib, dtype)
+
+    def of_twin(self) -> Self:
+        """Exchange the gradients of a nano model in several buckets."""
+        return replace(self, bucket_mib=min(self.bucket_mib, TWIN_BUCKET_MIB))
 
     def relative_tolerance(self) -> float:
         """Gradients in bfloat16 keep 8 bits of mantissa."""
