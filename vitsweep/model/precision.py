@@ -92,7 +92,7 @@ class InFloat32(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute in float32; return the dtype of the input."""
-        found: Tensor = super().forward(input.float())  # type: ignore[misc]
+        found: Tensor = super().forward(input.float())
         return found.to(input.dtype)
 
 
