@@ -238,7 +238,8 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     """
     choice = exact_twin(twin).optimizer
     with torch.random.fork_rng():
-        many = nn.Linear(*MANY_NUMBERS, device=world.device)
+        large = nn.Linear(*MANY_NUMBERS, device=world.device)
+    many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
     _agree(fault, "alone", twin)
 
