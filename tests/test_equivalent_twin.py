@@ -199,3 +199,11 @@ def test_a_twin_is_nano_and_keeps_every_technique() -> None:
 
 def test_in_float64_nothing_but_rounding_differs() -> None:
     assert prove(alone("precision.dtype=float64"), lone_world()) < 1e-12
+
+
+def test_gradients_of_a_twin_fill_several_buckets_but_under_a_compiler_that_takes_large_ones() -> (
+    None
+):
+    two = ("sharding=ddp", "resources.ranks_per_node=2")
+    assert twin_of(cell(*two)).sharding.bucket_mib < 0.2
+    assert twin_of(cell(*two, "compilation=compile_model")).sharding.bucket_mib >= 1

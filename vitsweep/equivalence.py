@@ -105,7 +105,10 @@ def twin_of(cell: CellSpec) -> CellSpec:
         accumulation_steps=cell.batch.accumulation_steps,
         resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
     )
-    precision, sharding = cell.precision.of_twin(), cell.sharding.of_twin()
+    # torch's compiler takes no buckets below 1 MiB, which a nano model does not fill
+    compiled = cell.compilation.scope != "nothing"
+    sharding = cell.sharding if compiled else cell.sharding.of_twin()
+    precision = cell.precision.of_twin()
     twin = replace(cell, model=model, batch=batch, precision=precision, sharding=sharding)
     return _padded_alike(twin, cell)
 
