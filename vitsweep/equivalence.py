@@ -590,7 +590,9 @@ class _Leg:
             return ""
         found = {n: b for n, b in self._buffers().items() if n in wanted}
         norms = _norms({n: wanted[n] for n in found})
-        allowed = EXACT if self._is_exact else 8 * self._roundoff
+        # a running mean is small beside the numbers that it is the mean of: 18 u in a compiled ResNet
+        times = 64 if self._roundoff == ROUNDOFF[torch.float32] else 8
+        allowed = EXACT if self._is_exact else times * self._roundoff
         bounds = {n: allowed * norm for n, norm in norms.items()}
         apart = _norms(_minus(found, {n: wanted[n] for n in found}))
         return _furthest("buffer", apart, bounds, norms)
