@@ -240,9 +240,12 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     Stochastic rounding, which would hide small ones, is left to the twin in its own precision.
     """
     choice = exact_twin(twin).optimizer
-    with torch.random.fork_rng():
-        large = nn.Linear(*MANY_NUMBERS, device=world.device)
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # of the CPU alone: a rank must not touch all GPUs of a node
+        large = nn.Linear(*MANY_NUMBERS)
     many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
+    many.to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
     _agree(fault, "alone", twin)
 
@@ -590,9 +593,7 @@ class _Leg:
             return ""
         found = {n: b for n, b in self._buffers().items() if n in wanted}
         norms = _norms({n: wanted[n] for n in found})
-        # a running mean is small beside the numbers that it is the mean of: 18 u in a compiled ResNet
-        times = 64 if self._roundoff == ROUNDOFF[torch.float32] else 8
-        allowed = EXACT if self._is_exact else times * self._roundoff
+        allowed = EXACT if self._is_exact else 8 * self._roundoff
         bounds = {n: allowed * norm for n, norm in norms.items()}
         apart = _norms(_minus(found, {n: wanted[n] for n in found}))
         return _furthest("buffer", apart, bounds, norms)

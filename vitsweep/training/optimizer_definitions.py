@@ -116,6 +116,11 @@ def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES)
     some steps. Weights, dequantized state and step counts are compared at the end, in float32.
     Four steps would hardly show another beta2.
 
+    Args:
+        model: a plain one; it is trained.
+        choice: gives the optimizer and its definition.
+        steps: number of updates.
+
     Returns:
         What differs by how much; "" where nothing does.
     """
