@@ -21,6 +21,7 @@ from vitsweep.equivalence import (
     WrongResultError,
     _global_batch,
     _share_of_replicas,
+    exact_twin,
     proof_of,
     prove,
     twin_of,
@@ -207,3 +208,10 @@ def test_gradients_of_a_twin_fill_several_buckets_but_under_a_compiler_that_take
     two = ("sharding=ddp", "resources.ranks_per_node=2")
     assert twin_of(cell(*two)).sharding.bucket_mib < 0.2
     assert twin_of(cell(*two, "compilation=compile_model")).sharding.bucket_mib >= 1
+
+
+def test_a_cell_in_float64_is_not_compared_in_float32_first() -> None:
+    resnet = cell("model=resnet50", "data=synthetic", "precision=fp32")
+    assert exact_twin(twin_of(resnet)).precision.plan().param_dtype == "float32"  # it has BatchNorm
+    wide = cell("model=resnet50", "data=synthetic", "precision=fp32", "precision.dtype=float64")
+    assert exact_twin(twin_of(wide)).precision.plan().param_dtype == "float64"

@@ -139,9 +139,9 @@ def exact_twin(twin: CellSpec) -> CellSpec:
     weights that are rounded to it at random.
     """
     on_gpu = twin.resources.device == "cuda"
-    dtype: Literal["float32", "float64"] = (
-        "float32" if on_gpu or twin.model.norms_over_batch else "float64"
-    )
+    may_lack_it = on_gpu or twin.model.norms_over_batch
+    is_there = twin.precision.plan().param_dtype == "float64"
+    dtype: Literal["float32", "float64"] = "float32" if may_lack_it and not is_there else "float64"
     exact = FullPrecision(name=dtype, dtype=dtype, tf32=False)
     is_exact = twin.precision.plan() == exact.plan()
     changed: dict[str, Any] = {"precision": twin.precision if is_exact else exact}
