@@ -12,7 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.cells import GPU_NODE, cell
+from tests.cells import GPU_NODE, cell, entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
@@ -211,7 +211,7 @@ def test_gradients_of_a_twin_fill_several_buckets_but_under_a_compiler_that_take
 
 
 def test_a_cell_in_float64_is_not_compared_in_float32_first() -> None:
-    resnet = cell("model=resnet50", "data=synthetic", "precision=fp32")
+    resnet = entry("model=resnet_nano", "precision=fp32").spec
     assert exact_twin(twin_of(resnet)).precision.plan().param_dtype == "float32"  # it has BatchNorm
-    wide = cell("model=resnet50", "data=synthetic", "precision=fp32", "precision.dtype=float64")
+    wide = entry("model=resnet_nano", "precision=fp32", "precision.dtype=float64").spec
     assert exact_twin(twin_of(wide)).precision.plan().param_dtype == "float64"
