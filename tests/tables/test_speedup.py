@@ -270,9 +270,10 @@ def lost(status: Status, base: int = 0, fast: int = 2) -> DataFrame:
 @pytest.mark.parametrize(
     ("status", "words"),
     [(Status.timed_out, "timed out"), (Status.killed, "was killed"),
-     (Status.out_of_memory, "ran out of memory")],
+     (Status.out_of_memory, "ran out of memory"), (Status.wrong, "was wrong"),
+     (Status.diverged, "diverged")],
 )  # fmt: skip
-def test_a_cell_that_lost_runs_to_their_length_or_size_is_not_called_faster(
+def test_a_cell_that_lost_runs_to_their_length_size_or_results_is_not_called_faster(
     status: Status, words: str
 ) -> None:
     row = one(speedup_over(lost(status), BASELINES), "fast")

@@ -32,6 +32,7 @@ from vitsweep.tables.stats import (
     mean_p_value,
 )
 from vitsweep.tables.valid_runs import (
+    DISQUALIFYING,
     KeyedRuns,
     checked_cells,
     checked_runs,
@@ -257,9 +258,11 @@ def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
 
 EQUAL_AT_A_LOOK = 1.05
 """A ratio below this is told as equal, of a single short run."""
-SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory)
-"""Ends that a slow or large run meets more often than another: blocks without it are no random choice."""
+SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory, *DISQUALIFYING)
+"""Ends that one run meets more often than another: blocks without it are no random choice."""
 ENDED = {
+    str(Status.wrong): "was wrong",
+    str(Status.diverged): "diverged",
     str(Status.timed_out): "timed out",
     str(Status.killed): "was killed",
     str(Status.out_of_memory): "ran out of memory",
