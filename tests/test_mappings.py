@@ -168,6 +168,8 @@ def test_what_does_not_fit_is_said_before_anything_runs(
     reasons = entry(*MASKED, OWN_LOSS, *overrides).reasons
     assert any(words in reason for reason in reasons), reasons
     assert all(reason.endswith(".") for reason in reasons)
+    if "the entry `name`" in words:
+        assert len(reasons) == 1, "of what it holds besides nothing is known"
     if "is the side of an image" in words or "set `model.twin_batch=" in words:
         assert not any("Masked` raised" in reason for reason in reasons), "which is not at fault"
 

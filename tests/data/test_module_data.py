@@ -39,6 +39,7 @@ def indices(batches):
         ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
         ("MapStyle", ("++data.arguments.num_images=8",), "than the 8 training images of `data=module`"),
         ("MapStyle", ("task=train",), "tests on 0 images"),
+        ("LabelsTooLarge", (), "the label 10, and with `data.num_classes=10` labels are from 0 to 9"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_the_data_is_said_before_anything_runs(target, overrides, words):

@@ -89,12 +89,21 @@ def _inspect(data: "ModuleData") -> Inspected:
         first = train[0] if _is_map_style(train) else next(iter(train))
         item = as_item(first, 0, data.target)
         is_mapping = isinstance(item, dict)
+        label = item.get(data.label) if is_mapping else torch.tensor(item[1])
+        fault = ""
+        if label is not None and label.numel() == 1 and not 0 <= label.item() < data.num_classes:
+            fault = (
+                f"`data.target={data.target}` gave item 0 the label {label.item()}, and with "
+                f"`data.num_classes={data.num_classes}` labels are from 0 to {data.num_classes - 1}: set "
+                "it, or number the classes from 0."
+            )
         num_test = 0
         if data.test_arguments is not None:
             test = data.call(training=False)
             num_test = len(test) if _is_map_style(test) else data.num_images or 0
         num_train = len(train) if _is_map_style(train) else data.num_images
         return Inspected(
+            fault,
             shape=() if is_mapping else tuple(item[0].shape),
             entries={name: shown(part) for name, part in item.items()} if is_mapping else {},
             num_train=num_train,

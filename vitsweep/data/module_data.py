@@ -89,7 +89,8 @@ class ModuleData(Data):
 
         found = inspected(self)
         yield from self.shape_faults(cell)
-        yield from self._mapping_conflicts(cell, found.entries)
+        if not found.error:  # else nothing is known of the items
+            yield from self._mapping_conflicts(cell, found.entries)
         if found.num_train is not None:
             more = "more images from `data.target`"
             if self.test_arguments is None:
