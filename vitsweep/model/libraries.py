@@ -1,10 +1,13 @@
 """Factories for `model=timm` and `model=transformers`: models of these packages with random weights."""
 
+import os
 from typing import Any
 
 from torch import nn
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
+
+HUB_SECONDS = 3.0
 
 
 def timm_model(name: str, **arguments: Any) -> nn.Module:
@@ -17,6 +20,8 @@ def timm_model(name: str, **arguments: Any) -> nn.Module:
     """
     import timm
 
+    if name.startswith(("hf-hub:", "hf_hub:")):
+        _is_cached(name.partition(":")[2].partition("@")[0])
     try:
         model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     except TypeError as error:
@@ -46,7 +51,31 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
             default = getattr(AutoConfig.for_model(name), "image_size", None)
             if isinstance(default, (list, tuple)):  # Hiera: one side per axis
                 arguments["image_size"] = [arguments["image_size"]] * len(default)
-        config = source(name, **arguments)
+        kept = {"local_files_only": True} if "/" in name and _is_cached(name) else {}
+        config = source(name, **arguments, **kept)
         config.architectures = config.architectures or []  # DeiT and LeViT have several
         model: nn.Module = AutoModelForImageClassification.from_config(config)
     return model
+
+
+def _is_cached(repository: str) -> bool:
+    """Return whether a configuration is on this machine; else ask the hub once whether it is there.
+
+    The libraries would ask again for 20 s.
+
+    Raises:
+        OSError: the hub cannot be reached.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        kept = os.path.isdir(repository) or try_to_load_from_cache(repository, "config.json")
+        if isinstance(kept, str) or kept is True:
+            return True
+        get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_SECONDS)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        pass  # of which the libraries have more to say
+    except Exception as error:  # of the HTTP client that this version has
+        raise OSError(f"the Hugging Face hub does not answer: {error}") from error
+    return False
