@@ -342,3 +342,73 @@ class Named(Blocks):
 
     def forward(self, images: Tensor) -> Any:
         return {"features": images.mean((1, 2, 3)), "logits": super().forward(images)}
+
+
+class Normalises(Residual):
+    """Divides its own matrix by its norm in each forward pass."""
+
+    def __init__(self, replaces: bool = False) -> None:
+        super().__init__(16)
+        self.replaces = replaces
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.module.weight
+        normed = weight.data / weight.data.norm()
+        if self.replaces:
+            weight.data = normed
+        else:
+            weight.data.copy_(normed)
+        return super().forward(x)
+
+
+def with_written_weights(replaces: bool = False) -> nn.Module:
+    return Blocks([Normalises(replaces), Normalises(replaces)])
+
+
+def with_lazy_linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+
+
+class TwoHeads(Blocks):
+    """Returns logits and the brightness of each image."""
+
+    def __init__(self) -> None:
+        super().__init__([Residual(16), Residual(16)])
+        self.brightness = nn.Linear(64, 1)
+
+    def forward(self, images: Tensor) -> Any:
+        return super().forward(images), self.brightness(images.flatten(1))[:, 0]
+
+
+def of_both(outputs: Any, batch: Any) -> Tensor:
+    (logits, brightness), (images, labels) = outputs, batch
+    classes = nn.functional.cross_entropy(logits, labels)
+    return classes + (brightness - images.mean((1, 2, 3))).square().mean()
+
+
+def of_values(outputs: Any, batch: Any) -> Tensor:
+    return outputs.values.mean()
+
+
+class OfWords(Blocks):
+    """Tokens (B, N) -> logits (B, 10); images go past the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__([Residual(16), Residual(16)])
+        self.words = nn.Embedding(50, 16)
+
+    def forward(self, tokens: Tensor, **unread: Any) -> Tensor:
+        if tokens.is_floating_point():
+            return self.head(self.stem(tokens.flatten(1)))
+        x = self.words(tokens).mean(1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class KeepsResults(Blocks):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__([Residual(16), Residual(16)])
+        self.kept = self.head.weight * 2

@@ -13,7 +13,18 @@ import vitsweep
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks, placed
-from tests.user_modules import with_ties, with_written_buffer
+from tests.user_modules import (
+    Blocks,
+    KeepsResults,
+    OfWords,
+    Residual,
+    with_batch_norm,
+    with_lazy_linear,
+    with_ties,
+    with_unused_parameters,
+    with_written_buffer,
+    with_written_weights,
+)
 from vitsweep.equivalence import prove
 from vitsweep.errors import ImpossibleCellError
 from vitsweep.model.build import first_model
@@ -25,6 +36,7 @@ from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 BASE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")
+UNPROVED = "measurement.prove=none"
 ONE = ("resources.ranks_per_node=1", "sharding=none")
 
 
@@ -72,6 +84,13 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
          "`layers.0.module.weight`, `layers.1.module.weight`"),
         ("without_blocks", ("optimizer=muon",), "has none at `model.blocks=auto`"),
         ("with_dropout", (), "draws random numbers in training, in `layers.0.1`, `layers.1.1`"),
+        ("with_written_weights", (), "writes its own weights in the forward pass, `layers.0.module.weight`"),
+        ("with_written_weights", (UNPROVED, "sharding=fsdp"), "`sharding=fsdp` updates tensors of its own"),
+        ("with_written_weights", (UNPROVED, "precision=O2"), "`precision=O2` updates tensors of its own"),
+        ("with_written_weights", (UNPROVED, "memory=recompute_blocks"), "blocks` runs blocks twice, and"),
+        ("with_written_weights", (UNPROVED, "sharding=zero1", "++model.arguments.replaces=true"),
+         "use `sharding=ddp`, or compute these by `torch.nn.utils.parametrize`."),
+        ("with_lazy_linear", (), "has parameters without a shape, in `LazyLinear`: pass one batch"),
     ],
 )  # fmt: skip
 def test_what_techniques_cannot_do_with_a_module_is_said_by_name(
@@ -90,6 +109,8 @@ def test_what_techniques_cannot_do_with_a_module_is_said_by_name(
         ("with_ties_in_one_unit", ("sharding=fsdp",)),
         ("with_dropout", ("measurement.prove=none",)),
         ("with_dropout", ("++model.twin_arguments.rate=0",)),
+        ("with_written_weights", (UNPROVED,)),
+        ("with_written_weights", (UNPROVED, "sharding=zero1")),
     ],
 )
 def test_what_they_can_do_is_not_refused(target: str, overrides: tuple[str, ...]) -> None:
@@ -182,11 +203,86 @@ def test_muon_takes_the_matrices_of_the_blocks_that_are_named() -> None:
     ("build", "technique", "words"),
     [
         (with_written_buffer, "memory=recompute_blocks", "`layers.0.calls`, `layers.1.calls`"),
+        (
+            with_written_weights,
+            "sharding=fsdp",
+            "`layers.0.module.weight`, `layers.1.module.weight`",
+        ),
         (with_ties, "sharding=fsdp", "`layers.0.module.weight`, `layers.1.module.weight`"),
+        (
+            with_lazy_linear,
+            "sharding=ddp",
+            "The Sequential has parameters without a shape, in `LazyLinear`",
+        ),
     ],
 )
 def test_apply_refuses_what_plan_refuses(
     build: Callable[[], nn.Module], technique: str, words: str
 ) -> None:
-    with pytest.raises(ImpossibleCellError, match=re.escape(words)):
-        vitsweep.apply(f"{technique} resources.threads_per_rank=1", build())
+    with (
+        pytest.raises(ImpossibleCellError, match=re.escape(words)),
+        vitsweep.apply(f"{technique} resources.threads_per_rank=1", build()) as applied,
+    ):
+        applied.step(BATCH)
+
+
+BATCH = torch.rand(8, 1, 8, 8), torch.arange(8)
+
+
+def stepped(model: nn.Module, technique: str, batch: Any = BATCH, loss: Any = None) -> float:
+    with vitsweep.apply(f"{technique} resources.threads_per_rank=1", model, loss) as applied:
+        first, _ = (applied.step(batch) for _ in range(2))
+    return float(first)
+
+
+def test_apply_looks_at_a_model_with_the_callers_own_batch() -> None:
+    words, labels = torch.arange(24).view(8, 3), torch.arange(8)
+    for batch in ((words, labels), {"tokens": words, "label": labels}):
+        torch.manual_seed(0)
+        model = OfWords()
+        wanted = nn.functional.cross_entropy(model(words), labels).item()
+
+        def loss(outputs: Tensor, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(outputs, batch["label"])
+
+        own = loss if isinstance(batch, dict) else None
+        found = stepped(model, "sharding=fsdp memory=recompute_blocks", batch, own)
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1"])
+def test_apply_lets_parameters_without_a_gradient_be(sharding: str) -> None:
+    model = with_unused_parameters()
+    before = model.old_head.weight.detach().clone()  # type: ignore[union-attr, operator]
+    stepped(model, f"sharding={sharding}")
+    assert torch.equal(model.old_head.weight, before)  # type: ignore[union-attr]
+
+
+def test_a_model_that_cannot_be_copied_or_run_without_values_is_named() -> None:
+    with pytest.warns(
+        UserWarning, match=r"KeepsResults cannot be copied \(.*does not see weights and buf"
+    ):
+        stepped(KeepsResults(), "sharding=ddp")
+    reads_values = Blocks([Residual(16), Residual(16)])
+    reads_values.register_forward_hook(
+        lambda module, inputs, outputs: outputs * outputs.sum().item() ** 0
+    )
+    with pytest.warns(UserWarning, match="Blocks cannot be run on this batch without values"):
+        stepped(reads_values, "sharding=ddp")
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss", "words"),
+    [
+        ((BATCH[0], BATCH[1] + 3), None, "the label 10, and the model returns 10 logits, for labels from 0"),
+        ({"images": BATCH[0]}, None, "give `vitsweep.apply` a `loss`"),
+        (BATCH, lambda outputs, batch: outputs.sum(1), "returned a tensor (8,), and it must be a tensor"),
+        (({"x": BATCH[0], "name": ["a"] * 8}, BATCH[1]), None, "a string at [0]['name'][0]"),
+    ],
+)  # fmt: skip
+def test_a_batch_or_loss_that_cannot_be_trained_on_is_said(
+    batch: Any, loss: Any, words: str
+) -> None:
+    parts = "batch.accumulation_steps=2 " if "string" in words else ""
+    with pytest.raises(vitsweep.VitsweepError, match=re.escape(words)):
+        stepped(with_batch_norm(), f"{parts}sharding=ddp", batch, loss)

@@ -1,7 +1,11 @@
 """`model=module`: a factory of the user's is checked, built, counted and proved like our own models."""
 
+import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -62,6 +66,10 @@ def only_reason(target: str, *overrides: str) -> str:
         ("build", ("precision=fp8", "precision.emulate=true"), "use `precision=O1`"),
         ("build", ("model.loss=tests.user_modules.nosuch",), "user_modules.nosuch` cannot be imported"),
         ("build", ("model.loss=focal",), "must name a function of outputs and batch"),
+        ("TwoHeads", ("model.output=1", "model.loss=tests.user_modules.of_both"),
+         "for outputs a tensor (2,) of torch.float32 (`model.output=1` of the model's) and a batch"),
+        ("Returns", ("++model.arguments.kind=object", "model.loss=tests.user_modules.of_values"),
+         "in which no tensor has a gradient"),
         ("build", (*TRAINED[:-1], "task.label_smoothing=0.1"), "is part of the cross entropy"),
         ("build", (*TRAINED, "recipe.mixup_alpha=0.2"), "mixes images and labels"),
     ],
@@ -115,6 +123,29 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
     assert "model_9 and 290 more" in long
     assert "model_10" not in long
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    asked = []
+
+    def closes(listener: socket.socket) -> None:
+        with suppress(OSError):  # it is closed
+            while True:
+                connection, address = listener.accept()
+                connection.close()
+                asked.append(address)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=closes, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        [reason] = entry("model=transformers", "model.name=nobody/nothing", *MODULE[1:]).reasons
+    assert "(the Hugging Face hub does not answer: " in reason
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("target", ["build", ".build", "tests.user_modules.", "tests build.x"])
@@ -273,6 +304,14 @@ def test_a_loss_of_ones_own_is_trained_and_proved(tmp_path):
     for rank, (loss, _) in enumerate(found):
         batch = next(iter(cell.data.open(cell, lone_world(rank, replicate=2)).train(0)))
         assert loss == pytest.approx(focal(model(batch[0]), batch).item(), rel=0.01)
+
+
+def test_a_loss_gets_all_that_the_model_returns():
+    cell = planned("TwoHeads", "model.loss=tests.user_modules.of_both", "sharding=none",
+                   "resources.ranks_per_node=1")  # fmt: skip
+    assert not cell.reasons
+    assert prove(cell.spec, lone_world()) < 1e-5
+    assert counted(cell.spec.model, 8).num_parameters > 65
 
 
 def test_the_proof_finds_a_module_that_computes_something_else_under_a_technique():

@@ -1,7 +1,8 @@
 """`vitsweep.apply`: the techniques of a cell around a model, in a training loop of one's own."""
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 Cell: TypeAlias = "CellSpec | os.PathLike[str] | Mapping[str, Any] | Series | Overrides"
 """What names a cell: a row of a table, the path of a frozen `cell.yaml`, or overrides."""
 Loss = Callable[[Any, Any], "Tensor"]
+IGNORED = -100
+"""The label of which `torch.nn.functional.cross_entropy` takes no notice."""
 
 
 def apply(
@@ -73,7 +76,7 @@ def apply(
     Raises:
         BadValueError: the cell cannot be read.
         ImpossibleCellError: a technique lacks something that this model, loss or world has not; all
-            reasons are named.
+            reasons are named. What only a pass of the model shows, its first `step` says.
         VitsweepError: the cell is for another number of ranks, or the model is in use already.
     """
     if "draws" in vars(model):
@@ -84,13 +87,33 @@ def apply(
     spec = for_model(_spec_of(cell, config_dir), model)
     own = refused_with_own_loss(spec, "loss") if loss is not None else ()
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
+    copy = None
     if isinstance(spec.model, ModuleSpec):
-        from vitsweep.model.user_module import given_problems
+        from vitsweep.model.user_module import copied, images_of, look_at_given
 
-        reasons += given_problems(model, spec)
+        try:
+            copy = copied(model)
+        except BadValueError as error:  # it has no shapes
+            reasons.append(str(error))
+        except Exception as error:  # a module that keeps results of operations
+            _not_looked_at(model, "cannot be copied", error)
+        else:
+            reasons += look_at_given(copy, spec)[1]
+            images = images_of(spec.model, 2, spec.batch.resolution_px)  # which it may not take
+            vars(model)["unused_parameters"] = look_at_given(copy, spec, images)[0].unused
     if reasons:
         raise ImpossibleCellError(reasons)
-    return Applied(spec, model, loss)
+    return Applied(spec, model, loss, copy)
+
+
+def _not_looked_at(model: "nn.Module", why: str, error: Exception) -> None:
+    if _place()[0] == 0:
+        warnings.warn(
+            f"{type(model).__name__} {why} ({type(error).__name__}: {' '.join(str(error).split())}), so that "
+            "vitsweep does not see weights and buffers that it writes, or parameters and modules that it "
+            "leaves out, with which some techniques compute something else.",
+            stacklevel=3,
+        )
 
 
 class Applied:
@@ -103,12 +126,18 @@ class Applied:
         optimizer: whose parameter groups hold `lr`, for a schedule.
     """
 
-    def __init__(self, cell: CellSpec, model: "nn.Module", loss: Loss | None) -> None:
+    def __init__(
+        self,
+        cell: CellSpec,
+        model: "nn.Module",
+        loss: Loss | None,
+        copy: "nn.Module | None" = None,
+    ) -> None:
         from vitsweep.model.block import mark_layers
         from vitsweep.model.user_module import find_blocks
         from vitsweep.parallelize import parallelize
 
-        self.cell = cell
+        self.cell, self._copy, self._has_stepped = cell, copy, False
         self.world = _PROCESS.enter(self)
         try:
             if isinstance(cell.model, ModuleSpec):
@@ -141,12 +170,68 @@ class Applied:
 
         Raises:
             VitsweepError: the batch does not split evenly, or `close` was called.
+            ImpossibleCellError: in the first step, before anything is trained: a technique cannot do what
+                the model does with this batch, or a label is none of the model's.
         """
         _PROCESS.set_flags(self)
         trainer, parts = self._trainer, self.cell.batch.accumulation_steps
-        loss = trainer.step(iter(_split(batch, parts, self.world.device)))
+        micro_batches = _split(batch, parts, self.world.device)
+        if not self._has_stepped:
+            if reasons := [*self._faults(micro_batches[0])]:
+                raise ImpossibleCellError(reasons)
+            self._has_stepped, self._copy = True, None
+        loss = trainer.step(iter(micro_batches))
         del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
+
+    def _faults(self, batch: Any) -> Iterator[str]:
+        """Look at what the model does with a batch, and at its labels."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        from vitsweep.model.module_look import listed, logits_of
+        from vitsweep.model.user_module import look_at_given
+        from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
+        from vitsweep.training.trainer import labels_of, unwrapped
+
+        cell, trainer, model = self.cell, self._trainer, unwrapped(self.model)
+        classes = 0 if isinstance(cell.model, ModuleSpec) else cell.model.num_classes
+        by_name = isinstance(batch, Mapping)
+        if not trainer.own_loss and by_name and getattr(cell.data, "label", None) not in batch:
+            yield (
+                "The cross entropy needs labels, and the cell says of none of the entries "
+                f"{listed(list(batch))} that it holds them (`data.label`): give `vitsweep.apply` a `loss`."
+            )
+            return
+        if self._copy is not None:
+            if self._copy.training != model.training:
+                self._copy.train(model.training)
+            loss = None if trainer.own_loss else trainer.criterion  # one's own may count its calls
+            seen = batch if by_name else (trainer.cast(batch[0]), *batch[1:])
+            look, reasons = look_at_given(self._copy, cell, seen, loss)
+            yield from reasons
+            if look.error:
+                _not_looked_at(model, "cannot be run on this batch without values", look.error)
+            awaits_all = isinstance(self.model, DistributedDataParallel | ShardedReplica)
+            if look.unused and awaits_all and not getattr(model, "unused_parameters", ()):
+                yield (
+                    f"`sharding={cell.sharding.name}` waits for gradients of all parameters, and this loss "
+                    f"has none for {listed(look.unused)}: freeze them by `requires_grad_(False)`, or use "
+                    "`sharding=fsdp`."
+                )
+            shape: tuple[int, ...] = getattr(logits_of(look.outputs), "shape", ())
+            classes = shape[1] if len(shape) > 1 else 0
+        if (
+            trainer.own_loss
+            or not classes
+            or (labels := labels_of(cell, batch)).is_floating_point()
+        ):
+            return
+        outside = labels[((labels < 0) | (labels >= classes)) & (labels != IGNORED)]
+        if len(outside):
+            yield (
+                f"The batch has the label {int(outside[0])}, and the model returns {classes} logits, for "
+                f"labels from 0 to {classes - 1}: let it return more, or number the classes from 0."
+            )
 
     def predict(self, inputs: "Tensor | Mapping[str, Any]") -> Any:
         """Return the model's outputs in the cell's precision, without gradients; every rank calls it.
@@ -405,11 +490,17 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
     """Cut all tensors of a batch along the first axis, and move them to the device.
 
     Raises:
-        VitsweepError: they do not split evenly.
+        VitsweepError: they do not split evenly, or there are texts.
     """
     import torch
-    from torch.utils._pytree import tree_leaves, tree_map_only
+    from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_only
 
+    texts = [keystr(path) for path, leaf in tree_leaves_with_path(batch) if isinstance(leaf, str)]
+    if texts and parts > 1:
+        raise VitsweepError(
+            f"The batch holds a string at {texts[0]}, and only tensors can be cut into "
+            f"`batch.accumulation_steps={parts}` parts: leave it out."
+        )
     lengths = {len(t) for t in tree_leaves(batch) if isinstance(t, torch.Tensor) and t.ndim}
     if len(lengths) != 1 or (length := lengths.pop()) % parts:
         raise VitsweepError(

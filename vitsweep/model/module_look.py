@@ -3,14 +3,15 @@
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vitsweep.model.block import layers_of
 
@@ -27,6 +28,8 @@ class Look:
         error: what the pass raised.
         draws: paths of the modules that drew random numbers, or classes of those without a path.
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
+        rewritten: parameters that the forward pass wrote or replaced.
+        replaced: those that lie in other memory since.
         unused: trained parameters that got no gradient.
         matrices: weights with two axes in blocks.
         uncalled: blocks whose `forward` was not called.
@@ -41,6 +44,8 @@ class Look:
     error: Exception | None = None
     draws: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     tied: tuple[tuple[tuple[str, int], ...], ...] = ()
     matrices: int = 0
@@ -66,15 +71,16 @@ def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def look_at(
     module: nn.Module,
-    batch: Any,
+    batch: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     device: str = "meta",
 ) -> Look:
-    """Run a forward and backward pass of a module in training mode.
+    """Run a forward and backward pass of a module.
 
     Args:
         module: is moved to the device and is of no further use.
-        batch: images (B, C, H, W) and labels, or a mapping; their values are not read on `meta`.
+        batch: images (B, C, H, W) and labels, or a mapping; their values are not read on `meta`. Without
+            one the module is not run.
         loss: (outputs, batch) -> loss; without it the sum of the outputs is taken.
         device: where it runs.
     """
@@ -82,8 +88,12 @@ def look_at(
     inside = {p for block in layers_of(module) for p in block.parameters()}
     matrices = sum(p.ndim == 2 for p in inside)
     unshardable = tuple(n for n, p in module.named_parameters() if not p.ndim or p.is_complex())
-    module = module.to(device).train()
+    still = Look(tied=tied, matrices=matrices, unshardable=unshardable)
+    if batch is None:
+        return still
+    module = module.to(device)
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+    weights = {name: (p, p.untyped_storage()) for name, p in module.named_parameters()}
     python_state, drawn = random.getstate(), _Drawn(module)
     batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
     try:
@@ -96,20 +106,45 @@ def look_at(
         if trained:
             torch.stack(trained).sum().backward()
     except Exception as error:  # of the user's module, or of an operation that `meta` lacks
-        return Look(error=error, tied=tied, matrices=matrices, unshardable=unshardable)
+        return replace(still, error=error)
     finally:
         random.setstate(python_state)
         drawn.remove()
     named = module.named_parameters() if trained else ()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
-    written = tuple(_written_in_blocks(module, buffers))
+    now = dict(module.named_parameters())
+    replaced = tuple(
+        name
+        for name, (parameter, storage) in weights.items()
+        if now.get(name) is not parameter or parameter.untyped_storage()._cdata != storage._cdata
+    )
+    in_place = (n for n, (_, storage) in weights.items() if storage._cdata in drawn.written)
     blocks = set(layers_of(module))
     uncalled = tuple(n for n, m in module.named_modules() if m in blocks and n not in drawn.called)
     overwritten = tuple(
         dict.fromkeys(path for path, t, version in drawn.products if t._version != version)
     )
-    return Look(
-        outputs, None, draws, written, unused, tied, matrices, uncalled, overwritten, unshardable
+    return replace(
+        still,
+        outputs=outputs,
+        draws=draws,
+        written=tuple(_written_in_blocks(module, buffers)),
+        rewritten=tuple(dict.fromkeys((*replaced, *in_place))),
+        replaced=replaced,
+        unused=unused,
+        uncalled=uncalled,
+        overwritten=overwritten,
+    )
+
+
+def shapeless(module: nn.Module) -> list[str]:
+    """Return the classes of modules whose parameters get a shape with their first batch."""
+    return list(
+        dict.fromkeys(
+            type(part).__name__
+            for part in module.modules()
+            if any(is_lazy(p) for p in part.parameters(recurse=False))
+        )
     )
 
 
@@ -127,13 +162,14 @@ def listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 class _Drawn(TorchDispatchMode):
-    """Notes which modules run, which of them draw random numbers, and what products blocks compute."""
+    """Notes which modules run and draw random numbers, what is written, and what products blocks compute."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.paths: dict[str, None] = {}
         self.called: set[str] = set()
         self.products: list[tuple[str, Tensor, int]] = []
+        self.written: set[int] = set()  # storages
         inside = {part for block in layers_of(module) for part in block.modules()}
         self._inside = {path for path, part in module.named_modules() if part in inside}
         self._outermost = type(module).__name__
@@ -159,6 +195,14 @@ class _Drawn(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self.paths[path or self._outermost] = None
         results = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            arguments = func._schema.arguments
+            given = dict(zip((a.name for a in arguments), args, strict=False)) | (kwargs or {})
+            writes = [
+                given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write
+            ]
+            held = (t.untyped_storage() for t in tree_leaves(writes) if isinstance(t, Tensor))
+            self.written.update(storage._cdata for storage in held)
         if path in self._inside and func.overloadpacket.__name__ in PRODUCTS:
             self.products.append((path, results, results._version))
         return results

@@ -22,6 +22,7 @@ from vitsweep.model.module_look import (
     logits_of,
     look_at,
     outputs_of,
+    shapeless,
 )
 from vitsweep.spec.from_yaml import wrong_function
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
 
+LAZY = "has parameters without a shape, in {}: pass one batch through it first."
 MOST_CANDIDATES = 8
 AUTO = "auto"
 
@@ -133,6 +135,8 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
             f"`{spec.typed}` returned a value of type {type(module).__name__}, which is no "
             "`torch.nn.Module`: name a function or class that returns one."
         )
+    if lazy := shapeless(module):
+        raise BadValueError(f"`{spec.typed}` {LAZY.format(listed(lazy))}")
     return module
 
 
@@ -232,11 +236,11 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
                 return _LOOKS[key]
             is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
             loss = partial(_own_loss, spec) if is_function else None
-            look = look_at(module, batch, loss)
+            look = look_at(module.train(), batch, loss)
             if look.error and (not on_meta or "meta" in str(look.error).lower()):
                 with torch.random.fork_rng(devices=[]):
                     host = build_module(spec, resolution_px)
-                    look = look_at(host, batch, loss, "cpu")
+                    look = look_at(host.train(), batch, loss, "cpu")
             wrong += _pass_problems(spec, look, batch)
         logits = () if look.outputs is None else _shape(logits_of(look.outputs))
         _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
@@ -250,8 +254,7 @@ def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: in
         BadValueError: that cannot be imported or called, or gives no such mapping.
     """
     if spec.twin_batch is None:
-        images = torch.zeros(num_images, *spec.input_shape(resolution_px))
-        return images, torch.zeros(num_images, dtype=torch.int64)
+        return images_of(spec, num_images, resolution_px)
     typed = f"`model.twin_batch={spec.twin_batch}`"
     called = f"with (num_images={num_images}, resolution_px={resolution_px}, seed={seed})"
     try:
@@ -269,6 +272,14 @@ def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: in
             "`num_images`."
         )
     return {name: in_float32(tensor) for name, tensor in batch.items()}
+
+
+def images_of(
+    spec: "ModuleSpec", num_images: int, resolution_px: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images (N, C, H, W) of zeros and labels 0."""
+    images = torch.zeros(num_images, *spec.input_shape(resolution_px))
+    return images, torch.zeros(num_images, dtype=torch.int64)
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -300,9 +311,13 @@ def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor:
             raise
         fault = f"raised {type(error).__name__}: {shortened(str(error))}"
     if fault:
+        of_output = (
+            f" (`model.output={spec.output}` of the model's)" if spec.output is not None else ""
+        )
         raise BadValueError(
-            f"`model.loss={spec.loss}` {fault} for outputs {shown(outputs)} and a batch {shown(batch)}, and "
-            "it must return the mean loss, a tensor of one number that depends on the outputs."
+            f"`model.loss={spec.loss}` {fault} for outputs {shown(outputs)}{of_output} and a batch "
+            f"{shown(batch)}, and it must return the mean loss, a tensor of one number that depends on the "
+            "outputs."
         )
     return found
 
@@ -330,7 +345,13 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
             f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
             "`model.shape_arguments`."
         )
-    elif not is_mapping or spec.loss is None:
+    elif spec.loss is not None:
+        if not any(True for _ in differentiable(outputs)):
+            yield (
+                f"`{spec.typed}` returned {_described(outputs)} for {given_to}, in which no tensor has a "
+                "gradient: return a tensor, or a tuple or dict of tensors."
+            )
+    else:
         given = _shape(logits_of(outputs) if is_mapping else outputs)
         fits = given[:1] == (2,)
         if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
@@ -358,7 +379,14 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             "mapping as `logits`."
         )
     yield from _look_problems(spec, cell, look)
-    if look.draws and cell.measurement.prove == "twin":
+    proves = cell.measurement.prove == "twin"
+    if look.rewritten and proves:
+        yield (
+            f"`{spec.typed}` writes its own weights in the forward pass, {listed(look.rewritten)}, which the "
+            "proof would take for a wrong update: compute them by `torch.nn.utils.parametrize`, or use "
+            "`measurement.prove=none`."
+        )
+    if look.draws and proves:
         side = spec.twin_resolution_px or cell.batch.resolution_px
         if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
             yield (
@@ -368,22 +396,35 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             )
 
 
-def given_problems(module: nn.Module, cell: "CellSpec") -> Iterator[str]:
-    """Yield such reasons of a module that exists, whose weights are not copied.
+def copied(module: nn.Module) -> nn.Module:
+    """Copy a module to `meta`, without its weights.
 
-    Where it takes no images of the cell's shape, only its parameters are looked at.
+    Raises:
+        BadValueError: its parameters have no shape yet.
+        Exception: whatever a module raises that cannot be copied, as one that keeps results of operations.
     """
-    spec: ModuleSpec = cell.model  # type: ignore[assignment]
+    if lazy := shapeless(module):
+        raise BadValueError(f"The {type(module).__name__} {LAZY.format(listed(lazy))}")
     memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in module.buffers()}
     memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
-    try:
-        copy = deepcopy(module, memo)
-    except Exception:  # a module that keeps results of operations, which cannot be copied
-        return
+    return deepcopy(module, memo)
+
+
+def look_at_given(
+    copy: nn.Module, cell: "CellSpec", batch: Any = None, loss: Any = None
+) -> tuple[Look, list[str]]:
+    """Look at a module of which this is a copy; return what is seen, and why techniques cannot take it.
+
+    Args:
+        copy: of the module, see `copied`.
+        cell: with its description.
+        batch: that it is trained on; without one it is not run.
+        loss: of outputs and batch.
+    """
+    spec: ModuleSpec = cell.model  # type: ignore[assignment]
     mark_layers(find_blocks(copy, spec))
-    shape = spec.input_shape(cell.batch.resolution_px)
-    look = look_at(copy, (torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)))
-    yield from _look_problems(spec, cell, look)
+    look = look_at(deepcopy(copy), tree_map_only(torch.Tensor, in_float32, batch), loss)
+    return look, [*_look_problems(spec, cell, look)]
 
 
 def _look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[str]:
@@ -422,6 +463,20 @@ def _look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator
             f"`optimizer={cell.optimizer.name}` works on matrices of blocks, and `{spec.typed}` has none at "
             f"`model.blocks={spec.blocks}`: name its blocks, or use `optimizer=adamw_fused`."
         )
+    for group, is_lost, plain in (
+        ("sharding", cell.sharding.shards_parameters, "ddp"),
+        ("sharding", cell.sharding.shards_optimizer and look.replaced, "ddp"),
+        ("precision", cell.precision.plan().master_weights, "O1"),
+        ("optimizer", cell.optimizer.keeps_gradient_views and look.replaced, "adamw_fused"),
+        ("memory", cell.memory.forwards_per_step > 1, "keep_all"),
+    ):
+        if is_lost and look.rewritten:
+            yield (
+                f"`{group}={getattr(cell, group).name}` "
+                f"{'runs blocks twice' if group == 'memory' else 'updates tensors of its own'}, and the "
+                f"forward pass of `{spec.typed}` writes its weights {listed(look.rewritten)}: use "
+                f"`{group}={plain}`, or compute these by `torch.nn.utils.parametrize`."
+            )
     if look.written and cell.memory.forwards_per_step > 1:
         yield (
             f"`memory={cell.memory.name}` runs each block twice, and its forward pass writes the buffers "

@@ -255,25 +255,42 @@ class Trainer:
         """Return the loss of one micro-batch, in float32 or better."""
         with self._autocast():
             outputs = self._outputs(batch)
+        return self.criterion(outputs, batch)
+
+    def criterion(self, outputs: Any, batch: Any) -> Tensor:
+        """Return the mean loss of what the model returned.
+
+        Raises:
+            VitsweepError: a loss of the user's is no number.
+        """
         if self.own_loss is None:
             return criterion_of(self.cell)(logits_of(outputs), labels_of(self.cell, batch))
-        return self.own_loss(tree_map_only(Tensor, at_least_float32, outputs), batch)
+        loss = self.own_loss(tree_map_only(Tensor, at_least_float32, outputs), batch)
+        if not isinstance(loss, Tensor) or loss.shape:
+            kind = (
+                f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            raise VitsweepError(
+                f"The loss returned {kind}, and it must be a tensor of one number without an axis, the mean "
+                "over the micro-batch: return `loss.mean()`."
+            )
+        return loss
 
     def _outputs(self, batch: Any) -> Any:
         """Call the model with the images, or with those entries of a mapping that its `forward` names."""
         if not isinstance(batch, Mapping):
-            return self.model(self._cast(batch[0]))
+            return self.model(self.cast(batch[0]))
         inputs = inputs_of(unwrapped(self.model), batch)
         return self.model(**{name: self._cast_input(value) for name, value in inputs.items()})
 
     def _cast_input(self, value: Any) -> Any:
         is_floating = isinstance(value, Tensor) and value.is_floating_point()
-        return self._cast(value) if is_floating else value
+        return self.cast(value) if is_floating else value
 
     def predict(self, batch: Any) -> Any:
         """Return outputs of a batch without gradients; only its inputs are read."""
         if self.pipeline:
-            return self.pipeline.predict(self._cast(batch[0]))
+            return self.pipeline.predict(self.cast(batch[0]))
         with torch.no_grad(), self._autocast():
             return self._outputs(batch)
 
@@ -282,7 +299,7 @@ class Trainer:
         scale = self.scaler.scale if self.scaler else lambda loss: loss
         if self.pipeline:
             images, labels = batch
-            return self.pipeline.run(self._cast(images), labels, scale, marks.end) / micro_batches
+            return self.pipeline.run(self.cast(images), labels, scale, marks.end) / micro_batches
         loss = self.loss(batch) / micro_batches
         marks.end("forward")
         scale(loss).backward()
@@ -379,7 +396,10 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[object]:
         return autocast(self.plan, self.world.device)
 
-    def _cast(self, images: Tensor) -> Tensor:
+    def cast(self, images: Tensor) -> Tensor:
+        """Return inputs in the dtype and memory format of the model."""
+        if images.dtype in (torch.int64, torch.int32):
+            return images  # tokens
         images = images.to(getattr(torch, self.plan.param_dtype))
         if self.cell.layout.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
