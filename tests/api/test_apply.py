@@ -75,6 +75,19 @@ def cross_entropy(outputs: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(outputs, batch[1])
 
 
+class StopsOnce:
+    """A loss that is interrupted in the last micro-batch of the first step."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.left = micro_batches
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return cross_entropy(outputs, batch)
+
+
 def whole_batch(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     images, labels = zip(*parts, strict=True)
     return torch.cat(images), torch.cat(labels)
@@ -95,13 +108,19 @@ def _differences(world: World, cell: CellSpec) -> list[str]:
     shares = [_my_share(cell, _global_batch(cell, step, world), world) for step in range(STEPS)]
     product = parallelize(first_model(cell), cell, world)
     wanted = [float(product.step(iter(share))) for share in shares]
-    with vitsweep.apply(cell, own_model(cell, cell.seed), cross_entropy) as applied:
+    interrupted = StopsOnce(cell.batch.accumulation_steps)
+    with vitsweep.apply(cell, own_model(cell, cell.seed), interrupted) as applied:
+        with pytest.raises(KeyboardInterrupt):
+            applied.step(whole_batch(shares[0]))
         losses = [float(applied.step(whole_batch(share))) for share in shares[:2]]
         state, wrapped = applied.state_dict(), applied
     with vitsweep.apply(cell, own_model(cell, 99), cross_entropy) as applied:
         applied.load_state_dict(state)
         losses += [float(applied.step(whole_batch(share))) for share in shares[2:]]
         found, names = applied.weights(), plain_weights(product)
+        with applied.averaged(), product.averaged_weights():
+            found |= {f"average of {n}": w for n, w in applied.weights().items()}
+            names |= {f"average of {n}": w for n, w in plain_weights(product).items()}
     assert wrapped.optimizer is not applied.optimizer
     faults = [f"losses {losses} are not {wanted}"] if losses != wanted else []
     faults += [f"weight {n}" for n, w in names.items() if not torch.equal(w, found[n])]
@@ -171,6 +190,19 @@ def test_batches_by_name_and_an_own_loss_equal_a_plain_loop() -> None:
     assert not torch.distributed.is_initialized()
 
 
+def test_predictions_draw_nothing_and_leave_each_module_in_its_mode() -> None:
+    torch.manual_seed(0)
+    model = Stack(1, 10, 16, 2)
+    model.head = nn.Sequential(nn.Dropout(0.5), model.head)
+    model.stem.eval()
+    images = torch.randn(8, 1, 8, 8)
+    with vitsweep.apply(ALONE, model) as applied:
+        before = [module.training for module in applied.model.modules()]
+        assert torch.equal(applied.predict(images), applied.predict(images))
+        assert [module.training for module in applied.model.modules()] == before
+        assert len(set(before)) == 2
+
+
 def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -> None:
     def flags() -> tuple[str, int]:
         return torch.get_float32_matmul_precision(), torch.get_num_threads()
@@ -230,6 +262,39 @@ def test_a_model_is_used_once_and_a_batch_splits_evenly() -> None:
         pytest.raises(vitsweep.VitsweepError, match="The state does not hold"),
     ):
         other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("saved", [["optimizer=adamw_loop"], [*ALONE, "averaging=ema"]])
+def test_a_state_with_more_than_the_cell_has_is_refused_and_changes_nothing(
+    saved: list[str],
+) -> None:
+    batch = torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
+    with vitsweep.apply(saved, Stack(1, 10, 16, 2)) as applied:
+        applied.step(batch)
+        state = applied.state_dict()
+    torch.manual_seed(1)
+    with vitsweep.apply(ALONE, Stack(1, 10, 16, 2)) as other:
+        before = other.state_dict()["tensors"]
+        with pytest.raises(vitsweep.VitsweepError, match="this cell does not: load it with"):
+            other.load_state_dict(state)
+        after = other.state_dict()["tensors"]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def apply_with_own_weights(world: World, cell: CellSpec) -> str:
+    torch.manual_seed(world.rank)
+    try:
+        vitsweep.apply(cell, Stack(1, 10, 16, 2))
+    except vitsweep.VitsweepError as error:
+        return str(error)
+    return "it was taken"
+
+
+def test_weights_that_differ_between_ranks_are_refused_on_each(tmp_path: Path) -> None:
+    cell = _cell(MODELS[1], ("sharding=fsdp",), 2)
+    for found in on_ranks(2, apply_with_own_weights, cell, cell, folder=tmp_path):
+        assert "has other numbers on other ranks" in found
 
 
 SCRIPT = """

@@ -94,6 +94,20 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
         assert not leg.equal
 
 
+def test_a_file_takes_no_batch_that_does_not_split_evenly(tmp_path: Path) -> None:
+    spec = cell(*CELLS[0])
+    (tmp_path / "train.py").write_text(written(spec, "train.py", ["Header."]))
+    script = (
+        "import torch, train; t = train.Training(train.build_model(), train.start()); "
+        "t.step(torch.randn(5, train.CHANNELS, train.IMAGE_SIDE, train.IMAGE_SIDE), torch.zeros(5).long())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "ValueError: 5 images do not split into 2 equal parts" in done.stderr
+
+
 def of_named_sweeps(ranks: int) -> list[CellSpec]:
     """Every set of techniques of a named sweep that can be written, its best among them, on a tiny model.
 

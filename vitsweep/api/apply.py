@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +77,8 @@ def apply(
         BadValueError: the cell cannot be read.
         ImpossibleCellError: a technique lacks something that this model, loss or world has not; all
             reasons are named. What only a pass of the model shows, its first `step` says.
-        VitsweepError: the cell is for another number of ranks, or the model is in use already.
+        VitsweepError: the cell is for another number of ranks, the model is in use already, or its weights
+            differ between ranks.
     """
     if "draws" in vars(model):
         raise VitsweepError(
@@ -140,6 +141,7 @@ class Applied:
         self.cell, self._copy, self._has_stepped = cell, copy, False
         self.world = _PROCESS.enter(self)
         try:
+            _refuse_other_weights(model, self.world)
             if isinstance(cell.model, ModuleSpec):
                 mark_layers(find_blocks(model, cell.model))
             self._trainer = parallelize(model, cell, self.world, own_loss=loss)
@@ -234,14 +236,29 @@ class Applied:
             )
 
     def predict(self, inputs: "Tensor | Mapping[str, Any]") -> Any:
-        """Return the model's outputs in the cell's precision, without gradients; every rank calls it.
+        """Return the model's outputs in evaluation mode, in the cell's precision, without gradients.
+
+        Every rank calls it. Modules that were in training mode are so again afterwards.
 
         Args:
             inputs: images, or a mapping as `step` takes it.
         """
         _PROCESS.set_flags(self)
         [there] = _split(inputs, 1, self.world.device)
-        return self._trainer.predict(there if isinstance(there, Mapping) else (there,))
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            return self._trainer.predict(there if isinstance(there, Mapping) else (there,))
+        finally:
+            for module in training:
+                module.training = True
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which `predict` and `weights` have the averaged weights; every rank enters it.
+
+        Without `averaging` in the cell it changes nothing.
+        """
+        return self._trainer.averaged_weights()
 
     def weights(self) -> "dict[str, Tensor]":
         """Return whole weights and buffers under the plain model's names; every rank calls it.
@@ -273,15 +290,24 @@ class Applied:
             VitsweepError: the state is of another model, or other techniques or ranks; nothing is changed.
         """
         trainer, saved = self._trainer, state["tensors"]
-        for key, tensor in state_dict_of(_shards(trainer)).items():
+        way_out = "load it with the model, techniques and ranks that saved it."
+        own = state_dict_of(_shards(trainer))
+        for key, tensor in own.items():
             if OPTIMIZER not in key and (key not in saved or saved[key].shape != tensor.shape):
                 raise VitsweepError(
-                    f"The state does not hold `{key}` of shape {tuple(tensor.shape)}: load it with the "
-                    "model, techniques and ranks that saved it."
+                    f"The state does not hold `{key}` of shape {tuple(tensor.shape)}: {way_out}"
                 )
+        was_new = not trainer.optimizer.state
         if any(OPTIMIZER in key for key in saved):
             allocate_state(trainer.optimizer)
-        for key, tensor in state_dict_of(_shards(trainer)).items():
+            own = state_dict_of(_shards(trainer))
+        if unknown := [key for key in saved if key not in own]:
+            if was_new:
+                trainer.optimizer.state.clear()
+            raise VitsweepError(
+                f"The state holds `{unknown[0]}`, and this cell does not: {way_out}"
+            )
+        for key, tensor in own.items():
             if key in saved:
                 tensor.copy_(saved[key])
         names = {key.rpartition("@")[0] for key in saved}
@@ -302,6 +328,28 @@ class Applied:
         trace: TracebackType | None,
     ) -> None:
         _PROCESS.leave(self, failed=error is not None)
+
+
+def _refuse_other_weights(model: "nn.Module", world: World) -> None:
+    """Refuse a model whose weights differ between ranks: some shardings would train a mixture of them."""
+    import torch
+    import torch.distributed as dist
+
+    named = dict(model.named_parameters())
+    if world.size == 1 or not named:
+        return
+    sums = [  # of bytes: in whatever order they are added up
+        p.detach().reshape(-1).contiguous().view(torch.uint8).sum(dtype=torch.int64)
+        for p in named.values()
+    ]
+    largest = torch.stack([torch.stack(sums), -torch.stack(sums)]).to(world.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    same = (largest[0] == -largest[1]).tolist()
+    if not all(same):
+        raise VitsweepError(
+            f"`{list(named)[same.index(False)]}` has other numbers on other ranks: give each rank the same "
+            "weights, such as by `torch.manual_seed(0)` before the model is built."
+        )
 
 
 def _shards(trainer: Trainer) -> list[Shard]:

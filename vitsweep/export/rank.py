@@ -83,7 +83,7 @@ class ExportedFile:
 
     def weights(self) -> Named:
         """Return whole weights and buffers."""
-        return {n: _whole(t) for n, t in self._model().state_dict().items()}
+        return {name: _whole(tensor) for name, tensor in self._training.weights().items()}
 
     def masters(self) -> Named:
         """Return whole weights as the optimizer updates them."""

@@ -24,6 +24,7 @@ NAMES = {
     "functools": "partial",
     "torch": "Tensor nn",
     "torch.amp": "GradScaler",
+    "torch.distributed.checkpoint.state_dict": "StateDictOptions get_model_state_dict",
     "torch.distributed.device_mesh": "init_device_mesh",
     "torch.distributed.fsdp": "MixedPrecisionPolicy fully_shard",
     "torch.distributed.fsdp.sharded_grad_scaler": "ShardedGradScaler",

@@ -224,8 +224,13 @@ class Trainer:
 
     def _eager_step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         marks = marks or _NoMarks()
-        with self._own_random_numbers():
-            total = self.gradients(batches, marks)
+        try:
+            with self._own_random_numbers():
+                total = self.gradients(batches, marks)
+        except BaseException:  # a loop that goes on must not add to half of a step's gradients
+            self.model.zero_grad()  # also those that the optimizer's shards do not have yet
+            self._drop_gradients()
+            raise
         self.update()
         self.non_finite |= ~torch.isfinite(total)
         marks.end("optimizer")
@@ -321,14 +326,17 @@ class Trainer:
         else:
             self._update()
         self.publish()
-        if self.masters:
-            self.masters.zero_model_gradients()
         if self.average:
             self.average.update(self.steps_taken)
+        self._drop_gradients()
+        self.steps_taken += 1
+
+    def _drop_gradients(self) -> None:
+        if self.masters:
+            self.masters.zero_model_gradients()
         self.optimizer.zero_grad()
         if self.local_shards:
             self.local_shards.drop_gradients()
-        self.steps_taken += 1
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
