@@ -86,6 +86,23 @@ def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
     assert "The gate passed: 5 comparisons" in capsys.readouterr().out
 
 
+def test_kept_runs_are_not_compared_with_themselves(sweeps, capsys) -> None:
+    store = Store(Path("results/kept"))
+    collect(store)
+    kept = (store.root / "runs.parquet").rename(sweeps / "baseline.parquet")
+    assert gate("kept", "--against", str(kept)) == 2
+    assert "All 8 runs of `kept` are runs of the kept baseline" in capsys.readouterr().err
+    for cell, speed in (("plain", 100), ("fast", 120)):
+        for n in range(4):
+            fresh = run(cell, f"c{n}", speed + n / 2, minute=60, precision=cell, sweep="kept",
+                        environment={"device": "AMD EPYC 7B13"})  # fmt: skip
+            store.save_run(fresh)
+    assert gate("kept", "--against", str(kept)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "8 of 16 runs are those of the kept baseline and left out."
+    assert lines[1].startswith("fast (fast): 0.80x the kept `speedup`")
+
+
 def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> None:
     store = measured("now", {"fast": SPEEDS["fast"]})
     store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))

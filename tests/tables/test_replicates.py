@@ -124,11 +124,13 @@ def test_the_key_is_that_of_the_latest_command() -> None:
     assert replicate_key([]) == ""
 
 
-def to_target(*seconds: float | None) -> Series:
-    """The row of one setting whose seeds reached the target after these seconds, or never."""
+def to_target(*seconds: float | Status | None) -> Series:
+    """The row of one setting whose seeds reached the target after these seconds, never, or ended so."""
     runs = [
         run(f"fp32-{seed}", f"s{seed}b{block}", 100.0, precision="fp32", seed=seed,
-            metrics={"seconds_to_target": after}, **{"task.target_accuracy": 0.9})
+            **({"status": after, "reason": "..."} if isinstance(after, Status)
+               else {"metrics": {"seconds_to_target": after}}),
+            **{"task.target_accuracy": 0.9})
         for seed, after in enumerate(seconds)
         for block in range(3)
     ]  # fmt: skip
@@ -148,3 +150,10 @@ def test_a_seed_that_never_arrived_is_not_left_out_of_the_time_to_the_target() -
     assert some[spreads].isna().all()
     texts = [_time_to_target(row.to_dict()) for row in (every, some, few)]
     assert texts == ["20.0", "median 20.4 (2 of 3)", "not reached by 2 of 3"]
+
+
+@pytest.mark.parametrize("status", [Status.diverged, Status.timed_out])
+def test_a_seed_that_diverged_or_timed_out_never_arrived(status: Status) -> None:
+    lost = to_target(6.0, 7.0, 8.0, status, status)
+    assert _time_to_target(lost.to_dict()) == "median 8.00 (3 of 5)"
+    assert to_target(6.0, 7.0, 8.0, Status.killed)["seconds_to_target"] < 7.0, "it says nothing"

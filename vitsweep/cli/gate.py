@@ -22,12 +22,14 @@ Ends with 1 if the 95 % interval of a cell lies wholly beyond the tolerance, if 
 measured no longer is (in some blocks, or in the sweep at all), if its accuracy fell, or if there are
 too few runs to tell; with 4 if a cell is worse, but whether beyond the tolerance is not shown; with 0
 otherwise; with 2 if the two cannot be compared. Speedups are compared within blocks, and baselines by images
-per second: over 20 equal cells fewer than 5 % of gates fail by chance.
+per second: over 20 equal cells fewer than 5 % of gates fail by chance, where days are equally fast.
 
-KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep:
+KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep, and
+measure again in a sweep of another name; kept runs that stand in the sweep too do not count as new:
 
   cp results/vit_nano-precision/runs.parquet benchmarks/kept.parquet
-  python -m vitsweep gate vit_nano-precision --against benchmarks/kept.parquet --metric speedup,peak_gib
+  python -m vitsweep -m precision=O1,O2 sweep.name=today
+  python -m vitsweep gate today --against benchmarks/kept.parquet --metric speedup,peak_gib
 """
 
 
@@ -78,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     kept_runs = load(kept if kept.is_file() else find_sweep(options.against), rows="runs")
     verdict = gate(
-        load(store, rows="runs"),
+        _new_runs(load(store, rows="runs"), kept_runs, store.root.name),
         kept_runs,
         tolerance=options.tolerance,
         metrics=names,
@@ -96,6 +98,26 @@ def run(arguments: Sequence[str]) -> int:
         print(_measure_again(store, kept_runs, verdict, list(arguments)))
         return ExitCode.gate_undecided
     return ExitCode.ok if verdict.passed else ExitCode.gate_failed
+
+
+def _new_runs(runs: "DataFrame", kept: "DataFrame", sweep: str) -> "DataFrame":
+    """Return the runs that are not among the kept ones: nothing is compared with itself.
+
+    Raises:
+        VitsweepError: there is none.
+    """
+    key = ["sweep", "cell_id", "run_id"]
+    if runs.empty or not {*key} <= {*runs} & {*kept}:
+        return runs
+    is_kept = runs.set_index(key).index.isin(kept.set_index(key).index)
+    if is_kept.all():
+        raise VitsweepError(
+            f"All {len(runs)} runs of `{sweep}` are runs of the kept baseline: measure again in a sweep of "
+            "its own, such as with `sweep.name=today`."
+        )
+    if is_kept.any():
+        print(f"{is_kept.sum()} of {len(runs)} runs are those of the kept baseline and left out.")
+    return runs[~is_kept]
 
 
 def _measure_again(

@@ -150,13 +150,13 @@ def _times_to_target(table: DataFrame) -> list[str]:
 def _time_to_target(row: Mapping[Any, Any]) -> str:
     if missing(row["task.target_accuracy"]) or row["status"] != Status.measured:
         return ""
-    known = [row.get(c) for c in ("reached_target", "replicates")]
-    reached, all_ = (0.0 if missing(n) else float(n) for n in known)  # type: ignore[arg-type]
-    some = 0 < reached < all_
+    known = [row.get(c) for c in ("reached_target", "missed_target")]
+    reached, missed = (0.0 if missing(n) else float(n) for n in known)  # type: ignore[arg-type]
+    some, tried = reached and missed, reached + missed
     if missing(row["seconds_to_target"]):
-        return f"not reached by {all_ - reached:.0f} of {all_:.0f}" if some else "not reached"
+        return f"not reached by {missed:.0f} of {tried:.0f}" if some else "not reached"
     seconds = number(row["seconds_to_target"])
-    return f"median {seconds} ({reached:.0f} of {all_:.0f})" if some else seconds
+    return f"median {seconds} ({reached:.0f} of {tried:.0f})" if some else seconds
 
 
 def _points(value: Any) -> str:

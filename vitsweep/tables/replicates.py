@@ -91,6 +91,7 @@ def _settings(cells: DataFrame, key: str) -> Iterator[DataFrame]:
 def _row(group: DataFrame, key: str) -> dict[str, Any]:
     """Return the row of one setting, its comparison apart."""
     good = group[group["status"] == Status.measured]
+    tried = group[group["status"].isin([Status.measured, *NEVER_ARRIVES])]
     known = good if len(good) else group
     base = known["baseline_cell_id"].dropna()
     setting = [c for c in spec_columns(group) if c != key]
@@ -102,15 +103,16 @@ def _row(group: DataFrame, key: str) -> dict[str, Any]:
         "replicated": key,
         "replicates": len(good),
         "replicates_asked": len(group),
-        "reached_target": _reached(good),
+        "reached_target": _reached(tried),
+        "missed_target": _missed(tried),
         "blocks": good["blocks"].sum(),
         "baseline_cell_id": base.iloc[0] if len(base) else None,
     }
     flags = {f: bool(good[f].eq(True).any()) for f in FLAGS if f in good}
     compared = columns("comparison")
-    censored = _is_censored(good)
+    censored = bool(_missed(tried))
     means = {
-        m: _median(good[m]) if censored and m in TO_TARGET else _mean(good[m], m)
+        m: _median(tried[m]) if censored and m in TO_TARGET else _mean(good[m], m)
         for m in metric_columns(group)
         if m not in compared
     }
@@ -147,25 +149,27 @@ def _outcome(group: DataFrame, good: DataFrame, key: str) -> dict[str, Any]:
     return {"status": status, "reason": f"{len(good)} of {noun} measured: {', '.join(ends)}{why}"}
 
 
-def _reached(good: DataFrame) -> int | None:
-    """Return how many repetitions reached `task.target_accuracy`; None where there is none."""
-    target = good.get("task.target_accuracy")
-    if target is None or target.isna().all() or "seconds_to_target" not in good:
-        return None
-    return int(good["seconds_to_target"].notna().sum())
-
-
+NEVER_ARRIVES = (Status.diverged, Status.timed_out)
+"""Ends of a training that did not reach its target, however fast the others did."""
 TO_TARGET = ("seconds_to_target", "epochs_to_target")
 
 
-def _is_censored(good: DataFrame) -> bool:
-    """Tell whether some repetitions never reached the target.
+def _reached(tried: DataFrame) -> int | None:
+    """Return how many repetitions reached `task.target_accuracy`; None where there is none."""
+    target = tried.get("task.target_accuracy")
+    if target is None or target.isna().all() or "seconds_to_target" not in tried:
+        return None
+    return int(tried["seconds_to_target"].notna().sum())
+
+
+def _missed(tried: DataFrame) -> int | None:
+    """Return how many repetitions never reached the target.
 
     The mean over those that did leaves out the slowest: it is smaller than the truth, most of all where
     fewest arrived. The median, with those that did not arrive as the slowest, is known where most did.
     """
-    reached = _reached(good)
-    return reached is not None and reached < len(good)
+    reached = _reached(tried)
+    return None if reached is None else len(tried) - reached
 
 
 def _median(values: Series) -> float:
