@@ -120,13 +120,16 @@ def plain_loop(cell: CellSpec, precision: str = "float64") -> dict[str, torch.Te
     Args:
         cell: gives model, seed and accumulation.
         precision: `float64`; `O1`, autocast to bfloat16; or `bf16_masters`, all in bfloat16 but the
-            weights that are updated.
+            weights that are updated. These begin as copies of the bfloat16 ones, as in apex, but for
+            FSDP's shards, which are in float32 from the start.
     """
     held, computes = {"float64": ("double", "double"), "O1": ("float", "float")}.get(
         precision, ("float", "bfloat16")
     )
     torch.manual_seed(cell.seed)
     model = getattr(build_model(cell), held)()  # complex buffers stay complex
+    if precision == "bf16_masters" and not cell.sharding.shards_parameters:
+        model = model.bfloat16().float()
     parts = cell.batch.accumulation_steps
     for step in range(STEPS):
         images, labels = batch(cell, step)
