@@ -338,11 +338,17 @@ def test_under_torchrun_a_frozen_cell_and_a_row_of_its_table_train_alike(tmp_pat
 
 
 def test_a_file_of_somebody_else_names_no_class_of_its_own(tmp_path: Path) -> None:
-    tree = entry("batch.images_per_step=16").tree
+    tree = entry("batch.images_per_step=16", "resources.ranks_per_node=1").tree
     tree["memory"]["_target_"] = "tests.user_techniques.Counts"
     path = tmp_path / "cell.yaml"
     path.write_text(yaml.safe_dump({"cell": tree}))
     with pytest.raises(vitsweep.VitsweepError, match=r"memory\._target_=tests"):
+        vitsweep.apply(path, Stack(1, 10, 16, 2))
+    with pytest.raises(vitsweep.BadValueError, match=r"user_techniques\.Counts\.conflicts"):
+        vitsweep.apply(
+            path, Stack(1, 10, 16, 2), trust=True
+        )  # it is built, and its rules are asked
+    with pytest.raises(vitsweep.VitsweepError, match="`trust=True`"):
         vitsweep.apply(path, Stack(1, 10, 16, 2))
     path.write_text("steps: 3")
     with pytest.raises(vitsweep.BadValueError, match="is no frozen cell"):

@@ -102,6 +102,12 @@ def test_words_that_are_settings_stay_where_they_are_no_path_and_are_not_hidden_
         "optimizer=adam of host-1 in /hidden/run.py, vmap"
     )
     assert hidden.kept == ["adam"]
+    inside = Anonymizer([], ["alice"], [], ["alicepkg.ViT", "alicepkg"])
+    assert inside.text("by alice: git@github.com:alice2/x.git alicepkg.ViT") == (
+        "by user-1: name@hidden alicepkg.ViT"
+    )
+    assert inside.inside == {"alicepkg": "alice"}
+    assert inside.text("of fe80::8c1:2ff:fe03:4%eth0 and 2001:db8::7") == "of ::%eth0 and ::"
     with pytest.raises(BadValueError, match="--hide sgd"):
         Anonymizer([], [], ["sgd"], ["sgd"])
 
@@ -115,6 +121,7 @@ def test_words_that_are_settings_stay_where_they_are_no_path_and_are_not_hidden_
         "/dev/null",
         "127.0.0.1",
         "torch 2.13.0",
+        "at 23:59:01 in a::b of [::1] with x[::2] and 4:30",
         "1 / 2",
     ],
 )

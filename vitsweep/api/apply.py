@@ -20,7 +20,7 @@ from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.run_request import read_cell_safely
 from vitsweep.launchers.external_ranks import init_method, ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
+from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust, trusting
 from vitsweep.results.store import find_sweep
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -56,7 +56,7 @@ IGNORED = -100
 
 def apply(
     cell: Cell, model: "nn.Module", loss: Loss | None = None, *,
-    config_dir: str | Path | None = None,
+    config_dir: str | Path | None = None, trust: bool = False,
 ) -> "Applied":  # fmt: skip
     """Put the techniques of a cell around a model of your own.
 
@@ -72,6 +72,7 @@ def apply(
         loss: (outputs, batch) -> mean loss of a micro-batch; outputs are float32 or better. Without
             it the cell's: cross entropy of logits and the second entry of a batch.
         config_dir: folder with more choices, for overrides.
+        trust: build what a cell names that somebody else froze, such as classes of their own.
 
     Raises:
         BadValueError: the cell cannot be read.
@@ -85,7 +86,8 @@ def apply(
             "This model has techniques of an earlier `vitsweep.apply` around it, which changed it in "
             "place: build a new model for each call."
         )
-    spec = for_model(_spec_of(cell, config_dir), model)
+    with trusting(trust):
+        spec = for_model(_spec_of(cell, config_dir), model)
     own = refused_with_own_loss(spec, "loss") if loss is not None else ()
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
     copy = None

@@ -39,8 +39,9 @@ NOBODY = {"", "root", "user", "ubuntu", "nobody", "localhost", "none"}
 """Users and hosts that identify nobody."""
 
 _URL = re.compile(r"\b([a-z][a-z0-9+]*)://[^\s'\"<>)\]},\\]+")
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?::[\w./~-]+)?")  # also host:path of git and scp
 _ADDRESS = re.compile(r"(?<![\d.])(?!127\.0\.0\.1)(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
+_ADDRESS_6 = re.compile(r"(?<![\w:])[\da-f]{0,4}(?::[\da-f]{0,4}){3,7}(?![\w:])", re.I)
 _PATH = re.compile(r"(?<![\w/.<-])(?:~[\w.-]*/|/(?!(?:dev|proc|sys)/))(?:[\w.+@%-]+/)+[\w.+@%-]*")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)|/root\b")
 _ACCOUNT = re.compile(r"\b((?:account|entity|mail[-_]user)['\"]?[=:]\s*['\"]?)[^\s'\",\]}]+")
@@ -81,6 +82,12 @@ class Anonymizer:
         if both := sorted({w.lower() for w in words} & known):
             raise BadValueError(f"`--hide {both[0]}` is a setting, or the value of one: it stays.")
         self._known = known
+        self.inside = {
+            term: word
+            for term in sorted(known)
+            for word in self._words
+            if len(word) >= SHORT and word in term and "." not in term
+        }
 
     @property
     def summary(self) -> str:
@@ -109,6 +116,7 @@ class Anonymizer:
         text = _URL.sub(rf"\1://{HIDDEN}", text)
         text = _EMAIL.sub(f"name@{HIDDEN}", text)
         text = _ADDRESS.sub("0.0.0.0", text)
+        text = _ADDRESS_6.sub("::", text)
         text = _PATH.sub(lambda found: self._path(found[0]), text)
         text = _HOME.sub(f"/{HIDDEN}", text)
         text = _ACCOUNT.sub(rf"\1{HIDDEN}", text)
@@ -242,6 +250,10 @@ def write_bundle(
             notes.append(hidden.summary)
             notes += [
                 f"`{word}` is also a setting, and stays outside of paths" for word in hidden.kept
+            ]
+            notes += [
+                f"`{term}` is the value of a setting, and stays although it holds `{word}`"
+                for term, word in hidden.inside.items()
             ]
         write_archive(staged.root, to)
     return Bundled(claims, tuple(notes))

@@ -289,11 +289,13 @@ def bar(
         text: its value.
         look: what `barh` takes beside these.
         ends: of the interval; missing for none.
-        limit: the value stands no further out, where a whisker leaves the chart.
+        limit: a whisker that is longer ends here, in an arrow.
     """
     axes.barh(position, length, height=BAR, **look)
-    whiskers(axes, position, length, *ends)
     outer = length if missing(ends[1]) else min(ends[1], limit)
+    whiskers(axes, position, length, ends[0], None if missing(ends[1]) else outer)
+    if not missing(ends[1]) and ends[1] > limit:
+        axes.plot(limit, position, ">", color=INK, ms=5)  # it goes on
     value(axes, position, max(0.0, length, outer), text)  # right of a bar to the left, too
 
 

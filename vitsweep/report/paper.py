@@ -263,6 +263,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
         "ranks": ranks(measured),
         "images": _range(measured, "images_per_step"),
         "pixels": _range(measured, "resolution_px"),
+        "parts": _range(measured, "accumulation_steps"),
         "window": _range(runs.round(1), "window_seconds"),
         "steps": _range(runs, "steps_counted"),
         "is_dirty": "git_dirty" in measured and bool(measured["git_dirty"].eq(True).any()),

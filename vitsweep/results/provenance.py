@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,17 @@ def trust_folders() -> None:
     """Let this process do what folders of others name: the user has typed `--trust`."""
     global _trusted
     _trusted = True
+
+
+@contextmanager
+def trusting(trust: bool) -> Iterator[None]:
+    """Context in which folders of others are trusted, where that is asked for."""
+    global _trusted
+    before, _trusted = _trusted, _trusted or trust
+    try:
+        yield
+    finally:
+        _trusted = before
 
 
 def marked(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +139,7 @@ def require_trust(where: object, named: Iterable[str]) -> None:
         raise VitsweepError(
             f"`{where}` was written by somebody else (or before this user's key was lost), and names "
             f"what this command would execute:\n{lines}\nRead it, and type the same command with "
-            "`--trust` if you want that."
+            "`--trust` (in Python: `trust=True`) if you want that."
         )
 
 
