@@ -70,10 +70,9 @@ def test_two_by_two_by_hand():
     assert np.log(given["effect"]) == pytest.approx(with_math.mean(), abs=1e-4)
     ratio = with_math.mean() - (with_auto + with_math).mean() / 2
     assert np.log(given["ratio_to_average"]) == pytest.approx(ratio, abs=1e-4)
-    # two-way analysis of variance: 16 runs, 4 blocks, 3 contrasts of cells
-    rest = wide.sub(wide.mean(axis=1), axis=0).sub(wide.mean() - wide.to_numpy().mean())
-    sd = np.sqrt((rest**2).to_numpy().sum() / 9)
-    half = stats.t.ppf(0.975, 9) * sd / np.sqrt(4)
+    # Student's t over the contrasts of the blocks
+    sd = ((with_auto + with_math) / 2).std()
+    half = stats.t.ppf(0.975, 3) * sd / np.sqrt(4)
     assert np.log(average["effect_high"] / average["effect"]) == pytest.approx(half, rel=1e-3)
     assert (average["num_cells"], average["num_blocks"]) == (4, 4)
 
@@ -101,8 +100,15 @@ def test_without_noise_every_effect_comes_back():
     assert np.log(found["effect"].to_numpy(float)) == pytest.approx(truth, abs=1e-3)
 
 
-@pytest.mark.parametrize("sweeps", [24, pytest.param(70, marks=pytest.mark.full)])
-def test_effects_are_unbiased_and_their_intervals_cover_the_truth(sweeps):
+@pytest.mark.parametrize(
+    ("sweeps", "noisier"),
+    [
+        (24, 1),
+        pytest.param(70, 1, marks=pytest.mark.full),
+        pytest.param(70, 20, marks=pytest.mark.full),
+    ],
+)
+def test_effects_are_unbiased_and_their_intervals_cover_the_truth(sweeps, noisier):
     generator = np.random.default_rng(5)
     errors, hits, of_ratio = [], [], []
     for seed in range(sweeps):
@@ -112,7 +118,10 @@ def test_effects_are_unbiased_and_their_intervals_cover_the_truth(sweeps):
         together = {pair: generator.normal(0, 0.04) for pair in pairs}
         logs, specs = grid(LEVELS, alone, together, lambda: generator.normal(0, 0.005))
         gone = [c for c in list(logs)[1:] if generator.random() < 0.15 * (seed % 2)]
-        runs, baselines = simulated(logs, specs, normal(0.03), seed, gone)
+        kept = [c for c in logs if c not in gone]
+        spread = np.where(["compile" in c for c in kept], 0.03, 0.03 / noisier)
+        noise = lambda g, where, spread=spread: g.normal(0.0, spread, where.shape)  # noqa: E731
+        runs, baselines = simulated(logs, specs, noise, seed, gone)
         found = effects(runs, baselines)
         known = found[found["effect"].notna() & (found["note"] == "")]
         for row in known.to_dict("records"):
@@ -317,6 +326,22 @@ def test_within_blocks_agrees_with_least_squares_on_dummies():
     residual = log - design @ solution
     assert data.residual == pytest.approx(residual @ residual)
     assert data.degrees == len(runs) - rank
+
+
+def test_the_variance_over_blocks_is_unbiased_where_blocks_hold_different_cells():
+    generator, found = np.random.default_rng(4), []
+    for _ in range(100):
+        truth = {"a": 1.0, "b": 1.2, "c": 0.9, "d": 1.1}
+        runs, _ = simulate(truth, normal(0.05), generator, num_blocks=7)
+        data = within_blocks(runs.drop(index=[1, 5, 6, 8, 13, 14, 19, 23]))
+        weights = (
+            np.linalg.pinv(data.information)[[0, 2]] - np.linalg.pinv(data.information)[[1, 3]]
+        )
+        exact = 0.05**2 * np.einsum("ic,cd,id->i", weights, data.information, weights)
+        variance, degrees = data.variance_over_blocks(weights)
+        assert 1 <= degrees.min() <= degrees.max() < 6.001
+        found.append(variance / exact)
+    assert np.mean(found, axis=0) == pytest.approx(1.0, abs=0.2)
 
 
 def test_what_a_block_ran_on_other_nodes_is_another_block():

@@ -42,7 +42,7 @@ class MixedFit:
         noise: standard deviation of one run's log(images/s).
         interaction: standard deviation of the interaction parameters; 0 where there are none.
         rest: standard deviation of what a cell has beyond its main effects and interactions.
-        degrees: degrees of freedom of `noise` from repeated runs.
+        data: what was fitted.
     """
 
     main: Floats
@@ -52,7 +52,7 @@ class MixedFit:
     noise: float
     interaction: float
     rest: float
-    degrees: int
+    data: WithinBlocks
 
     @property
     def spreads(self) -> dict[str, float]:
@@ -61,12 +61,13 @@ class MixedFit:
 
     def predict(
         self, main: Floats, both: Floats, cells: Floats, unseen: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return estimates and standard errors of weighted sums of main effects, interactions, rests.
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return estimate, standard error, degrees of weighted sums of main effects, interactions, rests.
 
         Best linear unbiased prediction: estimate a'b + g'V^-1 (q - T X b) with g the covariance of the
         random part and q; the error is that of the prediction, not of the mean of the model
-        (Henderson 1975). NaN where the main effects in a sum cannot be told apart.
+        (Henderson 1975). What noise adds to it is taken from the blocks
+        (`WithinBlocks.variance_over_blocks`). NaN where the main effects in a sum cannot be told apart.
 
         Args:
             main: sums x main effects, the weights.
@@ -88,10 +89,17 @@ class MixedFit:
             - (covariance * solved).sum(axis=0)
             + (left * (self._inverse_of_main @ left)).sum(axis=0)
         )
+        on_seen = solved + self._weighted(self.main) @ self._inverse_of_main @ left
+        values, vectors = self.data.spectrum
+        noise, degrees = self.data.variance_over_blocks(on_seen.T / np.sqrt(values) @ vectors.T)
+        others = np.maximum(variance - self.noise**2 * (on_seen**2).sum(axis=0), 0.0)
+        total = noise + others
+        spread = noise**2 / degrees + others**2 / max(self.data.degrees, 1)
         known = np.linalg.norm(main - main @ self._projection, axis=1) < 1e-6
         return (
             np.where(known, estimate, np.nan),
-            np.where(known, np.sqrt(np.maximum(variance, 0.0)), np.nan),
+            np.where(known, np.sqrt(total), np.nan),
+            np.where(spread > 0, total**2 / np.where(spread > 0, spread, 1.0), 1.0),
         )
 
     @cached_property
@@ -162,7 +170,7 @@ def fit_mixed_model(data: WithinBlocks, main: Floats, both: Floats) -> MixedFit:
     bounds = [(np.log(SMALLEST_SPREAD), np.log(LARGEST_SPREAD))] * 3
     found = minimize(deviance, start, method="L-BFGS-B", bounds=bounds)
     noise, interaction, rest = np.exp(found.x) * (1.0, has_both, 1.0)
-    return MixedFit(fixed, random, turned, seen, noise, interaction, rest, data.degrees)
+    return MixedFit(fixed, random, turned, seen, noise, interaction, rest, data)
 
 
 def _solve(diagonal: Floats, scaled: Floats, values: Floats) -> Floats:

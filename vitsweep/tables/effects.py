@@ -60,8 +60,8 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
 
     An effect is exp of the mean of mu(technique) - mu(reference) over the other choices with which
     both were measured; the reference is the baselines' choice. Its 95 % interval is Student's t on
-    the prediction error of the mean over exactly these combinations, measured or not. Noise is
-    taken to be the same for all cells.
+    the prediction error of the mean over exactly these combinations, measured or not. What
+    noise adds to that error is the spread over blocks of the effect's contrast in each.
 
     Args:
         runs: one row per run, in the columns of the store.
@@ -246,8 +246,7 @@ def _ratio(
     if not weights:
         return DataFrame(columns=columns, dtype=float)
     main, both, cells, unseen = (np.array(part) for part in zip(*weights, strict=True))
-    middle, error = fit.predict(main, both, cells, unseen)
-    degrees = float(max(fit.degrees, 1))
+    middle, error, degrees = fit.predict(main, both, cells, unseen)
     half = np.where(enough[rows], half_width(error, degrees), np.nan)
     p_value = np.where(enough[rows], two_sided(middle, np.maximum(error, 1e-12), degrees), np.nan)
     values = (np.exp(middle), np.exp(middle - half), np.exp(middle + half), p_value)
