@@ -89,8 +89,16 @@ def test_groups_that_cross_nodes_are_named_in_a_plan(vitsweep: Command) -> None:
         "model=vit_large",
         "data=synthetic",
     )
-    crossing = "`mesh.tensor=16`: ranks of one group lie on several nodes"
-    for degree in (8, 16):
-        split = ("tensor_parallel=megatron", f"mesh.tensor={degree}")
-        shown = vitsweep("plan", "-m", *common, *split, quick=False).stdout
-        assert (crossing in " ".join(shown.split())) == (degree == 16)
+    tensor, ulysses = "tensor_parallel=megatron", "sequence_parallel=ulysses"
+    for choices, crossing in (
+        ((tensor, "mesh.tensor=8"), ""),
+        ((tensor, "mesh.tensor=16"), "`mesh.tensor=16`"),
+        ((tensor, ulysses, "mesh.tensor=4", "mesh.ulysses=4"), "`mesh.ulysses=4`"),
+        (
+            (tensor, "mesh.tensor=4", "resources.ranks_per_node=6", "batch.images_per_step=96"),
+            "`mesh.tensor=4`",
+        ),
+    ):
+        shown = vitsweep("plan", "-m", *common, *choices, quick=False).stdout
+        said = f"{crossing}: ranks of one group lie on several nodes"
+        assert (said in " ".join(shown.split())) == bool(crossing), choices

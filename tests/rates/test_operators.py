@@ -1,5 +1,7 @@
 """Which operators are timed: each on tensors of the size that is written beside its time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,3 +41,10 @@ def test_elementwise_operators_read_as_many_elements_as_is_said(
         assert (name, elements) == (operator.name, *operator.shape)
         passes = operator.bytes_moved / (elements * item)
         assert 1 <= passes <= 4, "read and written, over the bytes of one tensor"
+
+
+def test_products_in_float8_take_the_second_operand_by_columns() -> None:
+    world = SimpleNamespace(device=torch.device("meta"))
+    product = operators._matmul(64, torch.float8_e4m3fn, world)()  # type: ignore[arg-type]
+    assert isinstance(product, torch.Tensor)
+    assert (product.shape, product.dtype) == ((64, 64), torch.bfloat16)

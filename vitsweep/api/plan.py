@@ -342,7 +342,7 @@ def _crossing(plan: SweepPlan) -> str:
         for axis in ("tensor", "ulysses", "ring", "sequence"):  # innermost first
             degree = getattr(mesh, axis)
             span *= degree
-            if degree > 1 and span > per_node:
+            if degree > 1 and per_node % span:
                 found[f"`mesh.{axis}={degree}`"] = None
     if not found:
         return ""

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
+from vitsweep.spec.resources import FP8_CAPABILITY
 from vitsweep.world import World, allow_tf32
 
 CHUNKS = 5
@@ -339,7 +341,8 @@ def calibrate(world: World) -> dict[str, float]:
     """Measure the rates of one rank while all ranks work; every rank calls it.
 
     Returns:
-        Matmul TFLOP/s by dtype (`float32`, `bfloat16`; on CUDA `float16`, `tf32` too);
+        Matmul TFLOP/s by dtype (`float32`, `bfloat16`; on CUDA `float16`, `tf32` too, and `float8` where
+        it has such units);
         `copy_gb_per_s`, bytes read and written by a copy within the device's memory, per second;
         `all_reduce_gb_per_s`, the bus bandwidth 2(n-1)/n x bytes / time, missing for one rank.
     """
@@ -354,6 +357,9 @@ def calibrate(world: World) -> dict[str, float]:
         allow_tf32(True)
         result["tf32"] = _matmul_tflops(torch.float32, world)
         allow_tf32(False)
+        if torch.cuda.get_device_capability(world.device) >= FP8_CAPABILITY:
+            with suppress(RuntimeError, ValueError):  # AMD's units have another format
+                result["float8"] = _matmul_tflops(torch.float8_e4m3fn, world)
     result["copy_gb_per_s"] = _copy_gb_per_s(world)
     if world.size > 1:
         result["all_reduce_gb_per_s"] = _all_reduce_gb_per_s(world)
@@ -390,6 +396,11 @@ def _matmul_tflops(dtype: torch.dtype, world: World) -> float:
 
 def _matmul(side: int, dtype: torch.dtype, world: World) -> Callable[[], object]:
     a, b = (torch.randn(side, side, device=world.device).to(dtype) for _ in range(2))
+    if dtype == torch.float8_e4m3fn:  # with a scale per operand, the second one by columns
+        scale = torch.ones((), device=world.device)
+        return lambda: torch._scaled_mm(
+            a, b.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 

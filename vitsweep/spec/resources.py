@@ -105,6 +105,10 @@ def count_gpus() -> int:
     )
 
 
+FP8_CAPABILITY = (8, 9)
+"""Of GPUs with FP8 units, from Ada on."""
+
+
 @cache
 def gpu_capability() -> tuple[int, int] | None:
     """Return the compute capability of this machine's newest GPU; None without one.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.resources import gpu_capability
+from vitsweep.spec.resources import FP8_CAPABILITY, gpu_capability
 from vitsweep.spec.technique import DType, Precision, PrecisionPlan
 
 if TYPE_CHECKING:
     from torch import nn
 
-FP8_CAPABILITY = (8, 9)
 MULTIPLE = 16
 """FP8 matrix units take operands whose inner sides are multiples of it (`torch._scaled_mm`)."""
 
