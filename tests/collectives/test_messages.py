@@ -1,15 +1,19 @@
-"""What ranks tell each other: JSON and tensors of any shape and type, and never a pickle."""
+"""What ranks tell each other: JSON and tensors of any shape and type, and never a pickle; and when."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitsweep
 from tests.cells import cell
 from tests.ranks import on_ranks
+from vitsweep.collectives.parallel_linear import _ColumnProduct
 from vitsweep.collectives.primitives import from_first, gathered, gathered_tensors
 from vitsweep.world import World
 
@@ -55,3 +59,26 @@ def test_no_module_unpickles_what_another_rank_sends() -> None:
 def test_one_process_tells_itself() -> None:
     assert gathered({"a": 1}) == [{"a": 1}]
     assert from_first((1, 2)) == (1, 2)
+
+
+def test_gradients_of_inputs_are_summed_while_those_of_weights_are_multiplied() -> None:
+    order: list[str] = []
+
+    class Boundary:
+        def gather(self, x: Tensor) -> Tensor:
+            return x
+
+        def start_sum(self, partial: Tensor) -> Callable[[], Tensor]:
+            order.append("the sum begins")
+            return lambda: order.append("it is waited for") or partial
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+            order.extend(["product"] * (func is torch.ops.aten.mm.default))
+            return func(*args, **(kwargs or {}))
+
+    x, weight, bias = (torch.randn(size, requires_grad=True) for size in ((3, 4), (5, 4), (5,)))
+    y = _ColumnProduct.apply(x, weight, bias, Boundary())
+    with Products():
+        y.sum().backward()
+    assert order == ["product", "the sum begins", "product", "it is waited for"]

@@ -19,7 +19,7 @@ from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32",)
 EIGHT_PARTS = ("pipeline_parallel.microbatches=8",)
-"""As many as the most stages of these tests."""
+"""As many as the most ranks of these tests."""
 
 CASES = [
     ("sequence_parallel=ulysses",),
@@ -42,6 +42,8 @@ CASES = [
     ("pipeline_parallel=one_f_one_b", "model.depth=9", *EIGHT_PARTS, "memory=recompute_blocks"),
     ("pipeline_parallel=interleaved", "model.depth=16", *EIGHT_PARTS),
     ("pipeline_parallel=zero_bubble_v", "model.depth=17", *EIGHT_PARTS),
+    ("pipeline_parallel=dual_pipe_v", "model.depth=17", "batch.images_per_step=16",
+     "pipeline_parallel.microbatches=16"),
     ("tensor_parallel=megatron",),
     ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
     ("sequence_parallel=ulysses", "precision=O1"),
@@ -55,7 +57,7 @@ CASES = [
     ("sequence_parallel=megatron_sp", "precision=O2", "sharding=none"),
     ("sequence_parallel=megatron_sp", "precision=bf16_params", "batch.accumulation_steps=2"),
     ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),
-]
+]  # fmt: skip
 
 
 def counted(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
