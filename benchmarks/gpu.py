@@ -8,39 +8,46 @@ is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
 
 The parts run in this order, each in a process of its own with its share of the time: a machine that is
 taken away early leaves the most wanted results. `--parts` runs others: `smoke,prediction`, and `models`.
-FOLDER holds three files, renewed after each part: `report.md`, `figures.json` (part -> figures) and
-`records.tar.gz` (logs, the calibration, the product's sweep with its records and traces). The processes of
-all parts are started at once, so that Python imports torch once in the time. `--dry` lists what each would
-run, with its planned seconds; `--smoke` runs them on a CPU with tiny shapes.
+FOLDER holds three files, renewed while a part runs and after it: `report.md`, `figures.json` (part ->
+figures) and `records.tar.gz` (logs, the calibration, the product's sweep with its records and traces). All
+parts are forked from one process that has imported torch and never used a GPU. `--dry` lists what each
+would run, with its planned seconds; `--smoke` runs them on a CPU with tiny shapes.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from gpu_list import DEVICE_LOST, FIRST, LATEST_START, NO_DEVICE, PARTS, Part  # noqa: E402
+from gpu_list import DEVICE_LOST, FIRST, LATEST_START, NO_DEVICE, PARTS, Part, run_part  # noqa: E402
 from gpu_report import report  # noqa: E402
+
+from vitsweep.execution.process import main_module_left_alone  # noqa: E402
 
 PLANNED_MINUTES = 9.0
 MOST_STARTS = 4
 """Of a part that such faults end: it goes on after what failed, as long as its time lasts."""
-START_S = 15.0
-"""Seconds below which a part is not started again: Python imports torch in them."""
+START_S = 5.0
+"""Seconds below which a part is not started again: CUDA begins in them."""
+RENEW_S = 15.0
+"""Seconds after which results of a part that still runs are kept, too."""
 KEPT = ("report.md", "figures.json", "records.tar.gz")
 """Files of results."""
 PACKAGES = ("torch", "triton", "torchao", "timm", "torchvision", "transformers")
@@ -65,34 +72,38 @@ def main() -> None:
     for name in KEPT:  # nothing of an earlier run may pass for this one's
         (out / name).unlink(missing_ok=True)
     facts = machine(arguments)
-    with tempfile.TemporaryDirectory() as folder, started(Path(folder), arguments) as processes:
+    with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
+        begin_imports(work)
         for index, part in enumerate(parts):
             # What earlier parts left of their time goes to the later ones.
             left = max(0.0, end - time.monotonic())
             share = part.seconds / sum(each.seconds for each in parts[index:])
-            run(part, processes, left * share, work, arguments)
-            keep(work, out, facts, parts)
+            kept = partial(keep, work, out, facts, parts)
+            run(part, left * share, work, arguments, partial(kept, records=part.name == "product"))
+            kept()
         missing = [part.name for part in parts if not figures(work, part).exists()]
     print(f"-> {out}" + (f"; without figures: {', '.join(missing)}" if missing else ""))
     sys.exit(1 if missing else 0)
 
 
-def keep(work: Path, out: Path, facts: dict[str, Any], parts: Sequence[Part]) -> None:
-    """Renew the files of results; each is whole at any moment."""
+def keep(
+    work: Path, out: Path, facts: dict[str, Any], parts: Sequence[Part], *, records: bool = True
+) -> None:
+    """Renew the files of results, the archive if `records` is true; each is whole at any moment."""
     found = {
         p.name: json.loads(figures(work, p).read_text()) for p in parts if figures(work, p).exists()
     }
     kept = {"environment": facts, **found}
-    (work / "figures").write_text(json.dumps(kept, indent=1) + "\n")
-    (work / "report").write_text(report(facts, found, parts))
-    with tarfile.open(work / "records", "w:gz") as tar:
-        for path in (*work.glob("*.log"), *work.glob("results"), *work.glob("config")):
-            tar.add(path, path.name)
-    for name in KEPT:
-        draft = out / f".{name}"
-        shutil.copyfile(work / name.partition(".")[0], draft)
-        draft.replace(out / name)
+    drafts = [out / f".{name}" for name in KEPT[: 2 + records]]
+    drafts[0].write_text(report(facts, found, parts))
+    drafts[1].write_text(json.dumps(kept, indent=1) + "\n")
+    if records:
+        with tarfile.open(drafts[2], "w:gz") as tar:
+            for path in (*work.glob("*.log"), *work.glob("results"), *work.glob("config")):
+                tar.add(path, path.name)
+    for draft in drafts:
+        draft.replace(out / draft.name.removeprefix("."))
 
 
 def parsed() -> argparse.Namespace:
@@ -131,87 +142,69 @@ def log_of(work: Path, part: Part) -> Path:
     return work / f"{part.name}.log"
 
 
-@contextmanager
-def started(
-    work: Path, arguments: argparse.Namespace
-) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Yield part -> its process, which has begun to import; end those that are left."""
-    processes = {part.name: start(part, work, arguments) for part in arguments.parts}
-    try:
-        yield processes
-    finally:
-        for process in processes.values():
-            end_group(process)
-
-
-def end_group(process: subprocess.Popen[str]) -> None:
-    """End a part's process, and what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def start(part: Part, work: Path, arguments: argparse.Namespace) -> subprocess.Popen[str]:
-    """Start a part's process, which imports what it needs and waits for its deadline."""
-    device = "cpu" if arguments.smoke else "cuda"
-    call = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import gpu_parts; "
-        f"gpu_parts.main({part.name!r}, {str(work)!r}, {device!r})"
+def begin_imports(work: Path) -> None:
+    """Start the process that parts are forked from."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     )
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "XDG_CONFIG_HOME": str(work / "config")}
-    with log_of(work, part).open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", call],
-            cwd=ROOT,
-            env=os.environ | variables,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    os.environ["XDG_CONFIG_HOME"] = str(work / "config")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["gpu_parts"])
+    forkserver.ensure_running()
 
 
 def run(
     part: Part,
-    processes: dict[str, subprocess.Popen[str]],
     seconds: float,
     work: Path,
     arguments: argparse.Namespace,
+    renew: Callable[[], None],
 ) -> None:
-    """Let one part work for its seconds, and say how it ended.
+    """Let one part work for its seconds, and say how it ended; `renew` keeps what it has meanwhile.
 
     Raises:
         SystemExit: torch sees no GPU.
     """
     begin = time.monotonic()
-    end = begin + seconds
+    end, latest = begin + seconds, begin + LATEST_START * seconds
+    device = "cpu" if arguments.smoke else "cuda"
     for _ in range(MOST_STARTS):
-        code = ended(processes[part.name], begin + LATEST_START * seconds, end)
+        code = ended((part.name, str(work), device, latest), end, renew)
         if code == NO_DEVICE:
             print(log_of(work, part).read_text().strip().splitlines()[-1])
             sys.exit(2)
         crashed = code is not None and (code == DEVICE_LOST or code < 0)
         if not crashed or end - time.monotonic() < START_S:
             break
-        processes[part.name] = start(part, work, arguments)
     result = {0: "done", None: "stopped: its time was over"}.get(
         code, f"failed with {code}, see logs"
     )
     print(f"{part.name:14} {time.monotonic() - begin:6.1f} s  {result}", flush=True)
 
 
-def ended(process: subprocess.Popen[str], deadline: float, end: float) -> int | None:
-    """Tell a part until when it may begin something; return its exit code, None if it had to be stopped."""
+def ended(
+    arguments: tuple[str, str, str, float], end: float, renew: Callable[[], None]
+) -> int | None:
+    """Run a part in a process of its own; return its exit code, None if it had to be stopped."""
+    process = multiprocessing.get_context("forkserver").Process(target=run_part, args=arguments)
+    with main_module_left_alone():
+        process.start()
     try:
-        # On a CPU, where nothing is measured, there is no end.
-        left = None if end == float("inf") else max(0.0, end - time.monotonic())
-        process.communicate(f"{deadline}\n", timeout=left)
-    except subprocess.TimeoutExpired:
+        while process.is_alive() and (left := end - time.monotonic()) > 0:
+            process.join(min(left, RENEW_S))
+            with suppress(OSError):  # a record may change or go while it is read
+                renew()
+        return process.exitcode
+    finally:
         end_group(process)
-        return None
-    return process.returncode
+
+
+def end_group(process: BaseProcess) -> None:
+    """End a part's process, and what it started."""
+    process.kill()
+    if process.pid:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.join()
 
 
 def machine(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """What the parts of `gpu.py` run, in which order and for how many seconds each (no torch, for `--dry`)."""
 
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
+from vitsweep.execution.process import log_to
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import conf_dir
 
@@ -113,7 +116,7 @@ PRODUCT = product_sweep(
     "sweep.baseline={precision: bf16, optimizer: adamw_fused}",
 )  # fmt: skip
 PRODUCT_SMOKE = product_sweep(
-    PRODUCT_CELLS[:1], "model=vit_nano", "batch.images_per_step=4", "batch.resolution_px=32",
+    PRODUCT_CELLS[:1], "model=vit_nano", "batch.images_per_step=4", "batch.resolution_px=8",
     "sweep.baseline={optimizer: adamw_fused}",
 )  # fmt: skip
 OURS = ("eager", "compile_blocks")
@@ -278,3 +281,13 @@ PARTS = (
 )
 FIRST = tuple(part.name for part in PARTS[:7])
 """What runs unless others are chosen: nine minutes, complete by themselves."""
+
+
+def run_part(name: str, work: str, device: str, deadline: float) -> None:
+    """Run one part in this process, which was forked from one that has imported torch."""
+    os.setsid()
+    os.chdir(Path(__file__).parents[1])
+    log_to(Path(work) / f"{name}.log")
+    from gpu_parts import main
+
+    main(name, work, device, deadline)

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +45,8 @@ TURN_S = {"peers": 2.0, "one_at_a_time": 0.7, "models": 2.0}
 
 def beside_peers(run: Run) -> None:
     """ViT-L/16 in bfloat16 beside timm, torchvision and transformers, eager and compiled."""
-    size = replace(run.size, extra=())  # the shape that the others have
+    size, spec = run.size, cell_of(run.size, images=16).transformer
+    peers.SHAPES[size.model] = spec.depth, spec.width, spec.num_heads, spec.mlp_width
     shape = MeshShape(pipeline=1, replicate=1, shard=1, sequence=1, ring=1, ulysses=1, tensor=1)
     device = torch.device(size.device)
     alone = World(rank=0, local_rank=0, size=1, device=device, shape=shape, mesh=None)
@@ -115,6 +115,7 @@ def _measured(groups: Any, run: Run, turns: int, facts: Figures) -> None:
         run.write(facts | {"rows": [contender.row(facts["rates"]) for contender in contenders]})
 
     seconds = min(run.size.seconds, TURN_S[run.path.stem])
+    turns = turns if seconds else 1
     for group in groups:
         time_in_turns(group, replace(run, size=replace(run.size, seconds=seconds)), turns, finished)
     finished()
@@ -124,7 +125,7 @@ def attention(run: Run) -> None:
     """Kernels at 197 to 64K tokens, forward and backward, 16 heads of width 64."""
     cases = ATTENTION
     if run.size.seconds == 0:
-        cases = tuple((kernel, tokens) for tokens in (17, 64) for kernel in (*KERNELS, "flex"))
+        cases = (*((kernel, tokens) for tokens in (17, 64) for kernel in KERNELS), ("flex", 64))
     rows: dict[tuple[str, int], Figures] = {
         (row["kernel"], row["tokens"]): row for row in run.earlier.get("rows", [])
     }
@@ -183,11 +184,8 @@ PARTS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def main(part: str, out: str, device: str) -> None:
-    """Wait for the deadline on standard input, then run one part; `<part>.json` holds what there is."""
-    line = sys.stdin.readline()
-    if not line:
-        return  # the command has ended
+def main(part: str, out: str, device: str, deadline: float) -> None:
+    """Run one part until its deadline; `<part>.json` holds what there is."""
     if device == "cuda":
         # In another process: a context of this one would stand beside those of the commands that it runs.
         check = multiprocessing.get_context("fork").Process(target=_end_without_gpu)
@@ -198,7 +196,7 @@ def main(part: str, out: str, device: str) -> None:
     path = Path(out) / f"{part}.json"
     earlier = json.loads(path.read_text()) if path.exists() else {}
     size = SMOKE if device == "cpu" else Size(device)
-    PARTS[part](Run(size, path, float(line), earlier))
+    PARTS[part](Run(size, path, deadline, earlier))
 
 
 def _end_without_gpu() -> None:

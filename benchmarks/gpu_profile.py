@@ -34,17 +34,17 @@ def profile(run: Run) -> None:
 
 def _shares_of_steps(run: Run, images: int, *choice: str) -> Figures:
     step = our_step(cell_of(run.size, *BASE, *choice, images=images))
-    for _ in range(gpu_steps.WARM_UP_STEPS):
+    for _ in range(run.size.steps):
         step()
     on_gpu = run.size.device == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     for _ in range(2):  # the first pays for the start of CUDA's tracer and is thrown away
         with torch.profiler.profile(activities=activities) as found:
-            for _ in range(gpu_steps.WARM_UP_STEPS):
+            for _ in range(run.size.steps):
                 step()
             if on_gpu:
                 torch.cuda.synchronize()
-    return shares(found.events(), on_gpu=on_gpu) | {"steps": gpu_steps.WARM_UP_STEPS}
+    return shares(found.events(), on_gpu=on_gpu) | {"steps": run.size.steps}
 
 
 def shares(events: Iterable[Any], *, on_gpu: bool) -> Figures:

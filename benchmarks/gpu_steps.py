@@ -30,7 +30,6 @@ from vitsweep.world import World
 
 Step = Callable[[], Any]
 Figures = dict[str, Any]
-WARM_UP_STEPS = 3
 NO_TIME = "no time was left"
 ENDED = "failed: the process ended here"
 """Result of what has begun, until it has another one."""
@@ -54,8 +53,15 @@ class Size:
     extra: tuple[str, ...] = ()
     seconds: float = 2.0
 
+    @property
+    def steps(self) -> int:
+        """Steps of a warm-up, and between two readings of the clock, which empty the queue of a GPU."""
+        return 3 if self.seconds else 1
 
-SMOKE = Size("cpu", "vit_tiny", 32, ("model.depth=2",), 0.0)
+
+NARROW = ("model.depth=2", "model.width=64", "model.num_heads=1", "model.mlp_width=256")
+SMOKE = Size("cpu", "vit_tiny", 32, NARROW, 0.0)
+"""Even where bfloat16 is emulated, a step of it takes milliseconds."""
 
 
 @dataclass
@@ -153,7 +159,7 @@ LARGEST_SHARE = 0.75
 def largest_batch(size: Size, *overrides: str) -> int:
     """Return how many images of a cell can be trained, and others' steps of as many."""
     if size.seconds == 0:
-        return 8
+        return 16
     return next((n for n in BATCHES if _fits(size, *overrides, images=n)), BATCHES[-1])
 
 
@@ -179,13 +185,13 @@ def reason_of(error: BaseException) -> str:
 
 def seconds_of(step: Step, size: Size) -> float:
     """Return the median time of a step in seconds, after warm-up steps that pay for compilation."""
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(size.steps):
         step()
     with garbage_collector_off():
         clock, until = StepClock(torch.device(size.device)), time.monotonic() + size.seconds
         clock.mark()
         while True:
-            for _ in range(WARM_UP_STEPS):  # the queue of a GPU is emptied once in three steps
+            for _ in range(size.steps):
                 step()
                 clock.mark()
             times = clock.times_ms()

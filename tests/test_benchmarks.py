@@ -28,6 +28,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FIRST = ["product", "peers", "calibration", "attention", "one_at_a_time", "soak", "profile"]
 LATER = ["smoke", "prediction", "models"]
 """Parts that run where they are asked for."""
+RESULTS = {"report.md", "figures.json", "records.tar.gz"}
+"""Files that come back; a borrowed machine gives at most 8."""
 
 
 @pytest.fixture
@@ -215,6 +217,30 @@ def test_a_turn_frees_caches_before_it_asks_for_room_and_tells_the_state_of_the_
 
 
 @pytest.mark.usefixtures("beside")
+def test_a_row_is_divided_by_what_its_own_products_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In FP8 some products stay in bfloat16."""
+    import gpu_list
+    import gpu_steps
+    import gpu_turns
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    rates, size = (
+        {"float32": 50.0, "tf32": 400.0, "bfloat16": 700.0, "float8": 1300.0},
+        gpu_steps.Size("cuda"),
+    )
+    reached = {}
+    for name in (*gpu_list.STACKS.values(), ("precision=fp32",), ("precision=tf32",)):
+        contender = gpu_turns.ours("one", size, *name, images=64)
+        contender.step_ms = [100.0]
+        row = contender.row(rates)
+        reached[name] = row["tflops"] / row["share_of_sustained"]
+    *stacks, fp8, fp32, tf32 = reached.values()
+    assert stacks == pytest.approx([700.0, 700.0])
+    assert 900 < fp8 < 1300
+    assert (fp32, tf32) == pytest.approx((50.0, 400.0))
+
+
+@pytest.mark.usefixtures("beside")
 @pytest.mark.parametrize("most", [512, 384, 256, 64])
 def test_the_batch_is_the_largest_that_fits(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_steps
@@ -299,7 +325,7 @@ def test_all_that_one_gpu_is_asked_runs_in_a_bare_environment(
         timeout=3000,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list(tmp_path.iterdir())) <= 8
+    assert {path.name for path in tmp_path.iterdir()} == RESULTS
     found = json.loads((tmp_path / "figures.json").read_text())
     assert [row["status"] for row in found["product"]["rows"]] == ["measured", "measured"]
     with tarfile.open(tmp_path / "records.tar.gz") as tar:
@@ -324,7 +350,7 @@ def test_all_that_one_gpu_is_asked_runs_in_a_bare_environment(
 def test_what_is_cut_after_any_part_leaves_a_report_of_the_parts_before(
     tmp_path: Path, done: int
 ) -> None:
-    names = ["attention", "soak", "profile", "peers"]
+    names = ["attention", "soak", "profile", "prediction"]
     command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--parts", ",".join(names)]
     with subprocess.Popen(
         [*command, "--out", tmp_path], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -341,4 +367,18 @@ def test_what_is_cut_after_any_part_leaves_a_report_of_the_parts_before(
         os.killpg(process.pid, signal.SIGKILL)
     assert {*json.loads(kept.read_text())} >= {"environment", *names[:done]}
     assert report.read_text().count("No figures.") <= len(names) - done
-    assert len(list(tmp_path.iterdir())) <= 8, "which a borrowed machine gives back"
+    assert {path.name.removeprefix(".") for path in tmp_path.iterdir()} == RESULTS
+
+
+@pytest.mark.full
+def test_what_is_cut_within_a_part_leaves_the_rows_that_it_had(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--smoke", "--parts", "one_at_a_time"]
+    kept, rows = tmp_path / "figures.json", []
+    with subprocess.Popen([*command, "--out", tmp_path], start_new_session=True) as process:
+        while not rows and process.poll() is None:
+            time.sleep(0.1)
+            figures = json.loads(kept.read_text()) if kept.exists() else {}
+            rows = [r for r in figures.get("one_at_a_time", {}).get("rows", []) if r.get("step_ms")]
+        os.killpg(process.pid, signal.SIGTERM)
+    assert process.returncode == 143
+    assert f"| {rows[0]['name']} | 16 |" in (tmp_path / "report.md").read_text()

@@ -8,9 +8,9 @@ devices, wrong shapes and dtypes, and reads of a value by the host within the st
 the host wait for a GPU; and tensors that a checkpoint of one trainer has and that of a new one lacks, or
 has in another shape, dtype or place. Nothing is measured.
 
-Of `gpu.py`'s first part, the product, whole runs go from the proof over the timed steps and the instruments
-to a record that is read back: all but what numbers say, compilers write and the driver does. The server
-that forks ranks is asked whether it has touched CUDA.
+Of `gpu.py`, the parts that train run whole, what they compile or record as it is. Of its first part, the
+product, runs on one rank and on eight go from the proof over the timed steps and the instruments to a record
+that is read back. The servers that fork ranks and parts are asked whether they have touched CUDA.
 """
 
 import argparse
@@ -64,7 +64,7 @@ from vitsweep.training.checkpoint import (
     shards_of_training,
     state_dict_of,
 )
-from vitsweep.training.trainer import Trainer
+from vitsweep.training.trainer import CudaRecorder, Trainer
 from vitsweep.world import World, device_mesh
 
 BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",
@@ -93,11 +93,14 @@ KNOWN_READS = {
 """Method -> why the host may read a value there in every step."""
 COMPARES = "equivalence.py"
 """Module in which numbers are read to be compared: all are 1, so that they agree and can be divided by."""
-PRODUCT: tuple[tuple[str, ...], ...] = (
-    *(case for case in PRODUCT_CELLS if not any("compilation" in choice for choice in case)),
-    ("precision=fp8_masters", "precision.layers=all"),
+PRODUCT: tuple[tuple[int, tuple[str, ...]], ...] = (
+    *((1, case) for case in PRODUCT_CELLS),
+    (8, ("precision=bf16",)),
+    (8, ("precision=bf16_masters", "sharding=fsdp", "compilation=compile_blocks")),
 )
-"""Whole runs on one rank: those of `gpu.py` in which no compiler takes part, and FP8 in eager mode."""
+"""Ranks and cell of whole runs."""
+PART_SECONDS = {"peers": 300, "attention": 60, "one_at_a_time": 300, "soak": 30}
+"""Parts of `gpu.py` that are rehearsed, and the time in which they begin something."""
 FILLED = ("images_per_second", "forward_ms", "backward_ms", "optimizer_ms", "peak_allocated_gib",
           "parameter_gib", "gradient_gib", "optimizer_state_gib", "activation_gib",
           "gradient_bytes_per_step", "mfu")  # fmt: skip
@@ -285,6 +288,14 @@ def pretend_ranks() -> None:
     equivalence._longer = lambda *_: {}
 
 
+def pretend_compilers() -> None:
+    """Let what is compiled or recorded run as it is: compilers write kernels, and the driver records them."""
+    nn.Module.compile = lambda self, **_: None  # type: ignore[assignment, method-assign]
+    torch.compile = lambda work, **_: work  # type: ignore[assignment]
+    CudaRecorder.warm_up = lambda self, work: work()  # type: ignore[method-assign]
+    CudaRecorder.record = lambda self, work: (lambda: None, work())  # type: ignore[method-assign]
+
+
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     """Give a model other parameters and buffers: fake ones cannot change in place."""
     for module in model.modules():
@@ -351,14 +362,14 @@ def rehearse(composer: Composer, case: list[str], ranks: int) -> str:
     return ", ".join(["ok", counted, *(f"the host waits: {reason}" for reason in known)])
 
 
-def rehearse_product(composer: Composer, case: Sequence[str]) -> str:
+def rehearse_product(composer: Composer, case: Sequence[str], ranks: int) -> str:
     """Run a cell as a rank does, from the proof to its record; return `ok` and what that holds.
 
     Raises:
         RuntimeError: the record lacks a column, or is not the one that was written.
     """
     steps = ("measurement=smoke", "measurement.prove=twin", "measurement.traced_steps=2")
-    cell = asked(composer, [*case, *steps], 1).spec
+    cell = asked(composer, [*case, *steps], ranks).spec
     with tempfile.TemporaryDirectory() as folder, world_of(cell) as world:
         request = RunRequest(
             sweep_folder=Path(folder) / "sweep",
@@ -375,7 +386,10 @@ def rehearse_product(composer: Composer, case: Sequence[str]) -> str:
         timed = RunRecord.from_json(draft.read_text())
         draft.write_text(record.to_json())
         again = publish(request, cell, None)
-    empty = [column for column in FILLED if again.metrics.get(column) is None]
+    unseen = {"activation_gib"} if cell.compilation.fuses_kernels else {}
+    empty = [
+        column for column in FILLED if again.metrics.get(column) is None and column not in unseen
+    ]
     if empty or (again.status, timed.status) != (Status.measured, Status.measured):
         raise RuntimeError(f"{again.status}, without {', '.join(empty)}")
     if NO_INSTRUMENTS not in timed.environment or not again.samples["trace"]["rows"]:
@@ -384,21 +398,23 @@ def rehearse_product(composer: Composer, case: Sequence[str]) -> str:
     return f"ok, {again.validity['proved']}, {known} of {len(again.metrics)} metrics"
 
 
-def rehearse_attention() -> str:
-    """Run the part of `gpu.py` that times attention; every kernel has figures at every length, but `flex`.
+def rehearse_part(name: str) -> str:
+    """Run a part of `gpu.py` on a ViT-L of two blocks; every row has figures, but that of `flex`.
 
     Raises:
         RuntimeError: one has none.
     """
-    run = gpu_steps.Run(gpu_steps.Size("cuda", seconds=1e-3), Path(), time.monotonic() + 600)
+    size = gpu_steps.Size("cuda", extra=("model.depth=2",), seconds=1e-3)
     with tempfile.TemporaryDirectory() as folder:
-        run.path = Path(folder) / "attention.json"
+        end = time.monotonic() + PART_SECONDS[name]
+        run = gpu_steps.Run(size, Path(folder) / f"{name}.json", end)
         with FakeTensorMode(allow_non_fake_inputs=True), HostReads():
-            gpu_parts.attention(run)
+            gpu_parts.PARTS[name](run)
         rows = json.loads(run.path.read_text())["rows"]
-    for row in rows:
-        if "ms" not in row and row["kernel"] != "flex":  # which the compiler writes
-            raise RuntimeError(f"{row['kernel']} at {row['tokens']} tokens: {row['reason']}")
+    without = {row.get("name", row.get("kernel")): row.get("reason") for row in rows}
+    without = {name: why for name, why in without.items() if why and name != "flex"}
+    if without or not rows:
+        raise RuntimeError(f"without figures: {without}")
     return f"ok, {len(rows)} rows"
 
 
@@ -407,9 +423,12 @@ IN_RANK = (
 )
 FORK = f"""
 import sys
-from vitsweep.execution.rank_processes import fork_server
+from vitsweep.execution.rank_processes import PRELOADED, fork_server
 
-rank = fork_server().Process(target=exec, args=({IN_RANK!r},))
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+server = fork_server()
+server.set_forkserver_preload([PRELOADED, "gpu_parts"])
+rank = server.Process(target=exec, args=({IN_RANK!r},))
 rank.start()
 rank.join()
 sys.exit(rank.exitcode)
@@ -417,10 +436,10 @@ sys.exit(rank.exitcode)
 
 
 def forked_without_cuda() -> str:
-    """Return `ok` where a rank is forked from a process that has called nothing of CUDA.
+    """Return `ok` where ranks and parts of `gpu.py` are forked from what has called nothing of CUDA.
 
     Raises:
-        RuntimeError: it has, so that CUDA would fail in the rank.
+        RuntimeError: it has, so that CUDA would fail in what is forked.
     """
     calls = subprocess.run([sys.executable, "-c", FORK]).returncode
     if calls:
@@ -488,10 +507,12 @@ def main() -> None:
                 report(name, ranks, partial(rehearse, composer, case, ranks))
     if not arguments.cases or "product" in arguments.cases:
         pretend_ranks()
-        report("attention", 1, rehearse_attention)
-        for product in PRODUCT:
+        pretend_compilers()
+        for part in PART_SECONDS:
+            report(f"part: {part}", 1, partial(rehearse_part, part))
+        for ranks, product in PRODUCT:
             name = f"product: {' '.join(product)}"
-            report(name, 1, partial(rehearse_product, composer, product))
+            report(name, ranks, partial(rehearse_product, composer, product, ranks))
     sys.exit(bool(failed))
 
 
