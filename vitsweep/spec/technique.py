@@ -177,10 +177,6 @@ class Precision(Technique):
         return model
 
 
-TWIN_BUCKET_MIB = 0.125
-"""A nano twin has some 40,000 parameters: three buckets in float64, two in float32."""
-
-
 class Sharding(Technique):
     """Who holds parameters, gradients and optimizer state among data-parallel ranks."""
 

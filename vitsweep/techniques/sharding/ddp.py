@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
-
-from annotated_types import Gt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import TWIN_BUCKET_MIB, PrecisionPlan, Sharding
-from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
+from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.techniques.sharding.half_gradients import BucketedReplicas
 
 if TYPE_CHECKING:
     import torch
@@ -21,23 +19,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ddp(Sharding):
+class Ddp(BucketedReplicas):
     """torch's DistributedDataParallel.
 
     Attributes:
-        bucket_mib: gradients are exchanged in buckets of this size.
         gradient_as_bucket_view: gradients live in the buckets, which saves a copy of them; resolved
             from auto: false only where the optimizer keeps gradients in a buffer of its own.
         static_graph: promise that every step uses the same parameters in the same order.
-        gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
     cites = ("li2020ddp",)
 
-    bucket_mib: Annotated[float, Gt(0)]
     gradient_as_bucket_view: bool
     static_graph: bool
-    gradient_dtype: Literal["bfloat16"] | None
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Wrap the model."""
@@ -61,14 +55,6 @@ class Ddp(Sharding):
             _exchange_in(getattr(torch, self.gradient_dtype), wrapped, world.gradient_group())
         return wrapped
 
-    def of_twin(self) -> Self:
-        """Exchange the gradients of a nano model in several buckets."""
-        return replace(self, bucket_mib=min(self.bucket_mib, TWIN_BUCKET_MIB))
-
-    def relative_tolerance(self) -> float:
-        """Gradients in bfloat16 keep 8 bits of mantissa."""
-        return HALF_GRADIENTS if self.gradient_dtype else 0.0
-
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool
     ) -> AbstractContextManager[None]:
@@ -79,8 +65,7 @@ class Ddp(Sharding):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a static graph with gradient accumulation: DDP's `no_sync` changes the graph."""
-        if self.gradient_dtype is not None:
-            yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
+        yield from super().conflicts(cell)
         if self.static_graph and cell.batch.accumulation_steps > 1:
             yield (
                 f"`sharding.static_graph=true` does not allow "

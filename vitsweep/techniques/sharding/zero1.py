@@ -2,39 +2,29 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from annotated_types import Gt
-
-from vitsweep.spec.technique import TWIN_BUCKET_MIB, PrecisionPlan, Sharding
-from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
+from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.techniques.sharding.half_gradients import BucketedReplicas
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
     from vitsweep.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zero1(Sharding):
+class Zero1(BucketedReplicas):
     """Replicas, with the optimizer state (master weights included) partitioned over them.
 
     Gradients are reduce-scattered instead of all-reduced, each rank updates its part of every
     bucket, and the updated parameters are all-gathered: per step a rank sends 2 (n-1)/n P, as much
     as DDP (section 7.2.1 of the paper).
-
-    Attributes:
-        bucket_mib: gradients are exchanged in buckets of this size.
-        gradient_dtype: in which gradients are exchanged; None leaves them as they are.
     """
 
     cites = ("rajbhandari2019zero",)
-
-    bucket_mib: Annotated[float, Gt(0)]
-    gradient_dtype: Literal["bfloat16"] | None
 
     shards_optimizer: ClassVar[bool] = True
 
@@ -48,19 +38,6 @@ class Zero1(Sharding):
         group = (world.gradient_group() or dist.group.WORLD) if dist.is_initialized() else None
         dtype = getattr(torch, self.gradient_dtype) if self.gradient_dtype else None
         return ShardedReplica(model, group, self.bucket_mib, dtype)
-
-    def of_twin(self) -> Self:
-        """Exchange the gradients of a nano model in several buckets."""
-        return replace(self, bucket_mib=min(self.bucket_mib, TWIN_BUCKET_MIB))
-
-    def relative_tolerance(self) -> float:
-        """Gradients in bfloat16 keep 8 bits of mantissa."""
-        return HALF_GRADIENTS if self.gradient_dtype else 0.0
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse a dtype for gradients that are half precision anyway."""
-        if self.gradient_dtype is not None:
-            yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
 
     def gradient_sync(
         self, model: "nn.Module", is_last_micro_batch: bool
