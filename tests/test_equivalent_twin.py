@@ -3,13 +3,15 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.functional import elu
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.cells import GPU_NODE, cell, entry
@@ -26,12 +28,18 @@ from vitsweep.equivalence import (
     prove,
     twin_of,
 )
+from vitsweep.model import initialize, linear_attention
+from vitsweep.model.attention import attend
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_variant import BlockVariant
 from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.techniques.attention import kernels
 from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.techniques.sequence_parallel import wrapped_attention
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.none import Unsharded
+from vitsweep.techniques.vit_block import branches
 from vitsweep.training import reference, update
 from vitsweep.world import World
 
@@ -83,6 +91,89 @@ def test_a_wrong_optimizer_is_found_by_its_equations(monkeypatch: pytest.MonkeyP
         prove(alone("optimizer=adamw_fused"), lone_world())
     with pytest.raises(WrongResultError, match=r"update of `.*`optimizer=adamw_fused`"):
         prove(alone("optimizer=adamw_fused"), lone_world(), exactly=False)
+
+
+FAULTS: dict[str, tuple[list[str], Any, str, Any]] = {
+    "branches one after the other": (
+        ["vit_block=parallel"],
+        branches.ParallelBlock,
+        "forward",
+        lambda block, x: x + block.mlp_branch(x + block.attend_branch(block.norm_attention(x))),
+    ),
+    "unscaled branches": (
+        ["vit_block=drop_samples"],
+        branches._AddedAt,
+        "apply",
+        lambda x, added, places, axis, scale: x.index_add(axis, places, added),
+    ),
+    "patches of the image before": (
+        ["tokens=drop"],
+        initialize,
+        "_picked",
+        lambda x, places: initialize._picked_one_by_one(x.roll(1, 0), places),
+    ),
+    "no mask": (
+        ["attention=sdpa_causal", "classifier=pooled"],
+        kernels.CausalAttend,
+        "__call__",
+        lambda own, q, k, v: attend(q, k, v),
+    ),
+    "keys that are not divided": (
+        ["attention=linear"],
+        linear_attention,
+        "features",
+        lambda q, k, v: (elu(q) + 1, elu(k) + 1, v),
+    ),
+    "decay from the next token on": (
+        ["attention=linear", "attention.causal=true", "attention.decay=0.9", "classifier=pooled"],
+        linear_attention,
+        "_distances",
+        lambda decay, size, like: torch.ones(size, size, dtype=like.dtype).tril() * decay,
+    ),
+    "segments that see one another": (
+        ["sequence_parallel=segment_local", "sequence_parallel.segments=2", "classifier=pooled"],
+        wrapped_attention,
+        "within_segments",
+        lambda own, *numbers: own,
+    ),
+}
+"""Fault -> the choice that changes the model, and which part of its code is replaced by what."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_choice_that_changes_the_model_is_compared_with_other_code_than_its_own(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, owner, name, wrong = FAULTS[fault]
+    assert "not proved" not in proof_of(alone(*words), lone_world())
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises(WrongResultError):
+        prove(alone(*words), lone_world())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubling(BlockVariant):
+    """Doubles what a block is given, and brings no plain code of that."""
+
+    changes_model: ClassVar[bool] = True
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        first: nn.Module = model.blocks[0]  # type: ignore[index, assignment]
+        first.register_forward_pre_hook(lambda block, given: (2 * given[0],))
+        return model
+
+
+class Silent(Doubling):
+    """Does the same, and does not say that the model is another."""
+
+    changes_model = False
+
+
+def test_a_choice_without_plain_code_is_named_as_not_proved() -> None:
+    told = proof_of(replace(alone(), vit_block=Doubling(name="doubling")), lone_world())
+    assert told.endswith("; not proved: vit_block=doubling, which is compared with itself")
+    with pytest.raises(WrongResultError):
+        prove(replace(alone(), vit_block=Silent(name="silent")), lone_world())
 
 
 def _verdict(world: World, spec: CellSpec) -> str:

@@ -20,8 +20,8 @@ from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
 from vitsweep.spec.model_spec import TransformerSpec, least_alike
-from vitsweep.spec.model_variant import Averaging
-from vitsweep.spec.technique import OptimizerChoice
+from vitsweep.spec.model_variant import Averaging, ModelVariant
+from vitsweep.spec.technique import AttentionKernel, OptimizerChoice, Technique
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.averaging.ema import Ema
 from vitsweep.techniques.optimizer.muon import Muon
@@ -220,6 +220,8 @@ def not_proved(cell: CellSpec) -> list[str]:
     """Return the choices of a cell of which the proof does not see all."""
     known = type(cell.averaging) in (Averaging, Ema)
     found = [] if known else [f"averaging={cell.averaging.name}"]
+    own = {g: t.name for g, t in cell.techniques.items() if _is_compared_with_itself(t)}
+    found += [f"{group}={name}, which is compared with itself" for group, name in own.items()]
     if cell.task.epochs:
         found.append(f"task={cell.task.name} after the timed steps")
     if cell.compilation.captures_step:
@@ -227,6 +229,13 @@ def not_proved(cell: CellSpec) -> list[str]:
     if type(cell.optimizer.plain()) not in EQUATIONS:
         found.append(f"optimizer={cell.optimizer.name}, which is compared with its own `plain`")
     return found
+
+
+def _is_compared_with_itself(choice: Technique) -> bool:
+    """Whether a choice changes the model and brings no plain code of the same."""
+    no_code = type(choice).plain_twin in (ModelVariant.plain_twin, AttentionKernel.plain_twin)
+    does_nothing = getattr(type(choice), "apply", None) is ModelVariant.apply  # a shape alone
+    return choice.changes_model and no_code and not does_nothing
 
 
 def _is_elementwise(choice: OptimizerChoice) -> bool:

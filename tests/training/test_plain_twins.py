@@ -1,6 +1,7 @@
 """The plain twin of every choice that changes the model, beside a ViT written from its equations."""
 
 from collections.abc import Callable
+from math import exp
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from vitsweep.spec.menu import choices, class_of
 Weights = dict[str, Tensor]
 Mix = Callable[[Tensor, Tensor], Tensor]
 """q and k of a head (T, K) -> what each token takes of every other (T, T)."""
+Mixes = Mix | tuple[Mix, ...]
+"""Of all heads, or of each."""
 
 
 def softmax(q: Tensor, k: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -40,6 +43,15 @@ def linear(q: Tensor, k: Tensor) -> Tensor:
     return phi(q) @ phi(k).T / q.shape[1] / len(q)
 
 
+def decaying(decay: float) -> Mix:
+    def mix(q: Tensor, k: Tensor) -> Tensor:
+        rows = [[decay ** (t - s) * (s <= t) for s in range(len(q))] for t in range(len(q))]
+        weights = torch.tensor(rows, dtype=q.dtype)
+        return len(q) * linear(q, k) * weights / weights.sum(1, keepdim=True)
+
+    return mix
+
+
 def norm(w: Weights, name: str, x: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     scale = (centred.square().mean(-1, keepdim=True) + NANO.norm_eps).sqrt()
@@ -50,10 +62,11 @@ def product(w: Weights, name: str, x: Tensor) -> Tensor:
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def attention(w: Weights, block: str, x: Tensor, mix: Mix) -> Tensor:
+def attention(w: Weights, block: str, x: Tensor, mix: Mixes) -> Tensor:
     qkv = product(w, f"{block}.attention.qkv", x).chunk(3, 1)
-    heads = zip(*(part.chunk(NANO.num_heads, 1) for part in qkv), strict=True)
-    joined = torch.cat([mix(q, k) @ v for q, k, v in heads], 1)
+    mixes = mix if isinstance(mix, tuple) else NANO.num_heads * (mix,)
+    heads = zip(mixes, *(part.chunk(NANO.num_heads, 1) for part in qkv), strict=True)
+    joined = torch.cat([own(q, k) @ v for own, q, k, v in heads], 1)
     return product(w, f"{block}.attention.out", joined)
 
 
@@ -77,7 +90,7 @@ def logits(
     w: Weights,
     image: Tensor,
     *,
-    mix: Mix = softmax,
+    mix: Mixes = softmax,
     parallel: bool = False,
     pooled: bool = False,
     kept: Tensor | None = None,
@@ -100,9 +113,17 @@ def logits(
 
 POOLED = {"pooling": "mean"}
 TWINS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    # Choice -> its knobs, arguments of our model, arguments of the equations.
+    # Choice, and what tells it from others -> its knobs, arguments of our model, arguments of the equations.
     "attention=sdpa_causal": ({}, POOLED, {"mix": causal, "pooled": True}),
     "attention=linear": ({}, {}, {"mix": linear}),
+    "attention=linear causal": ({"causal": True}, POOLED, {"mix": decaying(1), "pooled": True}),
+    "attention=linear decaying": (
+        {"causal": True, "decay": 0.8}, POOLED, {"mix": decaying(0.8), "pooled": True}
+    ),
+    "attention=linear decaying per head": (
+        {"causal": True, "decay": "per_head"}, POOLED,
+        {"mix": (decaying(exp(-1 / 16)), decaying(exp(-1 / 256))), "pooled": True},
+    ),
     "classifier=pooled": ({}, POOLED, {"pooled": True}),
     "sequence_parallel=segment_local": ({"segments": 3}, POOLED, {"mix": segments_of_6, "pooled": True}),
     "tokens=drop": ({}, {}, {}),
@@ -116,7 +137,7 @@ IMAGES = torch.randn(5, 3, 8, 8, dtype=torch.float64, generator=torch.Generator(
 def test_every_choice_that_changes_the_model_is_here() -> None:
     typed = [(group, name) for group in cell().techniques for name in choices(group)]
     changing = [f"{g}={name}" for g, name in typed if class_of(g, name).changes_model]
-    assert TWINS.keys() == set(changing)
+    assert {typed.split()[0] for typed in TWINS} == set(changing)
 
 
 def drawn_by(model: Any, choice: str) -> list[dict[str, Any]]:
@@ -144,7 +165,7 @@ def test_a_plain_twin_is_its_equations(typed: str) -> None:
     knobs, of_model, of_equations = TWINS[typed]
     built = build(**of_model)
     vars(built)["draws"] = draws = Draws(0)
-    model = choice(*typed.split("="), **knobs).plain_twin(built)
+    model = choice(*typed.split()[0].split("="), **knobs).plain_twin(built)
     draws.begin(0)
     drawn = drawn_by(model, typed)
     draws.begin(0)

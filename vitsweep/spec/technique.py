@@ -126,7 +126,8 @@ class Technique(ABC):
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Let a plain model in one process compute what this technique does, if it changes that.
 
-        The result is what the technique is proved equal to; nothing is to be done by most.
+        The result is what the technique is proved equal to, so it shares no code with `apply`. Most have
+        nothing to do.
         """
         return model
 
@@ -357,7 +358,7 @@ class AttentionKernel(Technique):
         """Replace the `attend` seam (or the attention module) of every block."""
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Apply a kernel that computes another function; softmax kernels share the plain one."""
+        """Compute another function by plain code; without such code the record says so."""
         return self.apply(model) if self.changes_model else model
 
 

@@ -370,7 +370,7 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
         told = ("reason",) if row["claim"] == Claim.one_look else ("reason", "speedup_note")
         kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
         texts = [*(_one_line(row[c]) for c in told), *(k.note(row) for k in kinds if k)]
-        texts = [*filter(None, texts)]
+        texts = [*filter(None, [*texts, _not_proved(row.get("proved"))])]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
@@ -382,6 +382,12 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
             "Note: a look is one short run, without an interval; `measurement.blocks=5` measures in full."
         )
     return marks, notes
+
+
+def _not_proved(proved: object) -> str:
+    """Say what the proof of a row left out, where it compared a choice with itself."""
+    left_out = plain(proved).partition("not proved: ")[2]
+    return f"Not proved: {left_out}." if "compared with its" in left_out else ""
 
 
 def _paired_note(shown: DataFrame) -> str:

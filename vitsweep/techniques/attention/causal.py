@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vitsweep.spec.technique import AttentionKernel, AttentionPattern
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -53,4 +53,19 @@ class CausalScaledDotProduct(AttentionKernel):
         for module in model.modules():
             if isinstance(module, Attention):
                 module.attend = CausalAttend()
+        return model
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Let every attention be told which tokens a token sees."""
+        import torch
+
+        from vitsweep.model.attention import attention_modules
+
+        def attend(q_BHTK: "Tensor", k_BHTK: "Tensor", v_BHTK: "Tensor") -> "Tensor":
+            tokens = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)
+            seen_TT = tokens[:, None] >= tokens
+            return torch.nn.functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, seen_TT)
+
+        for module in attention_modules(model):
+            vars(module)["attend"] = attend
         return model

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import exp, floor, log2
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from annotated_types import Gt, Le
 from vitsweep.spec.technique import AttentionKernel, AttentionPattern
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -75,10 +76,38 @@ class Linear(AttentionKernel):
                 module.attend = whole.of_heads(rank, ranks)
         return model
 
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Weigh each token for each other, without states and chunks; without a mask by one state."""
+        from vitsweep.model.attention import attention_modules
+
+        for module in attention_modules(model):
+            decay = self._decay(module.num_heads) if self.causal else None  # type: ignore[arg-type]
+            vars(module)["attend"] = partial(_plain, decay)
+        return model
+
     def _decay(self, num_heads: int) -> float | tuple[float, ...]:
         if self.decay != "per_head":
             return self.decay
         return tuple(exp(-slope) for slope in alibi_slopes(num_heads))
+
+
+def _plain(
+    decay: float | tuple[float, ...] | None, q_BHTK: "Tensor", k_BHTK: "Tensor", v_BHTK: "Tensor"
+) -> "Tensor":
+    """Attend to all tokens where `decay` is None, else to those up to each."""
+    import torch
+    from torch.nn.functional import elu
+
+    tokens, wide = q_BHTK.shape[2], torch.promote_types(q_BHTK.dtype, torch.float32)
+    q, k, v = elu(q_BHTK) + 1, (elu(k_BHTK) + 1) / k_BHTK.shape[3], v_BHTK
+    if decay is None:
+        return q @ ((k.mT @ v).to(wide) / tokens).to(v.dtype)
+    place = torch.arange(tokens, device=q.device, dtype=wide)
+    distance_TT = place[:, None] - place
+    base_H11 = torch.tensor(decay, device=q.device, dtype=wide).view(-1, 1, 1)
+    weight_HTT = torch.where(distance_TT >= 0, base_H11 ** distance_TT.clamp_min(0), 0)
+    weight_HTT /= weight_HTT.sum(-1, keepdim=True)
+    return q @ k.mT * weight_HTT.to(v.dtype) @ v
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt
@@ -10,7 +11,7 @@ from vitsweep.spec.model_parallel import SequenceParallel
 from vitsweep.spec.technique import AttentionPattern
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
@@ -62,15 +63,20 @@ class SegmentLocal(SequenceParallel):
             )
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Attend within segments, in one process."""
-        from vitsweep.model.attention import token_axes
-        from vitsweep.techniques.sequence_parallel.token_sharding import replace_attend
-        from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
+        """Attend to one segment after the other, in one process."""
+        import torch
 
-        along = token_axes(model)[0]
-        replace_attend(
-            model, along, lambda attend: within_segments(attend, along.length, self.segments)
-        )
+        from vitsweep.model.attention import attentions_along, token_axes
+
+        axis, length = token_axes(model)[0]
+        longest = -(-length // self.segments)
+
+        def attend(whole: "Attend", *qkv_BHTK: "Tensor") -> "Tensor":
+            segments = zip(*(x.split(longest, 2) for x in qkv_BHTK), strict=True)
+            return torch.cat([whole(*qkv) for qkv in segments], 2)
+
+        for attention in attentions_along(model, axis):
+            attention.attend = partial(attend, attention.attend)
         return model
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":

@@ -1,13 +1,14 @@
 """Attention and MLP side by side, from one norm."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import BlockVariant
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -34,3 +35,20 @@ class ParallelBranches(BlockVariant):
         from vitsweep.techniques.vit_block.branches import with_parallel_branches
 
         return with_parallel_branches(model)
+
+    def plain_twin(self, model: "nn.Module") -> "nn.Module":
+        """Write the sum into every block."""
+        from vitsweep.model.block import blocks_of
+
+        for block in blocks_of(model):
+            block.norm_mlp = None  # type: ignore[assignment]
+            vars(block)["forward"] = partial(_sum_of_branches, block)
+        return model
+
+
+def _sum_of_branches(block: Any, x: "Tensor") -> "Tensor":
+    normed = block.norm_attention(x)
+    attended, transformed = block.attention(normed), block.mlp(normed)
+    if block.scale_mlp is not None:
+        attended, transformed = attended * block.scale_attention, transformed * block.scale_mlp
+    return x + attended + transformed
