@@ -22,6 +22,7 @@ from tests.training.alone import alone
 from vitsweep.equivalence import (
     WrongResultError,
     _global_batch,
+    _Leg,
     _share_of_replicas,
     exact_twin,
     proof_of,
@@ -70,7 +71,8 @@ def test_a_wrong_gradient_is_found_and_told() -> None:
         prove(wrong, lone_world())
     assert str(error.value).startswith(
         "The nano twin's gradient of `head.weight` differs from plain training's by 1 of its norm (L2), "
-        "where rounding explains 1e-08 at most, in step 1 in float64 (rank 0, `optimizer=adamw_loop`)"
+        "where rounding explains 1e-08 at most, in step 1 in float64 (rank 0). It shows first in the "
+        "backward pass, where the loss agrees: `memory=scaled` or this hardware computes something else."
     )
 
 
@@ -130,12 +132,6 @@ FAULTS: dict[str, tuple[list[str], Any, str, Any]] = {
         "_distances",
         lambda decay, size, like: torch.ones(size, size, dtype=like.dtype).tril() * decay,
     ),
-    "segments that see one another": (
-        ["sequence_parallel=segment_local", "sequence_parallel.segments=2", "classifier=pooled"],
-        wrapped_attention,
-        "within_segments",
-        lambda own, *numbers: own,
-    ),
 }
 """Fault -> the choice that changes the model, and which part of its code is replaced by what."""
 
@@ -149,6 +145,20 @@ def test_a_choice_that_changes_the_model_is_compared_with_other_code_than_its_ow
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(WrongResultError):
         prove(alone(*words), lone_world())
+
+
+def _verdict_without_segments(world: World, spec: CellSpec) -> tuple[str, str]:
+    honest = _verdict(world, spec)
+    wrapped_attention.within_segments = lambda attend, *numbers: attend
+    return honest, _verdict(world, spec)
+
+
+def test_segments_that_see_one_another_are_found(tmp_path: Path) -> None:
+    words = ["sequence_parallel=segment_local", "sequence_parallel.segments=4"]
+    spec = cell(*words, "classifier=pooled", "resources.ranks_per_node=2")
+    for honest, wrong in on_ranks(2, _verdict_without_segments, spec, spec, folder=tmp_path):
+        assert honest.startswith("equal")
+        assert "forward pass: `sharding=ddp`, `classifier=pooled`, `sequence_parallel=seg" in wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +297,23 @@ def test_a_twin_is_nano_and_keeps_every_technique() -> None:
     assert twin.model.width == spec.model.width  # heads of 8 are narrower than the twin's 16
     assert twin.model.patch_px == spec.model.patch_px
     assert twin.images_per_step <= 16
+
+
+def test_cells_that_differ_in_their_precision_alone_share_the_run_in_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    legs: list[str] = []
+    run = _Leg.run
+
+    def noted(leg: _Leg) -> None:
+        legs.append(leg._twin.precision.name)
+        run(leg)
+
+    monkeypatch.setattr(_Leg, "run", noted)
+    earlier = ""
+    for precision in ("fp32", "O1", "O3"):
+        earlier = proof_of(alone(f"precision={precision}"), lone_world(), earlier)
+    assert legs == ["float64", "fp32", "O1", "O3"]
 
 
 def test_in_float64_nothing_but_rounding_differs() -> None:

@@ -48,6 +48,17 @@ CORE = {
     "half_logits_in_three_bits": "O3",
 }
 """What `make test` breaks, under one precision."""
+SHOWS_FIRST = {
+    "third_block_x_0_9": "in the forward pass: `memory=broken`",
+    "gradients_x_1_05": "in the backward pass, where the loss agrees: `memory=broken`",
+    "no_exchange": "in the backward pass, where the loss agrees: `sharding=broken_ddp`",
+    "half_gelu_by_tanh": "in the forward or the backward pass, by less than the loss shows: `precision=O2`, "
+    "`memory=broken`",
+    "masters_in_half": "in the update, where loss and gradients agree: `precision=O2`, "
+    "`optimizer=adamw_loop`, `memory=broken`",
+    "never_updates": "in the optimizer alone: `optimizer=broken`",
+}
+"""What the message says of some: where the difference shows first, and who is there."""
 
 
 @cache
@@ -77,6 +88,9 @@ def test_a_breakage_is_found_on_every_rank(name: str, tmp_path: Path) -> None:
     for (told,) in on_ranks(breakage.ranks, _verdict, spec, [spec], folder=tmp_path):
         assert told.startswith("The nano twin's ")
         assert name in IN_ANY_PRECISION or f" in {precision} " in told
+        told_first = f"It shows first {SHOWS_FIRST.get(name, '')}"
+        assert told_first in told
+        assert name not in SHOWS_FIRST or f"{told_first} or this hardware computes" in told
 
 
 def typed_alike() -> dict[str, list[str]]:

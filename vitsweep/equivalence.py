@@ -1,6 +1,7 @@
 """Proof of equality: a tiny twin of a cell, trained with its techniques, must match plain training."""
 
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from math import lcm
 from typing import Any, Literal
@@ -17,11 +18,12 @@ from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.measurement import Batch
+from vitsweep.spec.menu import class_of, plain_choice
 from vitsweep.spec.model_spec import TransformerSpec, least_alike
 from vitsweep.spec.model_variant import Averaging, ModelVariant
-from vitsweep.spec.technique import AttentionKernel, OptimizerChoice, Technique
+from vitsweep.spec.technique import PHASES, AttentionKernel, OptimizerChoice, Technique
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.averaging.ema import Ema
 from vitsweep.techniques.optimizer.muon import Muon
@@ -76,6 +78,34 @@ MANY_NUMBERS = (256, 257)
 """Shape of a matrix of more than 2**16 numbers, as many as multi-tensor kernels take at a time."""
 TINY = 1e-6
 """Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a difference shows first.
+
+    Attributes:
+        words: for the message.
+        phases: of a step; the choices that touch one of them may be at fault.
+        groups: of these choices.
+    """
+
+    words: str
+    phases: Sequence[str] = PHASES[1:]  # the twin reads no data
+    groups: Collection[str] = tuple(GROUPS)
+
+
+START = Place("in what training begins with")
+MODULE = Place("in the module of your own without techniques", groups=("precision",))
+FORWARD = Place("in the forward pass", ("forward",))
+BACKWARD = Place("in the backward pass, where the loss agrees", ("backward",))
+EITHER = Place(
+    "in the forward or the backward pass, by less than the loss shows", ("forward", "backward")
+)
+UPDATE = Place("in the update, where loss and gradients agree", ("optimizer",))
+ALONE = Place("in the optimizer alone", ("optimizer",), ("optimizer",))
+ACTING = ("sharding", "optimizer")
+"""Groups whose plain choice does something too."""
 
 
 class WrongResultError(VitsweepError):
@@ -256,7 +286,7 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
     many.to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
-    _agree(fault, "alone", twin)
+    _agree([(ALONE, fault)], "alone", twin)
 
 
 class _Leg:
@@ -346,14 +376,16 @@ class _Leg:
         held, seen = self._held(), self._seen()
         average = {n: _wide(w) for n, w in held.items()}
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
-        faults = [self._weights_apart("first weight", seen, start)]
+        faults = [(START, self._weights_apart("first weight", seen, start))]
         if isinstance(
             self._twin.model, ModuleSpec
         ):  # constants, which each step takes from the twin
             first = {plain_name(n): b for n, b in self._plain.model.named_buffers()}
-            faults.insert(0, self._buffers_apart(first))
-        faults.append(self._half_apart(seen))  # moves the plain model's running statistics
-        self._agree(faults, "before the first step")
+            faults.insert(0, (START, self._buffers_apart(first)))
+        # moves the plain model's running statistics
+        faults.append((MODULE, self._half_apart(seen)))
+        _agree(faults, "before the first step", self._twin)
+        inside = BACKWARD if self._is_exact else EITHER
         for step in range(STEPS):
             batch, buffers = _global_batch(self._twin, step, self._world), self._buffers()
             loss, gradients = self._train(batch, step)
@@ -362,18 +394,16 @@ class _Leg:
             plain, noisy = self._references(seen_before, buffers, batch, step)
             self.worst = max(self.worst, abs(loss - float(plain.loss)) / abs(float(plain.loss)))
             faults = [
-                self._loss_apart(loss, float(plain.loss)),
-                self._gradients_apart(gradients or plain.gradients, plain, noisy),
-                self._buffers_apart(plain.buffers),
-                self._update_apart(before, held, gradients, plain.gradients),
-                self._weights_apart("weight that the model reads", seen, held),
-                self._averages_apart(average, held),
+                (FORWARD, self._loss_apart(loss, float(plain.loss))),
+                (inside, self._gradients_apart(gradients or plain.gradients, plain, noisy)),
+                (EITHER, self._buffers_apart(plain.buffers)),
+                (UPDATE, self._update_apart(before, held, gradients, plain.gradients)),
+                (UPDATE, self._weights_apart("weight that the model reads", seen, held)),
+                (UPDATE, self._averages_apart(average, held)),
             ]
-            self._agree(faults, f"in step {step + 1}")
-        self._agree([self._lengths_apart(), self._orders_apart()], f"over {STEPS} steps")
-
-    def _agree(self, faults: list[str], when: str) -> None:
-        _agree(next(filter(None, faults), ""), when, self._twin)
+            _agree(faults, f"in step {step + 1}", self._twin)
+        faults = [(EITHER, self._lengths_apart()), (EITHER, self._orders_apart())]
+        _agree(faults, f"over {STEPS} steps", self._twin)
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
         """Take one step; return the mean loss, and the gradients unless the step is replayed."""
@@ -616,14 +646,34 @@ class _Leg:
         return _furthest(what, _norms(_minus(found, wanted)), bounds, norms)
 
 
-def _agree(fault: str, when: str, twin: CellSpec) -> None:
-    """Raise on all ranks what the first of them found."""
-    for rank, text in enumerate(gathered(fault)):
-        if text:
-            raise WrongResultError(
-                f"The nano twin's {text} {when} in {twin.precision.name} (rank {rank}, "
-                f"`optimizer={twin.optimizer.name}`): a technique or this hardware computes something else."
-            )
+def _agree(faults: Sequence[tuple[Place, str]], when: str, twin: CellSpec) -> None:
+    """Raise on all ranks the first of the faults that some rank found."""
+    own = next(((number, text) for number, (_, text) in enumerate(faults) if text), None)
+    found = [(*fault, rank) for rank, fault in enumerate(gathered(own)) if fault]
+    if not found:
+        return
+    number, text, rank = min(found, key=lambda fault: (fault[0], fault[2]))
+    place = faults[number][0]
+    suspects = ", ".join([*_touching(twin, place), "this hardware"])
+    raise WrongResultError(
+        f"The nano twin's {text} {when} in {twin.precision.name} (rank {rank}). It shows first "
+        f"{place.words}: {' or '.join(suspects.rsplit(', ', 1))} computes something else."
+    )
+
+
+def _touching(twin: CellSpec, place: Place) -> list[str]:
+    """Return the choices that change what is computed there, as typed."""
+    found = []
+    for group, choice in twin.techniques.items():
+        plain = plain_choice(group)
+        is_plain = (choice.name, type(choice)) == (plain, class_of(group, plain))
+        is_exact = group == "precision" and choice == exact_twin(twin).precision
+        does_nothing = choice.name == "none" or is_exact or (is_plain and group not in ACTING)
+        if not does_nothing and group in place.groups and {*place.phases} & {*choice.touches}:
+            found.append(f"`{group}={choice.name}`")
+    if "backward" in place.phases and (limit := twin.optimizer.clip_norm) is not None:
+        found.append(f"`optimizer.clip_norm={limit:g}`")
+    return found
 
 
 def _norms(tensors: Named) -> dict[str, float]:

@@ -123,6 +123,19 @@ def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_a_choice_that_was_compared_with_itself_is_named_below_the_table() -> None:
+    records = measured({"precision": ("fp32", "O1")})
+    told = {
+        "fp32": "task=train after the timed steps",
+        "O1": "tokens=mine, which is compared with itself",
+    }
+    for record in records:
+        record.validity["proved"] = f"twin 1.0e-07; not proved: {told[record.cell_id]}"
+    text = printed(CellTable(compared(records), "own"), 160)
+    assert "[1] Not proved: tokens=mine, which is compared with itself." in text
+    assert "timed steps" not in text
+
+
 def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
     cost = {"usd_per_million_images": ["USD", "Cost of a million images", "lower", "own"]}
     records = measured({"precision": ("fp32", "O1"), "sharding": ("ddp", "fsdp")})

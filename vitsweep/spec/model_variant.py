@@ -131,6 +131,8 @@ class Schedule(Technique):
     Itself the plain choice: every epoch has the images and tokens of the cell.
     """
 
+    touches: ClassVar[tuple[str, ...]] = ()
+
     colour = 6
     part_of_training = True
 
