@@ -459,6 +459,63 @@ def half_gelu_by_tanh(model: "nn.Module") -> None:
     _gelu(model, _is_half)
 
 
+@attention
+def half_scores_rounded(right: "Attend", q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+    """Scores are stored in half precision before the softmax, as `nn.MultiheadAttention` does."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return scores.float().softmax(-1).to(v.dtype) @ v if _is_half(q) else right(q, k, v)
+
+
+@attention
+def half_exponentials_by_a_cubic(
+    right: "Attend", q: "Tensor", k: "Tensor", v: "Tensor"
+) -> "Tensor":
+    """2^x by a polynomial of its fraction, 1e-4 off, as FlashAttention 4 spares the unit for exponentials."""
+    if not _is_half(q):
+        return right(q, k, v)
+    x = (q.float() @ k.float().mT) * (1.4426950408889634 * q.shape[-1] ** -0.5)
+    x = x - x.amax(-1, keepdim=True).detach()
+    f = x - x.detach().floor()
+    power = 1 + f * (0.69514614 + f * (0.22764469 + f * 0.07711909))
+    weights = power * x.detach().floor().exp2()
+    return (weights / weights.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
+def half_loss_of_half_of_the_images(model: "nn.Module") -> None:
+    """Logarithms of the softmax are rounded to half precision for every other image."""
+    import torch
+
+    def wrong(y: Any) -> Any:
+        is_even = torch.arange(len(y))[:, None] % 2 == 0
+        with torch.autocast(y.device.type, enabled=False):
+            return torch.where(is_even, y.log_softmax(-1), y)
+
+    _where_half(_named("head"), wrong)(model)
+
+
+def half_variance_in_one_pass(model: "nn.Module") -> None:
+    """Mean of squares less square of mean, in the dtype of the input."""
+    import torch
+
+    def around(norm: Any) -> Any:
+        right = norm.forward
+
+        def forward(x: "Tensor") -> Any:
+            if not _is_half(x):
+                return right(x)
+            with torch.autocast(x.device.type, enabled=False):
+                mean = x.mean(-1, keepdim=True)
+                variance = ((x * x).mean(-1, keepdim=True) - mean * mean).clamp_min(0)
+                normed = (x - mean) * (variance.float() + norm.eps).rsqrt().to(x.dtype)
+                return normed * norm.weight.to(x.dtype) + norm.bias.to(x.dtype)
+
+        return forward
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            vars(module)["forward"] = around(module)
+
+
 def half_gradients(change: "Callable[[Tensor], Tensor]") -> Callable[[Any], None]:
     """Change gradients of parameters in steps whose linears compute in half precision."""
 

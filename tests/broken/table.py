@@ -137,6 +137,12 @@ IN_HALF_ALONE = {
         *ONE,
     ),
     **_half(
+        "half_scores_rounded half_exponentials_by_a_cubic half_loss_of_half_of_the_images",
+        *TWO,
+    ),
+    # norms have an input in float32 under autocast
+    **_half("half_variance_in_one_pass", *TWO, acts=("O2", "O3")),
+    **_half(
         "masters_in_half masters_truncated masters_published_a_step_late masters_never_published "
         "masters_gradients_of_the_first_step masters_gradients_in_three_bits masters_one_gradient_lost",
         *ONE,

@@ -252,9 +252,11 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
 def is_cut(cell: CellSpec) -> bool:
     """Whether the batch is computed in the parts that ranks see.
 
-    It is where a norm depends on its company, and where each forward pass has its own draws.
+    It is where a norm depends on its company, where each forward pass has its own draws, and where there are
+    two parts: a sum of two has one order, so that gradients are those of the ranks to the last bit.
     """
-    return cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws
+    parts = shares_of(cell) * cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
+    return parts == 2 or cell.model.norms_over_batch or cell.vit_block.draws or cell.tokens.draws
 
 
 def shares_of(cell: CellSpec) -> int:
