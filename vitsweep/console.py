@@ -24,14 +24,17 @@ class CommandConsole(Console):
     def on_broken_pipe(self) -> None:
         """Print nothing any more."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def open_console() -> Console:
-    """Return a console as wide as the terminal, or wide enough for a table elsewhere."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+def open_console(*, stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal, or wide enough for a table elsewhere.
+
+    It prints text as it is: `[fp8]` is no style, and no number is coloured.
+    """
+    known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
     width = None if known else WIDTH_IN_A_FILE
-    return CommandConsole(width=width, markup=False, emoji=False)  # `[fp8]` is text, not a style
+    return CommandConsole(width=width, markup=False, emoji=False, highlight=False, stderr=stderr)
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:

@@ -191,7 +191,6 @@ class PairedComparison:
                 f"{count(len(self._left_out_blocks), 'earlier block')} left out, but kept: measured by "
                 "other code, with another torch, or without the proof, window or traced steps that are "
                 "wanted now.",
-                highlight=False,
             )
         looks_between = not self.request.traced_blocks
         runner = BlockRunner(self.store, self.code, earlier=earlier, any_look=looks_between)

@@ -94,7 +94,7 @@ def check_conf(folder: str | Path, console: Console) -> Iterator[Finding]:
         if not composed[0].fault and group in (*GROUPS, *PARTNER):
             runnable.append(chosen)
     for chosen in runnable:
-        console.print(f"{' '.join(chosen)}: proved and trained for a step", highlight=False)
+        console.print(f"{' '.join(chosen)}: proved and trained for a step")
         yield from _run(chosen, folder)
 
 

@@ -125,8 +125,7 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
         values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in probed)
         session.console.print(
-            f"Round {number} of the search for the largest `{searches.key}`: {values}",
-            highlight=False,
+            f"Round {number} of the search for the largest `{searches.key}`: {values}"
         )
         with measured(session, probed) as result:
             rows = rows_of(collect(result.store).cells, result.plan)
@@ -192,7 +191,7 @@ def sweep(
             print_lines(session.console, empty_metrics(tables.runs))
             rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
             if message := mirror(result.store, rows, session.tracker):
-                session.console.print(message, highlight=False)
+                session.console.print(message)
         plan = result.plan
     named = tuple(c for c, entry in plan.entries.items() if not entry.is_added_baseline)
     return Sweep(result.store, named)

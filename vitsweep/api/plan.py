@@ -162,18 +162,18 @@ def _show(
         text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
         console.print(TextTable(text, title))
     else:
-        console.print(title, highlight=False, markup=False)
+        console.print(title)
     for row in shown if everything else ():
-        console.print(f"\n{row['cell']}", highlight=False, style="bold")
+        console.print(f"\n{row['cell']}", style="bold")
         for name, value in row.items():
             if name not in NOT_COLUMNS and value is not None:
-                console.print(f"  {name:34} {any_value(value)}", highlight=False)
+                console.print(f"  {name:34} {any_value(value)}")
     reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
     lines = reason_lines([row["settings"] for row in rows], reasons) if any(reasons) else ()
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     counts = Counter(row["state"] for row in rows).items()
-    console.print(" · ".join(f"{state} {count}" for state, count in counts), highlight=False)
+    console.print(" · ".join(f"{state} {count}" for state, count in counts))
 
 
 def _known(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
@@ -307,9 +307,9 @@ def plan(
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
-            console.print(sentence, highlight=False)
+            console.print(sentence)
         if found.detectable_effect:
-            console.print(found.detectable_effect, highlight=False)
+            console.print(found.detectable_effect)
         rows += found.rows
     _write(rows, request, settings.name, console)
     return rows
@@ -379,19 +379,19 @@ def _predicted(
 def _show_sums(rows: list[dict[str, Any]], node: Machine, console: Console) -> None:
     device = "one rank" if node.described_by == HERE else node.described_by
     for line in sums(rows, device):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
 
 
 def _write(rows: list[dict[str, Any]], request: PlanRequest, name: str, console: Console) -> None:
     table = as_columns(rows)
     if request.parquet:
         table.to_parquet(request.parquet, index=False)
-        console.print(f"All columns: {request.parquet}", highlight=False)
+        console.print(f"All columns: {request.parquet}")
     if request.html:
         from vitsweep.report.html import plan_page
 
         request.html.write_text(plan_page(name, table), encoding="utf-8")
-        console.print(f"Page: {request.html}", highlight=False)
+        console.print(f"Page: {request.html}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,10 +93,10 @@ def calibrate(console: Console) -> int:
                 cells_for,
                 _traces,
                 counts[:2],
-                lambda text: console.print(text, highlight=False),
+                console.print,
             )
     except RuntimeError as error:
-        console.print(str(error), highlight=False, markup=False)
+        console.print(str(error))
         return ExitCode.not_all_measured
     if other.share > BUSY:
         console.print(
@@ -112,8 +112,6 @@ def calibrate(console: Console) -> int:
     console.print(
         f"Saved as {path} after {time.monotonic() - started:.0f} s: `python -m vitsweep plan` uses it on "
         f"{found.device} with torch {found.torch}.",
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )
     return ExitCode.ok

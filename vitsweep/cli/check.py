@@ -30,8 +30,8 @@ def run(arguments: Sequence[str]) -> int:
 
     console, results = open_console(), Counter[str]()
     for found in check_conf(typed.folder, console):
-        console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+        console.print(str(found), soft_wrap=True)
         results[found.result] += 1
     counted = ", ".join(f"{number} {result}" for result, number in results.items())
-    console.print(f"{count(results.total(), 'test')}: {counted}.", highlight=False)
+    console.print(f"{count(results.total(), 'test')}: {counted}.")
     return ExitCode.not_all_measured if results["WRONG"] else ExitCode.ok

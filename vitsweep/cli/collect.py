@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     print_lines(console, empty_metrics(tables.runs))
     for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
         if hint:
-            console.print(hint, highlight=False)
+            console.print(hint)
     keep_few_files(store, console, is_held=False)
     return 0
 

@@ -88,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = parser()
     asked = options.parse_intermixed_args([word for word in arguments if word != "--"])
-    console = Console(stderr=True) if asked.json else open_console()
+    console = open_console(stderr=asked.json)
     if len(asked.settings) == 1:
         _refuse_options_of_two(options, asked)
         found, stop_reason = explain_cell(find_sweep(asked.sweep), *asked.settings), None
@@ -132,7 +132,7 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
         if max(map(len, letters), default=0) <= LONGEST_HEADING:
             letters = {}
         for name, letter in letters.items():
-            console.print(f"{letter}: {name}", highlight=False)
+            console.print(f"{letter}: {name}")
         shown = {
             title: table.drop(columns=[*WIDE_ONLY], errors="ignore").rename(columns=letters)
             for title, table in shown.items()

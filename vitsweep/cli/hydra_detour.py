@@ -187,9 +187,7 @@ def _summarize_stock(
     settings, console = sweep_settings(config), open_console()
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
     if not plan.entries.keys() <= set(store.cell_ids()):
-        console.print(
-            f"`vitsweep report {sweep_argument(store)}` shows what was measured.", highlight=False
-        )
+        console.print(f"`vitsweep report {sweep_argument(store)}` shows what was measured.")
         return
     with locked(store, console):
         result = LaunchResult(store=store, plan=plan)

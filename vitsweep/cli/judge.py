@@ -5,8 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode
@@ -138,10 +136,10 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: what was typed is wrong, or cannot be judged.
     """
     request, as_json, markdown = judge_request(arguments)
-    console = Console(stderr=True) if as_json else open_console()
+    console = open_console(stderr=as_json)
     try:
         with interrupts_to(_interrupt):
-            judged = judge(request, lambda text: console.print(text, highlight=False, markup=False))
+            judged = judge(request, console.print)
     except KeyboardInterrupt:
         counts = " The proposal counts as not accepted." if request.series else ""
         stopped = "Stopped without a verdict; the same command begins anew."

@@ -152,18 +152,17 @@ def _show(
     typed = " ".join(overrides)
     for number, candidate in enumerate(found.ranked[:SHOWN], 1):
         line = f"{number}. python -m vitsweep {typed} {' '.join(candidate.overrides)}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     best, median = found.ranked[0], found.ranked[len(found.ranked) // 2]
     console.print(
         f"{found.considered} layouts in {seconds:.0f} s: {found.invalid} invalid, {found.too_large} larger "
         f"than {hardware.usable_bytes / 2**30:.0f} GiB, {len(found.ranked)} ranked; the first is "
         f"{best.images_per_second / median.images_per_second:.2f} x as fast as the middle one. Layouts "
         "whose intervals overlap may change places: measure the first three.",
-        highlight=False,
         soft_wrap=True,
     )
     for note in best.prediction.notes:
-        console.print(note, highlight=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
 
 
 def _row(candidate: Candidate) -> dict[str, str]:

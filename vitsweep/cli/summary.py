@@ -34,7 +34,7 @@ def show_race(tables: SweepTables, console: Console) -> str | None:
     table = race_table(race)
     console.print(TextTable(race_text(table.head(BEST)), f"Race of sweep {name}"))
     if len(table) > BEST:
-        console.print(f"{len(table) - BEST} more cells stand in the report.", highlight=False)
+        console.print(f"{len(table) - BEST} more cells stand in the report.")
     lines = [race_answer(race), *race_lines(race)]
     if len(tables.runs) and has_begun(race):
         lines += sentences(tables.effects)
@@ -77,11 +77,11 @@ def summarize(
         said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
-        console.print("Drawing the charts of the report.", highlight=False)
+        console.print("Drawing the charts of the report.")
         page = write_report(tables)
-        console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {page}", soft_wrap=True)
     if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
-        console.print(message, highlight=False)
+        console.print(message)
     result.predict()
     print_lines(console, said)
     rows = rows_of(mine, result.plan)
@@ -96,10 +96,10 @@ def summarize_limits(session: Session, key: str) -> None:
     table = limits(tables.cells, key)
     console.print()
     console.print(TextTable(limits_text(table, key), f"Limits of sweep {store.name}"))
-    console.print(limit_answer(table, key), highlight=False)
+    console.print(limit_answer(table, key))
     print_lines(console, empty_metrics(tables.runs))
     if session.settings.report and (table["fits"] > 0).any():
-        console.print(f"Report: {write_report(tables)}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {write_report(tables)}", soft_wrap=True)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:

@@ -133,9 +133,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
         rounds_of(planned, request.settings, predicted=lambda plan: {})
     store = store.create()
-    request.console.print(
-        f"{count(len(plan.entries), 'cell')} in {store.root}", highlight=False, markup=False
-    )
+    request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with locked(store, request.console):
         yield _frozen(store, plan, request, machine)
 
@@ -185,7 +183,7 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
         state, sweep.plan, store, f"`vitsweep retry {store.name}` runs them again", console
     )
     if rounds.notice:
-        console.print(rounds.notice, highlight=False)
+        console.print(rounds.notice)
 
 
 def announce_undecided(
@@ -203,7 +201,6 @@ def announce_undecided(
         console.print(
             f"The {settings.minutes:g} min of `sweep.minutes` are over; {', '.join(said)}: the same command "
             f"goes on.{slow_products(left_out)}",
-            highlight=False,
         )
 
 

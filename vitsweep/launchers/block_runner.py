@@ -84,7 +84,6 @@ class BlockRunner:
             console.print(
                 f"Training of cell {training.run.cell_id} continues: its last checkpoint is of step "
                 f"{training.saved_step}.",
-                highlight=False,
             )
         return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
 
@@ -132,7 +131,7 @@ class BlockRunner:
                 self._forced.set()
             else:
                 self._stopped.set()
-                progress.console.print("Stopping; Ctrl-C again to force.", highlight=False)
+                progress.console.print("Stopping; Ctrl-C again to force.")
 
         with interrupts_to(interrupt), ThreadPoolExecutor(self.parallel) as pool:
             jobs = [

@@ -44,4 +44,4 @@ def keep_few_files(store: Store, console: Console, *, is_held: bool = True) -> N
     with suppress(OSError, VitsweepError), nullcontext() if is_held else store.lock(leave):
         if moved := pack_ended(store)[0]:
             text = f"{count(moved, 'file')} of cells moved into `{store.cells / pack.FILE}`."
-            console.print(text, highlight=False)
+            console.print(text)

@@ -156,7 +156,6 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
             console.print(
                 f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "
                 "same command continues it.",
-                highlight=False,
             )
     return stopped
 

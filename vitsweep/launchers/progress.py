@@ -82,7 +82,6 @@ class Progress:
         self.started(entry)
         self.console.print(
             f"Warm-up of the machine: {self._labels[entry.cell_id]} runs once, discarded.",
-            highlight=False,
             markup=False,
         )
 
@@ -95,7 +94,7 @@ class Progress:
         """Note how a run of this cell ended, and from which checkpoint its training went on."""
         if resumed := record.environment.get("resumed"):
             label = self._labels[entry.cell_id]
-            self.console.print(f"{label}: {resumed}", highlight=False, markup=False)
+            self.console.print(f"{label}: {resumed}", markup=False)
         is_look = record.is_look
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
@@ -142,8 +141,7 @@ class Progress:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
             outcome = ", ".join(filter(None, (outcome, said)))
             self.console.print(
-                f"{self._place()} {self._labels[entry.cell_id]}: {outcome}",
-                highlight=False, markup=False,
+                f"{self._place()} {self._labels[entry.cell_id]}: {outcome}", markup=False
             )  # fmt: skip
 
     def _place(self) -> str:

@@ -438,9 +438,7 @@ def print_notices(
         console: where it is said.
     """
     for line in _lines(state, plan, store, how_to_repeat):
-        console.print(
-            line, highlight=False, markup=False
-        )  # rich reads a list in brackets as a style
+        console.print(line)  # rich reads a list in brackets as a style
 
 
 def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str) -> list[str]:

@@ -261,7 +261,7 @@ def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
         return False
     from vitsweep.predict.prediction import predict_cells
 
-    console.print(f"Predicting {count(len(specs), 'cell')} for later plans.", highlight=False)
+    console.print(f"Predicting {count(len(specs), 'cell')} for later plans.")
     context = fork_server()  # says what the server imports, before it starts
     start_fork_server()
     with tracing(console) as progress:
@@ -270,12 +270,11 @@ def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
         _keep(prediction, cell_id, store)
         if prediction.reason:
             text = f"No prediction for {cell_id}: {prediction.reason}."
-            console.print(text, highlight=False, markup=False)
+            console.print(text)
     if late := len(specs) - len(found):
         console.print(
             f"{count(late, 'cell')} not predicted within {SECONDS_AFTER_RUNS:.0f} s: the next command "
             "goes on.",
-            highlight=False,
         )
     return any(prediction.trace for prediction in found.values())
 

@@ -95,14 +95,12 @@ def wait_for_records(store: Store, job_states: Sequence[JobState], console: Cons
             console.print(
                 f"The file system does not show {count(len(hidden), 'record')} {seconds}, such as "
                 f"`{store.cell(hidden[0][0]) / hidden[0][1]}`: their runs are repeated.",
-                highlight=False,
             )
             return
         if not is_said:
             console.print(
                 f"Waiting until the file system shows {count(len(hidden), 'record')} of runs that "
                 "jobs have measured.",
-                highlight=False,
             )
         is_said = True
         time.sleep(REFRESH_SECONDS)

@@ -311,7 +311,7 @@ def cancel(store: Store, console: Console) -> int:
     job_states = poll(store)
     left = _still_live(live, job_states)
     if len(left) < len(live):
-        console.print(f"Cancelled {count(len(live) - len(left), 'job')}.", highlight=False)
+        console.print(f"Cancelled {count(len(live) - len(left), 'job')}.")
     console.print(page(store, job_states, outcomes_of(store, job_states)))
     if left:
         named = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")

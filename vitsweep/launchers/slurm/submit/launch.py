@@ -119,14 +119,14 @@ def _launched(
         arrays = submission.next()
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
-        console.print(_next_commands(store), highlight=False)
+        console.print(_next_commands(store))
         yield LaunchResult(store=store, plan=plan, submitted=True)
         return
     while arrays:
         if not watch(store, plan, arrays, console, submission.deadline):
             again = ", and the same command goes on" if typed else ""
             detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
-            console.print(detached, highlight=False)
+            console.print(detached)
             yield LaunchResult(
                 store=store, plan=plan, interrupted=True, submitted=True, is_race=is_race
             )
@@ -198,11 +198,10 @@ class _GridSubmission(_Submission):
                 f"{count(resources.nodes, 'node')}, "
                 f"about {max(job.minutes for job in jobs):.0f} min each, limit {resources.minutes} min: "
                 f"array {', '.join(array.slurm_id for array in arrays)}",
-                highlight=False,
             )
         if new:
             seconds = time.monotonic() - begin
-            self._console.print(f"Submitted in {seconds:.1f} s.", highlight=False)
+            self._console.print(f"Submitted in {seconds:.1f} s.")
         return [*self.live_arrays(), *new]
 
     def _pack(self) -> dict[Request, list[PlannedJob]]:
@@ -215,9 +214,7 @@ class _GridSubmission(_Submission):
         announce(rounds, state, self._sweep, self._console)
         if num := len(awaited):
             are = "is" if num == 1 else "are"
-            self._console.print(
-                f"{count(num, 'run')} {are} in live jobs of this sweep already.", highlight=False
-            )
+            self._console.print(f"{count(num, 'run')} {are} in live jobs of this sweep already.")
         lacking = [plan.entries[cell_id] for cell_id in state.missing_blocks]
         predicted = predict_before_submission(lacking, self._sweep.store)
         minutes = run_minutes(plan, rounds.earlier, predicted, settings.minutes_per_run)
@@ -273,7 +270,6 @@ class _RoundSubmission(_Submission):
             f"Round of {count(len(blocks), 'block')}, "
             f"{count(runs, 'look' if blocks[0].is_look else 'run')}: array "
             f"{', '.join(array.slurm_id for array in arrays)}",
-            highlight=False,
         )
         return arrays
 
