@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 from rich.console import Console
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import caption
+from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.tables.formatting import as_text, markdown, number
 from vitsweep.tables.sweep_tables import SweepTables

@@ -22,7 +22,7 @@ from gpu_steps import (
 
 from vitsweep.measure.memory import peak_memory, reset_peak
 from vitsweep.predict.prediction import predict_cell
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
 

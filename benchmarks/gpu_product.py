@@ -14,7 +14,7 @@ import torch
 from gpu_list import BASE, PRODUCT, PRODUCT_SMOKE, STACK
 from gpu_steps import Figures, Run, cell_of, largest_batch, our_step, reason_of
 
-from vitsweep.measure.monitors import DeviceMonitor
+from vitsweep.measure.environment import DeviceMonitor
 from vitsweep.measure.utilization import throughput
 from vitsweep.model.precision import set_process_flags
 from vitsweep.training.timed_steps import StepClock

@@ -24,8 +24,8 @@ from gpu_steps import (
 )
 from torch import nn
 
+from vitsweep.measure.environment import DeviceMonitor
 from vitsweep.measure.memory import peak_memory, reset_peak
-from vitsweep.measure.monitors import DeviceMonitor
 from vitsweep.measure.utilization import attainable, throughput
 from vitsweep.model.precision import set_process_flags
 from vitsweep.world import allow_tf32

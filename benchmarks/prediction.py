@@ -25,8 +25,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import measure_steps
 from vitsweep.predict.prediction import predict_cell
-from vitsweep.predict.step_time import StepTimePrediction
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTimePrediction, StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import load_calibration
 from vitsweep.rates.profile import device_name

@@ -19,7 +19,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from tests.cells import GPU_NODE, entry
-from vitsweep.measure.monitors import DeviceState
+from vitsweep.measure.environment import DeviceState
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -26,13 +26,14 @@ from vitsweep.measure.communication import (
 from vitsweep.measure.environment import (
     AttentionKernels,
     Compiled,
+    ContentionMonitor,
+    DeviceMonitor,
     converted_layers,
     environment,
     machine,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.module_trace import module_rows, naming_modules
-from vitsweep.measure.monitors import ContentionMonitor, DeviceMonitor
 from vitsweep.measure.step_trace import RankTrace, TraceMarks, collectives_of, record_steps, reduced
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model

@@ -35,7 +35,7 @@ class SlurmLauncher(CellLauncherPlugin):
 
     def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
         """Leave out baselines that request other resources, or run in jobs of their own."""
-        from vitsweep.launchers.slurm.submit.packing import without_unpaired_baselines
+        from vitsweep.launchers.slurm.submit.sbatch import without_unpaired_baselines
 
         return without_unpaired_baselines(plan, self.settings())
 

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.bundle.laboratory import HERE, bundled, laboratory
-from vitsweep.bundle.archive import extract
 from vitsweep.bundle.check import check
-from vitsweep.bundle.pack import Anonymizer, write_bundle
+from vitsweep.bundle.pack import Anonymizer, extract, write_bundle
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.files import append_line
 from vitsweep.report import figures

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from tests.bundle.laboratory import HERE, bundled, laboratory, with_steps
-from vitsweep.bundle import archive
-from vitsweep.bundle.archive import SUMS, checksums, extract, files_of, write_archive
+from vitsweep.bundle import pack
 from vitsweep.bundle.check import check, code_lines
 from vitsweep.bundle.claims import Claim, Verdict
-from vitsweep.bundle.pack import write_bundle
+from vitsweep.bundle.pack import SUMS, checksums, extract, files_of, write_archive, write_bundle
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
@@ -189,7 +188,7 @@ def test_what_is_planted_is_found_also_where_the_checksums_are_edited_along(
 ) -> None:
     for plant in planted:
         plant(copy)
-    assert len(archive.checksum_faults(copy)) == len(planted)
+    assert len(pack.checksum_faults(copy)) == len(planted)
     write_atomically(copy / SUMS, checksums(copy))
     faults = check(copy, HERE).faults
     assert not any("another checksum" in fault for fault in faults)

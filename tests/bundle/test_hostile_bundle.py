@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vitsweep.bundle import archive
-from vitsweep.bundle.archive import extract
+from vitsweep.bundle import pack
+from vitsweep.bundle.pack import extract
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 
@@ -147,7 +147,7 @@ def test_an_archive_that_is_too_large_or_none_is_refused(
         "MOST_AT_ONCE": 12_288,
     }
     for name, value in limits.items():
-        monkeypatch.setattr(archive, name, value)
+        monkeypatch.setattr(pack, name, value)
     write(tmp_path / "bundle.tar.gz")
     with pytest.raises(VitsweepError):
         extract(tmp_path / "bundle.tar.gz", tmp_path / "place")

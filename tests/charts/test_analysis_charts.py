@@ -16,8 +16,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
-from vitsweep.tables.scaling import scaling_efficiency
-from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.scaling import predicted_scaling, scaling_efficiency
 from vitsweep.tables.sweep_diff import sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -3,7 +3,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.charts import phases, speedup, style
-from vitsweep.charts.chart import caption
+from vitsweep.charts.style import caption
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 

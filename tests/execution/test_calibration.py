@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from tests.cells import entry
-from vitsweep.execution.calibration import calibrate_rank
 from vitsweep.execution.rank_processes import LocalRanks, fork_server
+from vitsweep.execution.runner import calibrate_rank
 
 
 def launcher(pids: Connection, folder: Path) -> None:

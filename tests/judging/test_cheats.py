@@ -14,8 +14,14 @@ import torch
 
 from tests.judging import cheats
 from tests.judging.project import MODEL, TRAIN, write
-from vitsweep.judging.evidence import Bounds, Training, WrongEvidenceError, own_modules
-from vitsweep.judging.sides import RunFailedError, Side
+from vitsweep.judging.sides import (
+    Bounds,
+    RunFailedError,
+    Side,
+    Training,
+    WrongEvidenceError,
+    own_modules,
+)
 from vitsweep.judging.trees import Tree
 from vitsweep.judging.trial import Seeds, Trial
 from vitsweep.judging.verdict import Answer

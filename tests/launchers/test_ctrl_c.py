@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
-from vitsweep.execution.calibration import calibrated
-from vitsweep.execution.runner import RunEnding
-from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.execution.runner import RunEnding, calibrated
+from vitsweep.launchers.local import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.sweep_plan import plan_cell

@@ -23,7 +23,7 @@ class ThreadLauncher(CellLauncherPlugin):
     @contextmanager
     def launch_cells(self, request):
         from vitsweep.launchers.base import LaunchResult, prepared
-        from vitsweep.launchers.block_runner import BlockRunner
+        from vitsweep.launchers.local import BlockRunner
         from vitsweep.launchers.progress import Progress
         from vitsweep.planning.blocks import blocks
         from vitsweep.planning.pending import resume_state

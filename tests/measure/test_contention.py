@@ -6,8 +6,8 @@ import psutil
 import pytest
 import torch
 
-from vitsweep.measure import monitors as monitor
-from vitsweep.measure.monitors import SHARED_CORES_SHARE, ContentionMonitor
+from vitsweep.measure import environment as monitor
+from vitsweep.measure.environment import SHARED_CORES_SHARE, ContentionMonitor
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vitsweep.measure.monitors import DeviceMonitor, nvml_device
+from vitsweep.measure.environment import DeviceMonitor, nvml_device
 
 GPU = torch.device("cuda", 0)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cells import cell
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import SentBytes
-from vitsweep.measure.monitors import DeviceState
+from vitsweep.measure.environment import DeviceState
 from vitsweep.measure.summarize import RankSamples, summarize
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec, flatten

@@ -9,7 +9,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.console import open_console
 from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
-from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.local import BlockRunner
 from vitsweep.planning.blocks import blocks_to_complete, interrupted_trainings
 from vitsweep.planning.freeze import plan_of
 from vitsweep.results.store import Store

@@ -11,7 +11,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.closed_memory import Sizes
 from vitsweep.predict.layouts import Found, closed_trace, search_layouts
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine

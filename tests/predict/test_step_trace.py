@@ -2,7 +2,7 @@
 
 import json
 
-from vitsweep.predict.step_trace import CollectiveTotal, MemoryParts, OperatorTotal, StepTrace
+from vitsweep.predict.step_time import CollectiveTotal, MemoryParts, OperatorTotal, StepTrace
 
 TRACE = StepTrace(
     operators=(

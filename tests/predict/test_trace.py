@@ -5,7 +5,7 @@ import pytest
 from tests.cells import GPU_NODE, cell, entry
 from vitsweep.measure.utilization import hardware_flops
 from vitsweep.model.flops import num_parameters
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.predict.trace import trace_cell, trace_rank, traceable, traced_depths
 
 PLAIN = ("sharding=none", "resources.ranks_per_node=1")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vitsweep.predict.step_trace import CollectiveTotal, MemoryParts, OperatorTotal, StepTrace
+from vitsweep.predict.step_time import CollectiveTotal, MemoryParts, OperatorTotal, StepTrace
 
 NOTHING_HELD = MemoryParts(
     parameters=0, gradients=0, optimizer=0, activations=0, gathered=0, buffers=0, peak=0

@@ -15,8 +15,7 @@ from tests.predict.traces import exchange, moved, product, trace_of
 from vitsweep.predict.calibrate import fitted
 from vitsweep.predict.measured_rates import CalibratedRates
 from vitsweep.predict.profile_rates import UncalibratedCpuRates
-from vitsweep.predict.step_time import predict_step
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace, predict_step
 from vitsweep.rates import calibration as calibration_module
 from vitsweep.rates.calibration import (
     Calibration,

@@ -11,8 +11,7 @@ import pytest
 from tests.builders import run
 from vitsweep.bundle.check import _throughput
 from vitsweep.report.views import samples as step_table
-from vitsweep.results.record import RunRecord
-from vitsweep.results.samples import FILE, recorded
+from vitsweep.results.record import SAMPLES_FILE, RunRecord, recorded_samples
 
 STEPS, WARM_UP = 60, 10
 
@@ -31,14 +30,14 @@ def of_ranks(ranks: int) -> dict[str, Any]:
 
 
 def test_every_step_of_few_ranks_is_in_the_record(tmp_path: Path) -> None:
-    assert recorded(of_ranks(64), tmp_path) == of_ranks(64)
+    assert recorded_samples(of_ranks(64), tmp_path) == of_ranks(64)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_record_of_2048_ranks_is_small_and_gives_the_same_throughput(tmp_path: Path) -> None:
     full = of_ranks(2048)
     whole = replace(run("a"), samples=full)
-    kept = replace(whole, samples=recorded(full, tmp_path))
+    kept = replace(whole, samples=recorded_samples(full, tmp_path))
     again = RunRecord.from_json(kept.to_json())
     assert len(whole.to_json()) > 10 * len(kept.to_json())
     assert _throughput(again) == _throughput(whole)
@@ -51,8 +50,8 @@ def test_a_record_of_2048_ranks_is_small_and_gives_the_same_throughput(tmp_path:
 
 def test_every_step_of_every_rank_lies_beside_the_record(tmp_path: Path) -> None:
     full = of_ranks(65)
-    recorded(full, tmp_path)
-    found = pd.read_parquet(tmp_path / FILE)
+    recorded_samples(full, tmp_path)
+    found = pd.read_parquet(tmp_path / SAMPLES_FILE)
     for name in ("step_time_ms", "data_wait_ms"):
         assert (
             found.pivot(index="rank", columns="step", values=name).to_numpy().tolist() == full[name]

@@ -13,8 +13,8 @@ from vitsweep.charts import bounds as chart
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 from vitsweep.spec.measurement import TimeClass
-from vitsweep.tables.bounds import TAKEN_OFF, bound_text, bounds
 from vitsweep.tables.causes import REST
+from vitsweep.tables.roofline import TAKEN_OFF, bound_text, bounds
 from vitsweep.tables.sweep_tables import SweepTables
 
 ROWS = [  # 500 TFLOP/s and 2000 GB/s

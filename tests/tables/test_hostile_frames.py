@@ -9,9 +9,9 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
-from vitsweep.charts.chart import caption
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
+from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.report.gate import gate

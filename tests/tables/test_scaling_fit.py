@@ -10,8 +10,7 @@ from tests.builders import run, table
 from tests.noise import coverage
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.scaling import exposed_communication
-from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.scaling import exposed_communication, predicted_scaling
 
 RANKS = (1, 2, 4, 8)
 

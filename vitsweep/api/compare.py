@@ -16,7 +16,7 @@ from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import locked
-from vitsweep.launchers.block_runner import BlockRunner
+from vitsweep.launchers.local import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import (
     BalancedOrder,
@@ -64,7 +64,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
 if TYPE_CHECKING:  # draws charts
-    from vitsweep.report.explained import Explained
+    from vitsweep.report.answer import Explained
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
 
@@ -412,7 +412,7 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
         VitsweepError: a setting is wrong, names no cell or several, or cannot run; A and B are one
             cell; or the budget ended before a block had traces of both.
     """
-    from vitsweep.report.explained import Explained
+    from vitsweep.report.answer import Explained
 
     pair = _comparison(request)
     if isinstance(pair, Explained):
@@ -432,7 +432,7 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
 
 def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
     """Return the blocks that are to be measured, or the explanation where they are stored."""
-    from vitsweep.report.explained import explain_stored
+    from vitsweep.report.answer import explain_stored
 
     traces = (value_override("measurement.traced_steps", request.steps),)
     asked = ComparisonRequest(

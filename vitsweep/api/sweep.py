@@ -10,7 +10,7 @@ from vitsweep.results.store import Store, find_sweep
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.report.explained import Explained
+    from vitsweep.report.answer import Explained
     from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -91,7 +91,7 @@ class Sweep:
             VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
                 command measures some.
         """
-        from vitsweep.report.explained import explain_cell, explain_stored, lacking
+        from vitsweep.report.answer import explain_cell, explain_stored, lacking
 
         if b is None:
             return explain_cell(self._store, a)

@@ -16,9 +16,15 @@ from typing import Any
 
 import pandas as pd
 
-from vitsweep.bundle.archive import checksum_faults, files_of
 from vitsweep.bundle.claims import Claim, claims_of, read_claims
-from vitsweep.bundle.pack import HIDDEN, figures_of, packages, read_document
+from vitsweep.bundle.pack import (
+    HIDDEN,
+    checksum_faults,
+    figures_of,
+    files_of,
+    packages,
+    read_document,
+)
 from vitsweep.errors import VitsweepError
 from vitsweep.files import read_bytes, read_text
 from vitsweep.report.views import collect

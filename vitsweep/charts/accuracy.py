@@ -11,7 +11,7 @@ from matplotlib.ticker import StrMethodFormatter
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, Look, looks, mixed, settings
+from vitsweep.charts.style import NOTHING, Chart, Look, looks, mixed, settings
 from vitsweep.results.record import Status
 from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
 from vitsweep.tables.formatting import missing

@@ -10,11 +10,11 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.causes import MOST_PANELS
-from vitsweep.charts.chart import NOTHING, Chart
-from vitsweep.tables.bounds import TAKEN_OFF, Bounds, bounds, traced_cells
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.tables.causes import REST
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.names import names_by_id
+from vitsweep.tables.roofline import TAKEN_OFF, Bounds, bounds, traced_cells
 from vitsweep.tables.sweep_tables import SweepTables
 
 BOUND, GAP = "#0072b2", "#e69f00"

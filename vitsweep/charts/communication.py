@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import Chart, labels
+from vitsweep.charts.style import Chart, labels
 from vitsweep.tables.formatting import cell_label, number
 from vitsweep.tables.scaling import PURPOSES, communication
 from vitsweep.tables.sweep_tables import SweepTables

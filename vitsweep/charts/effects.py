@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.formatting import times
 from vitsweep.tables.sweep_tables import SweepTables

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, labels, looks
+from vitsweep.charts.style import NOTHING, Chart, labels, looks
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import number, plain
 from vitsweep.tables.names import cell_names

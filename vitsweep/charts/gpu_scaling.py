@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import scaling, style
-from vitsweep.charts.chart import HOLLOW, NOTHING, Chart, fastest, labels, looks
+from vitsweep.charts.style import HOLLOW, NOTHING, Chart, fastest, labels, looks
 from vitsweep.tables.formatting import number, plain, times
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import plain, times

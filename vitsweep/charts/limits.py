@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.tables import limits as limits_table
 from vitsweep.tables.formatting import missing, plain
 from vitsweep.tables.limits import limit_names, named

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, labels
+from vitsweep.charts.style import NOTHING, Chart, labels
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing, number, percent, times
 from vitsweep.tables.names import varying_columns, with_changes

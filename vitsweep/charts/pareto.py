@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, labels, looks, mixed
+from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import cell_names

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, labels, looks, mixed
+from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import times
 from vitsweep.tables.names import varying_columns

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names

@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.tables.race import race_history
 from vitsweep.tables.sweep_tables import SweepTables
 

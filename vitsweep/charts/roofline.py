@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import Chart
-from vitsweep.charts.style import MARKERS
+from vitsweep.charts.style import MARKERS, Chart
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.roofline import roofline
 from vitsweep.tables.sweep_tables import SweepTables

@@ -8,7 +8,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import HOLLOW, NOTHING, Chart, Look, fastest, labels, looks, mixed
+from vitsweep.charts.style import HOLLOW, NOTHING, Chart, Look, fastest, labels, looks, mixed
 from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {
@@ -18,7 +18,7 @@ TITLES = {
 
 
 LAWS = {"amdahl": "Amdahl's law", "bytes": "constant + bytes / bandwidth"}
-"""Names of the laws of `tables.scaling_fit` that are drawn."""
+"""Names of the laws of `tables.scaling` that are drawn."""
 
 
 def table_of(tables: SweepTables) -> DataFrame:

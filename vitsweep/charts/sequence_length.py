@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, fastest, labels, looks
+from vitsweep.charts.style import NOTHING, Chart, fastest, labels, looks
 from vitsweep.results.record import Status
 from vitsweep.tables.load import ordered
 from vitsweep.tables.sweep_tables import SweepTables

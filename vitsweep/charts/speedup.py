@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import cell_names, varying_columns

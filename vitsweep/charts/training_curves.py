@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, Look, fastest, looks, mixed, settings
+from vitsweep.charts.style import NOTHING, Chart, Look, fastest, looks, mixed, settings
 from vitsweep.tables.accuracy import mean_curve, training_curves
 from vitsweep.tables.sweep_tables import SweepTables
 

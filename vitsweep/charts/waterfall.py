@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import NOTHING, Chart, mixed
+from vitsweep.charts.style import NOTHING, Chart, mixed
 from vitsweep.tables.formatting import missing, plain, times
 from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables

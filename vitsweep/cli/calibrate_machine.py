@@ -16,7 +16,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHARDED_TRAININGS, SHORT_TRAININGS, calibrate_machine
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
 from vitsweep.spec.cell_spec import CellSpec

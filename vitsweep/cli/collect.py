@@ -42,8 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console, print_lines
     from vitsweep.execution.attempts import record_unfinished
     from vitsweep.launchers.few_files import keep_few_files
-    from vitsweep.launchers.slurm.state.poll import poll
-    from vitsweep.launchers.slurm.state.reconcile import reconcile
+    from vitsweep.launchers.slurm.state.poll import poll, reconcile
     from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
     from vitsweep.report.views import collect
     from vitsweep.results.store import find_sweep

@@ -17,8 +17,8 @@ from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import ExitCode
-from vitsweep.execution.calibration import calibrated
 from vitsweep.execution.rank_processes import rendezvous
+from vitsweep.execution.runner import calibrated
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import RESULTS
 from vitsweep.spec.resources import Machine

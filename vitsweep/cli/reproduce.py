@@ -60,8 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     typed = parser().parse_intermixed_args(list(arguments))
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
-    from vitsweep.bundle.archive import extract
     from vitsweep.bundle.check import check
+    from vitsweep.bundle.pack import extract
     from vitsweep.execution.code_hash import package_hash
 
     with TemporaryDirectory() as place:

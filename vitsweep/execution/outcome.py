@@ -16,8 +16,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError, disk_full_error
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically
-from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.samples import recorded
+from vitsweep.results.record import RunRecord, Status, recorded_samples
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -101,7 +100,7 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
         reason = {NO_INSTRUMENTS: f"After the timed steps: {failure.reason}"}
         record = replace(record, environment=record.environment | reason)
         record = with_user_metrics(record, store)  # rank 0 computes them of a whole record only
-        record = replace(record, samples=recorded(record.samples, request.folder))
+        record = replace(record, samples=recorded_samples(record.samples, request.folder))
     return store.publish(record)
 
 

@@ -21,8 +21,7 @@ from vitsweep.execution.process import end_with_launcher, exit_now, joined_proce
 from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.files import write_atomically
-from vitsweep.results.record import RunRecord, Status, utc_now
-from vitsweep.results.samples import recorded
+from vitsweep.results.record import RunRecord, Status, recorded_samples, utc_now
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -138,7 +137,7 @@ def _run(
     if world.rank:
         return None
     record = with_user_metrics(record_of(summary), Store(request.sweep_folder))
-    return replace(record, samples=recorded(record.samples, request.folder))
+    return replace(record, samples=recorded_samples(record.samples, request.folder))
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":

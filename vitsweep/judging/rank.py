@@ -1,7 +1,7 @@
 """One side of a judgment: a fork server, and the ranks that it forks. It needs torch alone.
 
 What runs here is the candidate's process: it may do as it likes. The judge believes what it can check
-from outside, see `judging.evidence`.
+from outside, see `judging.sides`.
 """
 
 import gc
@@ -273,11 +273,18 @@ class Side:
 
 
 def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:
-    if not request["step"]:
-        from vitsweep.judging.cell_step import make_step  # of the state of vitsweep under judgment
+    return _imported(*request["step"]) if request["step"] else _cell_step
 
-        return make_step
-    return _imported(*request["step"])
+
+def _cell_step(cell: Cell) -> Any:
+    """Build the cell's model, and put its techniques around it, by the state of vitsweep under judgment."""
+    from vitsweep.api.apply import apply
+    from vitsweep.execution.run_request import read_cell
+    from vitsweep.model.build import build_model
+    from vitsweep.results.store import Store
+
+    path = Path(cell)
+    return apply(path, build_model(read_cell(Store(path.parents[2]), path.parent.name)))
 
 
 def _imported(file: str, name: str) -> Callable[[Cell], Any]:

@@ -20,7 +20,7 @@ from scipy.special import zeta
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.files import open_safely
-from vitsweep.judging.evidence import Bounds, restored
+from vitsweep.judging.sides import Bounds, restored
 from vitsweep.judging.trees import commit_of, git, repository_here
 from vitsweep.judging.trial import LEAST_BLOCKS, Trial
 from vitsweep.judging.verdict import Answer, Verdict

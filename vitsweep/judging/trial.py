@@ -11,16 +11,19 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.files import append_line
-from vitsweep.judging.evidence import (
+from vitsweep.judging.sides import (
     Bounds,
+    RunFailedError,
+    RunResult,
+    Side,
     Training,
     WrongEvidenceError,
+    free_port,
     own_modules,
     require_finite,
     restored,
     training_of,
 )
-from vitsweep.judging.sides import RunFailedError, RunResult, Side, free_port
 from vitsweep.judging.trees import BASE, HEAD
 from vitsweep.judging.verdict import Answer, Quality, Verdict, quality_of
 from vitsweep.planning.blocks import BalancedOrder

@@ -1,8 +1,11 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from typing import Annotated, Any
@@ -13,8 +16,10 @@ from rich.console import Console
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
-from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
-from vitsweep.execution.attempts import record_unfinished
+from vitsweep.errors import DISK_FULL_ERRNOS, BadValueError, VitsweepError, did_you_mean
+from vitsweep.execution.attempts import Attempt, record_unfinished
+from vitsweep.execution.run_request import Run, RunRequest
+from vitsweep.execution.runner import LocalPlace, RunEnding, Runner
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -25,18 +30,200 @@ from vitsweep.launchers.base import (
     prepared,
     rounds_of,
 )
-from vitsweep.launchers.block_runner import BlockRunner
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import Block
+from vitsweep.planning.blocks import (
+    Block,
+    blocks_to_complete,
+    interrupted_trainings,
+    runs_per_cell,
+    warm_up_cell,
+)
 from vitsweep.planning.predictions import keep_predictions
 from vitsweep.planning.rounds import blocks_in_turn
-from vitsweep.planning.sweep_plan import cell_labels
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.metrics import METRICS
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import MANY_FILES, Store
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
+
+SECONDS_TO_SAVE = 300.0
+"""How long a training may take to save itself after Ctrl-C."""
+
+
+@dataclass
+class BlockRunner:
+    """Runs blocks into a store.
+
+    Attributes:
+        store: where the records go.
+        code: state of the code, as frozen with the cells.
+        parallel: runs at a time; more than one disturbs the timing.
+        earlier: records that were in the store when the command began.
+        any_look: the command looks at its intervals between blocks and stops by them; its records say so,
+            and their intervals are `tables.stats.any_look_half_width`.
+        records: records that this command added, oldest first.
+        skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
+            would end the same way in the next block.
+        interrupted: (block name, cell id) -> the latest attempt at the training that continues there.
+    """
+
+    store: Store
+    code: dict[str, Any]
+    parallel: int = 1
+    earlier: Sequence[RunRecord] = ()
+    any_look: bool = False
+    records: list[RunRecord] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
+    interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _forced: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        facts = {
+            "git_commit": self.code.get("git_commit"),
+            "git_dirty": self.code.get("git_dirty"),
+            "launcher": "local",
+            "cells_at_a_time": self.parallel,
+            **({"any_look": True} if self.any_look else {}),
+        }
+        place = LocalPlace(self.store, facts)
+        self._runner = Runner(self.store, place, self._stop_if_interrupted)
+
+    def resume(
+        self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
+    ) -> list[Block]:
+        """Continue the trainings that were interrupted; return the blocks that they belong to."""
+        lacking = runs_per_cell(plan, missing, cells_per_block)  # with the baselines beside them
+        interrupted = interrupted_trainings(
+            self.store,
+            {cell_id: plan.entries[cell_id].code.hash for cell_id in lacking},
+            self.earlier,
+        )
+        for training in interrupted:
+            self.interrupted[training.run.block, training.run.cell_id] = training
+            console.print(
+                f"Training of cell {training.run.cell_id} continues: its last checkpoint is of step "
+                f"{training.saved_step}.",
+            )
+        return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
+
+    def saved_trainings(self, plan: SweepPlan) -> list[Attempt]:
+        """Return the trainings that this command began or continued, and that were interrupted."""
+        hashes = {cell_id: entry.code.hash for cell_id, entry in plan.entries.items()}
+        return interrupted_trainings(self.store, hashes, [*self.earlier, *self.records])
+
+    def run(self, planned: Iterable[Block], progress: Progress) -> bool:
+        """Run blocks as they come; True if the user stopped them.
+
+        Args:
+            planned: blocks, which may be generated from the results of the blocks before.
+            progress: is updated with every run.
+
+        Raises:
+            VitsweepError: the sweep folder cannot be written any more.
+        """
+        try:
+            with progress.shown(), interrupts_to(signal.default_int_handler):
+                for number, block in enumerate(planned):
+                    if number == 0:
+                        self._warm_up(block, progress)
+                    self._run_block(block, progress)
+        except KeyboardInterrupt:
+            return True
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            raise VitsweepError(
+                f"`{self.store.root}` cannot be written any more ({error.strerror}). What was "
+                "measured is kept: make room and run the same command again."
+            ) from error
+        return False
+
+    def _run_block(self, block: Block, progress: Progress) -> None:
+        """Run the cells of a block.
+
+        Ctrl-C lets what runs end, a training saved; a second one ends it at once. Neither raises while
+        runs are handed over or waited for: a KeyboardInterrupt between two lines would lose a run.
+        """
+
+        def interrupt(*_: object) -> None:
+            if self._stopped.is_set():
+                self._forced.set()
+            else:
+                self._stopped.set()
+                progress.console.print("Stopping; Ctrl-C again to force.")
+
+        with interrupts_to(interrupt), ThreadPoolExecutor(self.parallel) as pool:
+            jobs = [
+                pool.submit(self._run_one, block, position, entry, progress)
+                for position, entry in enumerate(block.entries, start=block.first_position)
+            ]
+            try:
+                for job in jobs:
+                    while not job.done():  # Python may miss a signal that comes just before a wait
+                        wait([job], timeout=0.5)
+                    job.result()
+            except Exception as error:  # the run was interrupted, or the disk is full
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+                if not isinstance(error, RunEnding):
+                    raise
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+
+    def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
+        if entry.cell_id in self.skipped:
+            progress.dropped(1)
+            return
+        progress.started(entry)
+        record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+        if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
+            self.skipped.add(entry.cell_id)
+        self.records.append(record)
+        progress.ended(entry, record)
+
+    def _warm_up(self, block: Block, progress: Progress) -> None:
+        """Run a cell once before the first block and discard what it measures.
+
+        A line of the cell's `attempts.jsonl` says that it ran; there is no record.
+        """
+        entry = warm_up_cell(block)
+        if entry is None or entry.cell_id in self.skipped or block.is_look:
+            return
+        progress.warming_up(entry)
+        self._runner.warm_up(self._request(block, 0, entry), entry.spec)
+
+    def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
+        run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
+        if training := self.interrupted.get((block.name, entry.cell_id)):
+            run, attempt = training.run, training.number + 1
+        return self._runner.request(run, entry.spec, attempt, entry.code)
+
+    def _stop_if_interrupted(self) -> None:
+        if self._stopped.is_set():
+            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, self._forced.is_set)
+
+
+@contextmanager
+def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
+    """Let `handler` take SIGTERM and Ctrl-C, which a shell's background jobs ignore."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+# The launcher: cells one after another, on this machine.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from scipy import stats
 from vitsweep.collectives.primitives import Purpose
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import Collectives, SentBytes, transfer_and_wait_ms
-from vitsweep.measure.monitors import DeviceState
+from vitsweep.measure.environment import DeviceState
 from vitsweep.measure.step_trace import RankTrace, trace_samples
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.spec.cell_spec import CellSpec

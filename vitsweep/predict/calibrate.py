@@ -15,13 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitsweep.execution.calibration import calibration_for
 from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
+from vitsweep.execution.runner import calibration_for
 from vitsweep.files import write_atomically
 from vitsweep.predict.measured_rates import CalibratedRates
-from vitsweep.predict.step_time import predict_step
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace, predict_step
 from vitsweep.rates.calibration import Calibration, RankSetup, torch_here
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec

@@ -8,7 +8,7 @@ from math import ceil, prod
 from typing import Literal
 
 from vitsweep.model.flops import num_parameters
-from vitsweep.predict.step_trace import MemoryParts
+from vitsweep.predict.step_time import MemoryParts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
 from vitsweep.spec.model_spec import TransformerSpec

@@ -13,8 +13,15 @@ from math import ceil, prod
 from vitsweep.errors import BadValueError
 from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.predict.profile_rates import TableRates
-from vitsweep.predict.step_time import StepTimePrediction, predict_step
-from vitsweep.predict.step_trace import BY_WEIGHT, CollectiveTotal, OperatorTotal, Phase, StepTrace
+from vitsweep.predict.step_time import (
+    BY_WEIGHT,
+    CollectiveTotal,
+    OperatorTotal,
+    Phase,
+    StepTimePrediction,
+    StepTrace,
+    predict_step,
+)
 from vitsweep.rates.profile import Profile
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel

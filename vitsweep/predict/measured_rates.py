@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from vitsweep.predict.step_time import Rates
-from vitsweep.predict.step_trace import BY_WEIGHT, CollectiveTotal, OperatorTotal
+from vitsweep.predict.step_time import BY_WEIGHT, CollectiveTotal, OperatorTotal, Rates
 from vitsweep.rates.calibration import Calibration, RankSetup
 from vitsweep.rates.profile import Curve
 from vitsweep.spec.cell_spec import CellSpec

@@ -16,9 +16,9 @@ from vitsweep.predict.step_time import (
     Rates,
     ResidualModel,
     StepTimePrediction,
+    StepTrace,
     predict_step,
 )
-from vitsweep.predict.step_trace import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import load_calibration, matmul_rates, torch_here
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of

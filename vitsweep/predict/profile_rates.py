@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from vitsweep.predict.step_time import Rates
-from vitsweep.predict.step_trace import CollectiveTotal, OperatorTotal
+from vitsweep.predict.step_time import CollectiveTotal, OperatorTotal, Rates
 from vitsweep.rates.profile import Profile
 from vitsweep.spec.resources import Resources
 

@@ -21,7 +21,7 @@ from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.fake_world import Replica, fake_world, float32_layer_norm
 from vitsweep.predict.recorder import Recorder
-from vitsweep.predict.step_trace import (
+from vitsweep.predict.step_time import (
     CollectiveTotal,
     MemoryParts,
     OperatorTotal,

@@ -18,7 +18,7 @@ from typing import Any
 from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.files import cache_folder, write_cache_file
-from vitsweep.predict.step_trace import StepTrace
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.rates.calibration import torch_here
 from vitsweep.spec.cell_spec import CellSpec, identity
 

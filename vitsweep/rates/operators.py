@@ -60,7 +60,7 @@ LARGEST_HALF_SUM = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorTime:
-    """One measured operator; `kind`, `name`, `dtype` and `shape` as in `predict.step_trace`.
+    """One measured operator; `kind`, `name`, `dtype` and `shape` as in `predict.step_time`.
 
     Attributes:
         backward: whether it is one of the backward pass (attention, products).

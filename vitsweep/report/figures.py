@@ -7,7 +7,7 @@ from importlib import import_module
 from matplotlib.figure import Figure
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import Chart, caption
+from vitsweep.charts.style import Chart, caption
 from vitsweep.tables.sweep_tables import SweepTables
 
 

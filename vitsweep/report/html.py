@@ -18,7 +18,7 @@ from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from vitsweep.charts import speedup, style
-from vitsweep.charts.chart import NOTHING, caption, mixed
+from vitsweep.charts.style import NOTHING, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import answers, question

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.chart import dates, ranks
+from vitsweep.charts.style import dates, ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
 from vitsweep.report.figures import drawn

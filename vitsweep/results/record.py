@@ -2,15 +2,16 @@
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from math import isinf
+from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import without_controls
+from vitsweep.files import make_folder, replacing, without_controls
 from vitsweep.results.provenance import masked_setting
 
 SCHEMA_VERSION = 4
@@ -76,7 +77,7 @@ class RunRecord:
         environment: device, versions, host, git state, times.
         samples: raw values of the timed steps: `step_time_ms[rank][step]`,
             `data_wait_ms[rank][step]`, `skipped[step]`, `warm_up_steps`; of many ranks, those of `ranks`
-            alone, and statistics of each in `by_rank` (see `results.samples`).
+            alone, and statistics of each in `by_rank` (see `results.record`).
     """
 
     run_id: str
@@ -247,3 +248,71 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+# Times of a run's steps: in its record where ranks are few, else beside it, with quantiles in the record.
+
+
+MOST_RANKS = 64
+"""Of which a record holds every step."""
+SAMPLES_FILE = "samples.parquet"
+"""In the folder of a run's attempt: every step of every rank, where they are more."""
+SAMPLED_TIMES = ("step_time_ms", "data_wait_ms")
+QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95}
+
+
+def recorded_samples(samples: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the samples that go into the record; the steps of many ranks go into a file.
+
+    The record then holds those of the slowest rank, which make its throughput, and the mean and
+    quantiles of every rank over the timed window.
+
+    Args:
+        samples: see `RunRecord`.
+        folder: of the run's attempt.
+    """
+    ranks = len(samples.get("step_time_ms", []))
+    if ranks <= MOST_RANKS:
+        return dict(samples)
+    import numpy as np
+
+    times = {name: np.array(samples[name]) for name in SAMPLED_TIMES}
+    steps, skipped = np.arange(times["step_time_ms"].shape[1]), np.array(samples["skipped"])
+    warm_up = steps < samples["warm_up_steps"]
+    _write_samples(
+        {
+            "rank": np.repeat(np.arange(ranks), len(steps)),
+            "step": np.tile(steps, ranks),
+            **{name: of_ranks.ravel() for name, of_ranks in times.items()},
+            "warm_up": np.tile(warm_up, ranks),
+            "skipped": np.tile(skipped, ranks),
+        },
+        folder,
+    )
+    window = {name: of_ranks[:, ~(warm_up | skipped)] for name, of_ranks in times.items()}
+    slowest = int(window["step_time_ms"].sum(axis=1).argmax())
+    kept = {name: [samples[name][slowest]] for name in SAMPLED_TIMES} | {"ranks": [slowest]}
+    return dict(samples) | kept | {"by_rank": _sample_statistics(window)}
+
+
+def _sample_statistics(window: Mapping[str, Any]) -> dict[str, list[float]]:
+    import numpy as np
+
+    if not window["step_time_ms"].size:
+        return {}
+    named = {"mean": lambda times: times.mean(axis=1)} | {
+        label: lambda times, at=share: np.quantile(times, at, axis=1)
+        for label, share in QUANTILES.items()
+    }
+    return {
+        f"{name}_{label}": statistic(times).round(4).tolist()
+        for name, times in window.items()
+        for label, statistic in named.items()
+    }
+
+
+def _write_samples(columns: Mapping[str, Any], folder: Path) -> None:
+    from pandas import DataFrame
+
+    with replacing(make_folder(folder) / SAMPLES_FILE) as draft:
+        DataFrame(columns).to_parquet(draft, index=False)

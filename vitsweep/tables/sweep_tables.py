@@ -19,8 +19,7 @@ from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.replicates import replicate_key, replicates
-from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
-from vitsweep.tables.scaling_fit import predicted_scaling
+from vitsweep.tables.scaling import exposed_communication, predicted_scaling, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
 
 

@@ -15,8 +15,7 @@ from tests.launchers.slurm.test_packing import settings
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.jobs import job_arrays
 from vitsweep.launchers.slurm.submit import sbatch
-from vitsweep.launchers.slurm.submit.packing import PlannedJob
-from vitsweep.launchers.slurm.submit.sbatch import without_secrets
+from vitsweep.launchers.slurm.submit.sbatch import PlannedJob, without_secrets
 from vitsweep.launchers.slurm.submit.settings import Request
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir

@@ -44,4 +44,4 @@ def test_only_state_is_shared() -> None:
 
 def test_there_is_no_circle_of_files() -> None:
     order = list(graphlib.TopologicalSorter(imported_modules()).static_order())
-    assert order.index("state.poll") < order.index("state.reconcile")
+    assert order.index("state.jobs") < order.index("state.poll")

@@ -17,14 +17,14 @@ from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.commands import gpu_types_in, gpus_in
 from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
-from vitsweep.launchers.slurm.submit.packing import (
+from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
     RunMinutes,
     pack,
+    parameters,
     run_minutes,
     without_unpaired_baselines,
 )
-from vitsweep.launchers.slurm.submit.sbatch import parameters
 from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
 from vitsweep.planning.blocks import look_blocks
 from vitsweep.planning.freeze import code_folder, plan_of

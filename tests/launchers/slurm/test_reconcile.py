@@ -31,10 +31,8 @@ from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
 from vitsweep.launchers.slurm.node.signals import JobEnding
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment, Nodes
 from vitsweep.launchers.slurm.state import poll, status
-from vitsweep.launchers.slurm.state import reconcile as reconciling
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
-from vitsweep.launchers.slurm.state.poll import pending_runs
-from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
+from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.load import cells_of
@@ -99,7 +97,7 @@ def test_a_job_whose_launch_failed_is_released_a_few_times(
     store, slurm, monkeypatch, restarts, released
 ):
     found: list[str] = []
-    monkeypatch.setattr("vitsweep.launchers.slurm.state.reconcile.release", found.append)
+    monkeypatch.setattr("vitsweep.launchers.slurm.state.poll.release", found.append)
     held = "launch failed requeued held"
     slurm["7_0"] = SlurmJob(state="PENDING", reason=held, restarts=restarts, script=SCRIPT)
     [state] = reconcile(store)
@@ -351,7 +349,7 @@ def test_records_that_jobs_report_and_the_file_system_hides_are_waited_for(
             store.save_run(record)
 
     monkeypatch.setattr(clock, "sleep", sleep)
-    monkeypatch.setattr(reconciling, "time", clock)
+    monkeypatch.setattr(poll, "time", clock)
     console = Console(file=io.StringIO())
     wait_for_records(store, reconcile(store), console)
     assert clock.seconds == 50

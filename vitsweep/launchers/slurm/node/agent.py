@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.calibration import calibrate_rank
 from vitsweep.execution.outcome import RankEnd
 from vitsweep.execution.rank_processes import (
     LocalRanks,
@@ -24,6 +23,7 @@ from vitsweep.execution.rank_processes import (
     start_fork_server,
 )
 from vitsweep.execution.run_request import RunRequest, read_cell
+from vitsweep.execution.runner import calibrate_rank
 from vitsweep.execution.worker import rank_main
 from vitsweep.launchers.slurm.node.coordinator import coordinate
 from vitsweep.launchers.slurm.node.transport import (

@@ -10,11 +10,10 @@ from typing import Any
 
 from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
 from vitsweep.execution.attempts import record_left
-from vitsweep.execution.calibration import calibrated, calibration_key
 from vitsweep.execution.code_hash import PACKAGE_FOLDER
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
-from vitsweep.execution.runner import Runner
+from vitsweep.execution.runner import Runner, calibrated, calibration_key
 from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (

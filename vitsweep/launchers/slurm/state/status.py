@@ -26,14 +26,12 @@ from vitsweep.launchers.slurm.state.poll import (
     REFRESH_SECONDS,
     JobState,
     PollTimes,
+    failure_of_job,
     pending_runs,
     poll,
-    states_over_time,
-)
-from vitsweep.launchers.slurm.state.reconcile import (
-    failure_of_job,
     reconcile,
     runs_to_record,
+    states_over_time,
     wait_for_records,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels

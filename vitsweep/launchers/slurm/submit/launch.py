@@ -19,16 +19,15 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.slurm.commands import machine_of, max_array_size, require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
-from vitsweep.launchers.slurm.state.poll import pending_runs
-from vitsweep.launchers.slurm.state.reconcile import reconcile, wait_for_records
+from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.status import watch
-from vitsweep.launchers.slurm.submit.packing import (
+from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
     pack,
     run_minutes,
+    submit,
     without_unpaired_baselines,
 )
-from vitsweep.launchers.slurm.submit.sbatch import submit
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups
 from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
 from vitsweep.planning.freeze import code_folder
