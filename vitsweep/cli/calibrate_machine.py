@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import nan
-from typing import Any
 
 import psutil
 from pandas import DataFrame
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
+from vitsweep.measure.environment import busy_seconds, own_seconds
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict.calibrate import SHARDED_TRAININGS, SHORT_TRAININGS, calibrate_machine
 from vitsweep.predict.step_time import StepTrace
@@ -50,28 +50,14 @@ class OtherWork(threading.Thread):
     def run(self) -> None:
         """Compare the busy time of the machine with that of this command, second by second."""
         shares: list[float] = []
-        before, own = psutil.cpu_times(), _own_seconds()
+        before, own = psutil.cpu_times(), own_seconds()
         while not self._left.wait(1.0):
-            now, mine = psutil.cpu_times(), _own_seconds()
-            busy, whole = (f(now) - f(before) for f in (_busy_seconds, sum))
+            now, mine = psutil.cpu_times(), own_seconds()
+            busy, whole = (f(now) - f(before) for f in (busy_seconds, sum))
             ours = sum(max(0.0, mine[p] - own.get(p, 0.0)) for p in mine)
             shares.append(min(1.0, max(0.0, (busy - ours) / max(whole, 1e-9))))
             self.share = sum(shares) / len(shares)
             before, own = now, mine
-
-
-def _own_seconds() -> dict[int, float]:
-    """Return process id -> CPU seconds of this command and all that it started."""
-    found = {}
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            found[process.pid] = float(times.user + times.system)
-    return found
-
-
-def _busy_seconds(times: Any) -> float:
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))  # iowait: Linux only
 
 
 def calibrate(console: Console) -> int:

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,61 +171,28 @@ class Compiled:
 
     @classmethod
     def so_far(cls) -> "Compiled":
-        """Return all that was compiled up to now."""
-        return cls(compiled_graphs(), compile_seconds(), skipped_graphs())
+        """Return all that was compiled up to now, from counters that are private to torch.
+
+        A graph that is cut (by a hook, or by DDP's buckets) counts once per part. Why TorchInductor left
+        a CUDA graph out it only logs.
+        """
+        dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
+        if dynamo is None:
+            return cls(0, 0.0, 0)
+        counters = getattr(dynamo, "counters", None)
+        spent = getattr(dynamo, "cumulative_time_spent_ns", None)
+        # the first contains the forward graph's compilation by TorchInductor, the second is apart
+        parts = ("entire_frame_compile", "entire_backward_compile")
+        return cls(
+            None if counters is None else int(counters["aot_autograd"]["total"]),
+            None if spent is None else sum(spent.get(part, 0) for part in parts) / 1e9,
+            None if counters is None else int(counters["inductor"]["cudagraph_skips"]),
+        )
 
     def since(self, before: "Compiled") -> "Compiled":
         """Return what was compiled after an earlier look."""
-        graphs, seconds, skipped = None, None, None
-        if self.graphs is not None and before.graphs is not None:
-            graphs = self.graphs - before.graphs
-        if self.seconds is not None and before.seconds is not None:
-            seconds = self.seconds - before.seconds
-        if self.skipped is not None and before.skipped is not None:
-            skipped = self.skipped - before.skipped
-        return Compiled(graphs, seconds, skipped)
-
-
-def compiled_graphs() -> int | None:
-    """Return the graphs that were compiled in this process so far, each with its backward graph.
-
-    A graph that is cut (by a hook, or by DDP's buckets) counts once per part. The counter is private
-    to torch: None where it is missing.
-    """
-    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
-    if dynamo is None:
-        return 0
-    counters = getattr(dynamo, "counters", None)
-    return None if counters is None else int(counters["aot_autograd"]["total"])
-
-
-def skipped_graphs() -> int | None:
-    """Return how often TorchInductor went without a CUDA graph that was asked for.
-
-    It only logs why. The counter is private to torch: None where it is missing.
-    """
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return 0
-    counters = getattr(dynamo, "counters", None)
-    return None if counters is None else int(counters["inductor"]["cudagraph_skips"])
-
-
-def compile_seconds() -> float | None:
-    """Return the seconds that torch.compile took in this process so far, backward graphs included.
-
-    The sums are private to torch: None where they are missing.
-    """
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return 0.0
-    spent = getattr(dynamo, "cumulative_time_spent_ns", None)
-    if spent is None:
-        return None
-    # the first contains the forward graph's compilation by TorchInductor, the second is apart
-    return float(
-        sum(spent.get(k, 0) for k in ("entire_frame_compile", "entire_backward_compile")) / 1e9
-    )
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return Compiled(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
 
 
 # Which layers multiply in float8, for the record.
@@ -384,12 +351,12 @@ class ContentionMonitor:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = self._after = psutil.cpu_times()
-        self._own_before = _own_seconds()
+        self._own_before = sum(own_seconds().values())
 
     def end(self) -> float:
         """Stop; return the CPU time of this rank since the start, in seconds."""
         self._after = psutil.cpu_times()
-        return _own_seconds() - self._own_before
+        return sum(own_seconds().values()) - self._own_before
 
     def shared(self, own_seconds_on_node: float) -> bool:
         """Whether something else used this machine's cores, or this rank's GPU, in the window.
@@ -399,26 +366,23 @@ class ContentionMonitor:
         """
         if self._device.type == "cuda":
             return _processes_on_gpu(self._device) > 1
-        busy = _busy(self._after) - _busy(self._before)
+        busy = busy_seconds(self._after) - busy_seconds(self._before)
         whole = sum(self._after) - sum(self._before)
         return (busy - own_seconds_on_node) / max(whole, 1e-9) > SHARED_CORES_SHARE
 
 
-def _own_seconds() -> float:
-    """CPU time of this rank and of its loader workers."""
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(_cpu_seconds(process) for process in family)
+def own_seconds() -> dict[int, float]:
+    """Return process id -> CPU seconds of this process and of all that it started."""
+    found = {}
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = float(times.user + times.system)
+    return found
 
 
-def _cpu_seconds(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system)
-
-
-def _busy(times: Any) -> float:
+def busy_seconds(times: Any) -> float:
+    """Return what all cores were busy for, by the machine's CPU times."""
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))  # iowait: Linux only
 
 

@@ -14,7 +14,7 @@ from tests.shapes import CASES, build, step
 from vitsweep.cell import _refuse_skipped_graphs
 from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.errors import VitsweepError
-from vitsweep.measure.environment import Compiled, compiled_graphs
+from vitsweep.measure.environment import Compiled
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.techniques.compilation.torch_compile import TorchCompile
@@ -113,10 +113,10 @@ def _graphs(world, specs):
     found = []
     for spec in specs:
         torch._dynamo.reset()
-        before = compiled_graphs()
+        before = Compiled.so_far()
         trainer = parallelize(build_model(spec), spec, world)
         trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
-        found.append(compiled_graphs() - before)
+        found.append(Compiled.so_far().since(before).graphs)
     return found
 
 
