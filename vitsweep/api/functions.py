@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
 
 
-Row = Mapping[str, Any]
+Row = Mapping[Any, Any]
 
 SUBMITTED = "submitted"
 """Instead of a status, where a launcher returns before its cells have run."""
@@ -97,9 +97,7 @@ def collected(result: LaunchResult) -> "tuple[SweepTables, DataFrame]":
 
 def rows_of(cells: DataFrame, plan: SweepPlan) -> list[Row]:
     """Return the rows of the cells that the command named, in their order."""
-    rows = {
-        str(row["cell_id"]): {str(k): v for k, v in row.items()} for row in cells.to_dict("records")
-    }
+    rows = {str(row["cell_id"]): row for row in cells.to_dict("records")}
     return [rows[cell_id] for cell_id, entry in plan.entries.items() if not entry.is_added_baseline]
 
 
@@ -189,7 +187,7 @@ def sweep(
             from vitsweep.tables.notes import empty_metrics
 
             print_lines(session.console, empty_metrics(tables.runs))
-            rows = [{str(k): v for k, v in row.items()} for row in cells.to_dict("records")]
+            rows = cells.to_dict("records")
             if message := mirror(result.store, rows, session.tracker):
                 session.console.print(message)
         plan = result.plan

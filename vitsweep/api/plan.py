@@ -22,7 +22,7 @@ from vitsweep.planning.detectable_effect import (
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
-from vitsweep.rates.profile import device_name, profile_named
+from vitsweep.rates.profile import Profile, device_name, profile_named
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
@@ -52,13 +52,8 @@ CORES_PER_GPU = 12
 """Of a node that is not here."""
 
 
-def machine_with(hardware: str) -> Machine:
-    """Return a node of the named devices, with as many as its profile says.
-
-    Raises:
-        BadValueError: the hardware is unknown.
-    """
-    profile = profile_named(hardware)
+def machine_with(profile: Profile) -> Machine:
+    """Return a node of the profile's devices, with as many as it says."""
     devices = int(profile["devices_per_node"])
     return Machine(
         device="cuda",
@@ -292,7 +287,7 @@ def plan(
     console = open_console()
     rows = []
     for hardware in request.hardware or (None,):
-        node = machine_with(hardware) if hardware else machine
+        node = machine_with(profile_named(hardware)) if hardware else machine
         found = overview(cells, settings, composer, node, with_paired_baselines)
         title = f"Plan of sweep {found.store.name}"
         if hardware:

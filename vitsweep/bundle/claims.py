@@ -1,6 +1,6 @@
 """What a bundle claims: ratios with their intervals, each with a margin in which others find it again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -88,11 +88,11 @@ def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:
         & (named["cell_id"] != named["baseline_cell_id"])
     ]
     rows = ranked(kept).to_dict("records") if len(kept) else []
-    found = [_claim({str(k): v for k, v in row.items()}, margin) for row in rows]
+    found = [_claim(row, margin) for row in rows]
     return [claim for claim in found if claim.margin <= LARGEST_MARGIN]
 
 
-def _claim(row: dict[str, Any], margin: float) -> Claim:
+def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
     ratio, low, high = (float(row[c]) for c in ("speedup", "speedup_low", "speedup_high"))
     own = max(high / ratio, ratio / low) - 1
     return Claim(

@@ -110,8 +110,7 @@ def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
     console.print()
     console.print(CellTable(rows, sweep_argument(pair.store)))
-    records = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
-    mirrored = mirror(pair.store, records, pair.tracker)
+    mirrored = mirror(pair.store, rows.to_dict("records"), pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()
     report = f"Report: {write_report(tables)}" if draws else ""
     print_lines(console, filter(None, [*result.sentences, report, mirrored]))

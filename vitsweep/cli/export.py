@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
     store = find_sweep(typed.sweep)
     cells = SweepTables.of(store).cells
-    row: dict[str, Any] = {str(k): v for k, v in chosen(cells, typed.cell).items()}
+    row = chosen(cells, typed.cell)
     cell = read_cell_safely(store, str(row["cell_id"]))
     known = row.get("baseline_cell_id")
     baseline = read_cell_safely(store, known) if isinstance(known, str) else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pandas import DataFrame
 from rich.console import Console
 
+from vitsweep.api.plan import machine_with
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.overrides import key_of
@@ -16,14 +17,12 @@ from vitsweep.predict.closed_memory import RECOMPUTE
 from vitsweep.predict.layouts import SHARDINGS, Candidate, Choices, Found, search_layouts
 from vitsweep.rates.profile import Profile, profile_named, profile_names
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 from vitsweep.tables.render import TextTable
 
 SHOWN = 10
 IMAGES_PER_GPU = 32
 """Of a step, where the batch is not typed."""
-CORES_PER_GPU = 8
 SEARCHED = ("sharding", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "memory")
 """Groups that the search chooses; so are `mesh.*` and `batch.accumulation_steps`."""
 
@@ -96,13 +95,7 @@ def _refuse_searched(overrides: Sequence[str]) -> None:
 
 def _compose(overrides: Sequence[str], hardware: Profile) -> tuple[CellSpec, Choices]:
     composer = Composer()
-    devices = int(hardware["devices_per_node"])
-    machine = Machine(
-        device="cuda",
-        cores_per_node=CORES_PER_GPU * devices,
-        devices_per_node=devices,
-        described_by=hardware.name,
-    )
+    machine = machine_with(hardware)
 
     def with_choice(*more: str) -> CellSpec:
         return plan_cell(composer.compose([*overrides, *more]), machine).spec

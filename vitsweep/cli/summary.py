@@ -80,7 +80,7 @@ def summarize(
         console.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
-    if message := mirror(store, [dict(r) for r in mine.to_dict("records")], tracker or {}):  # type: ignore[arg-type]
+    if message := mirror(store, mine.to_dict("records"), tracker or {}):
         console.print(message)
     result.predict()
     print_lines(console, said)

@@ -103,7 +103,7 @@ def _has_wandb_login() -> bool:
         return False
 
 
-def mirror(store: Store, rows: Sequence[Mapping[str, Any]], tracker: Mapping[str, Any]) -> str:
+def mirror(store: Store, rows: Sequence[Mapping[Any, Any]], tracker: Mapping[str, Any]) -> str:
     """Copy cells to the tracker that a command names; return one sentence, "" for `tracker=none`.
 
     Args:
@@ -186,7 +186,7 @@ def sync(store: Store) -> str:
     return f"Uploaded {len(runs)} W&B runs."
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Convert a row to JSON types: missing values of any kind become null."""
     return {str(key): _value(value) for key, value in row.items()}
 
