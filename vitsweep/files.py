@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -360,11 +359,4 @@ def write_cache_file(path: Path, content: bytes) -> None:
     Where nothing can be written nothing is kept.
     """
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent)
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-            os.replace(draft, path)
-        except OSError:
-            Path(draft).unlink(missing_ok=True)
+        write_atomically(path, content, durable=False)
