@@ -58,7 +58,10 @@ def test_nodes_are_whole_numbers_from_one_on(nodes: str) -> None:
 
 def test_a_node_of_named_hardware_has_as_many_devices_as_its_profile_says() -> None:
     for name in ("h100", "rtx_4090"):
-        assert machine_with(profile_named(name)).devices_per_node == profile_named(name)["devices_per_node"]
+        assert (
+            machine_with(profile_named(name)).devices_per_node
+            == profile_named(name)["devices_per_node"]
+        )
 
 
 def test_counts_on_the_page_are_whole_numbers() -> None:

@@ -19,9 +19,8 @@ baseline with its interval and a margin: `vitsweep reproduce` measures it again 
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["bundle"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument(
         "--to", type=Path, metavar="FILE", help="archive to write (SWEEP.tar.gz, here)"
@@ -40,7 +39,6 @@ def parser() -> Options:
         metavar="WORD",
         help="with --anonymous: further words to rewrite",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such sweep, nothing was measured, or something cannot be hidden.
     """
-    typed = parser().parse_intermixed_args(list(arguments))
+    typed = VERBS["bundle"].read(arguments)
     if typed.hide and not typed.anonymous:
         raise BadValueError("`--hide` goes with `--anonymous`.")
     from vitsweep.bundle.pack import write_bundle

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from vitsweep.cli.verbs import VERBS, Options
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["cancel"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep; what was measured is kept."""
-    typed = parser().parse_args(arguments)
+    typed = VERBS["cancel"].read(arguments)
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.status import cancel
     from vitsweep.results.store import find_sweep

@@ -15,16 +15,14 @@ plain training on 1 and 2 ranks, and what it refuses is said in sentences. Nothi
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["check"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument("folder", metavar="FOLDER", help="with one folder per group, as conf/ has")
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Show what was found; return 0 if nothing is wrong, else 3."""
-    typed = parser().parse_args(list(arguments))
+    typed = VERBS["check"].read(arguments)
     from vitsweep.api.conf_check import check_conf
     from vitsweep.console import open_console
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from vitsweep.results.store import Store
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["collect"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument("--rows", metavar="N", help="show so many cells, or all (the best 20)")
     options.add_argument("--where", metavar="CONDITION", help="only these cells: 'world_size == 4'")
@@ -31,12 +30,11 @@ def parser() -> Options:
         "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
     )
     options.flag("--sync", help="upload its offline W&B runs")
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write the views of a sweep and show its table; return 0."""
-    typed = parser().parse_args(arguments)
+    typed = VERBS["collect"].read(arguments)
     if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
     from vitsweep.console import open_console, print_lines

@@ -35,9 +35,8 @@ neighbouring blocks correlate.
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["compare"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
     options.number(
         "--width",
@@ -51,7 +50,6 @@ def parser() -> Options:
         "blocks (default %(default)g)",
     )
     options.flag("--mixed-hardware", help="take blocks of different devices together")
-    return options
 
 
 def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
@@ -60,8 +58,8 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
     Raises:
         VitsweepError: there are not two settings, an option is unknown or has a wrong value.
     """
-    options = parser()
-    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    options = VERBS["compare"].parser()
+    found = options.read(arguments)
     if len(found.settings) < 2:
         raise VitsweepError(
             "`compare` needs two settings, A and B; an empty one (`''`) is the default.\n"

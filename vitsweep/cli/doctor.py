@@ -32,21 +32,19 @@ OPTIONAL = {
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["doctor"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.flag(
         "--calibrate",
         help="measure operators, collectives and a few short trainings of this machine (3 minutes); "
         "`plan` predicts step times from them",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
     console = open_console()
-    if parser().parse_args(arguments).calibrate:
+    if VERBS["doctor"].read(arguments).calibrate:
         from vitsweep.cli.calibrate_machine import calibrate
 
         return calibrate(console)

@@ -52,9 +52,8 @@ device can do its FLOPs and bytes, at the rates that its runs measured.
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["explain"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument("settings", nargs="*", metavar="A [B [override ...]]", help="see above")
     options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
     options.number(
@@ -74,7 +73,6 @@ def parser() -> Options:
         help="also show what each block and part of the model takes, forward and backward",
     )
     options.flag("--json", help="print JSON: difference_ms, causes, operators, modules")
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -86,8 +84,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or nothing could be measured.
     """
-    options = parser()
-    asked = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    options = VERBS["explain"].parser()
+    asked = options.read(arguments)
     console = open_console(stderr=asked.json)
     if len(asked.settings) == 1:
         _refuse_options_of_two(options, asked)

@@ -27,9 +27,8 @@ gradients and weights are compared, then both are timed in turns. What was found
 MINUTES, SECONDS, MARGIN = 5.0, 2.0, 0.05
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["export"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument(
         "--cell",
@@ -50,7 +49,6 @@ def parser() -> Options:
         "equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
         0.0,
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such cell, it is no plain PyTorch, or the file exists.
     """
-    typed = parser().parse_intermixed_args(list(arguments))
+    typed = VERBS["export"].read(arguments)
     _check(typed)
     from vitsweep.execution.run_request import read_cell_safely
     from vitsweep.export.prove import header, not_provable, prove

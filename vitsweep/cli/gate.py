@@ -33,9 +33,8 @@ measure again in a sweep of another name; kept runs that stand in the sweep too 
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["gate"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument(
         "--against", required=True, metavar="KEPT", help="sweep or runs.parquet of the baseline"
@@ -55,7 +54,6 @@ def parser() -> Options:
         help="only warn of cells that are gone, too few runs, lost blocks, a lower accuracy, a slower "
         "baseline, and of what is undecided",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.results.store import find_sweep
     from vitsweep.tables.load import load
 
-    options = parser().parse_args(list(arguments))
+    options = VERBS["gate"].read(arguments)
     names = [name.strip() for text in options.metric or [] for name in text.split(",")]
     store, kept = find_sweep(options.sweep), Path(options.against)
     if kept.suffix == ".parquet" and not kept.is_file():

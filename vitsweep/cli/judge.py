@@ -30,9 +30,8 @@ Exit codes: 0 not worse (with `--series`: accepted), 1 worse or wrong, 2 bad inp
 MINUTES, WIDTH = 5.0, 0.03
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["judge"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument("words", nargs="*", metavar="BASE [HEAD] [override ...]", help="see above")
     options.add_argument("--step", metavar="FILE:FUNCTION", help="makes the training step")
     options.add_argument(
@@ -75,7 +74,6 @@ def parser() -> Options:
     )
     options.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a comment")
     options.flag("--json", help="print the verdict as JSON")
-    return options
 
 
 def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | None]:
@@ -84,8 +82,8 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     Raises:
         VitsweepError: an option is unknown or has a wrong value.
     """
-    options = parser()
-    found = options.parse_intermixed_args([word for word in arguments if word != "--"])
+    options = VERBS["judge"].parser()
+    found = options.read(arguments)
     states, overrides = overrides_of(found.words)
     if not 1 <= len(states) <= 2:
         raise BadValueError(

@@ -47,7 +47,7 @@ def search(arguments: Sequence[str]) -> int:
     Raises:
         BadValueError: an override is wrong or is what the search chooses, or no layout fits.
     """
-    asked = parser().parse_intermixed_args(list(arguments))
+    asked = parser().read(arguments)
     hardware = profile_named(asked.hardware)
     _refuse_searched(asked.overrides)
     started = time.monotonic()

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from vitsweep.cli.verbs import VERBS, Options
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["pack"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: a command is at work in the sweep, or the pack cannot be written.
     """
-    typed = parser().parse_args(arguments)
+    typed = VERBS["pack"].read(arguments)
     from vitsweep.errors import VitsweepError
     from vitsweep.launchers.few_files import pack_ended
     from vitsweep.results import pack

@@ -21,9 +21,8 @@ reproducibility checklist. paper.tex shows all of it.
 """
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["paper"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument(
         "--to", type=Path, metavar="FOLDER", help="where it is written (SWEEP/paper)"
@@ -37,7 +36,6 @@ def parser() -> Options:
         "--price", type=float, help="of a GPU hour, for the cost; without it the cost is empty"
     )
     options.add_argument("--currency", default="USD", help="of the price (%(default)s)")
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such sweep, nothing was measured, or an option is wrong.
     """
-    typed = parser().parse_intermixed_args(list(arguments))
+    typed = VERBS["paper"].read(arguments)
     from vitsweep.report.paper import WIDTHS, write_paper
     from vitsweep.results.store import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables

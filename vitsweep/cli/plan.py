@@ -12,16 +12,15 @@ from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode
 
 
-def parser() -> Options:
-    """Return the parser; overrides themselves are read by Hydra."""
-    options = _options()
+def add_options(options: Options) -> None:
+    """Add what may follow the verb; overrides themselves are read by Hydra."""
+    _add_own(options)
     options.add_argument(
         "overrides",
         nargs="*",
         metavar="override",
         help="as for the sweep: `python -m vitsweep show GROUP` lists the choices",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,9 +34,11 @@ def run(arguments: Sequence[str]) -> int:
 
         return search(arguments)
     if {"-h", "--help"} & set(arguments):
-        parser().print_help()
+        VERBS["plan"].parser().print_help()
         return 0
-    known, words = _options().parse_known_args(list(arguments))
+    options = Options(VERBS["plan"])
+    _add_own(options)
+    known, words = options.parse_known_args(list(arguments))
     for option, file in (("--parquet", known.parquet), ("--html", known.html)):
         if file is not None:
             require_writable(option, file)
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         words.append("+sweep=best_stack")
     line = read_line(["--multirun", *words])
     if line.of_hydra.startswith("-"):
-        return _show_through_hydra(line.of_hydra, words)
+        return _show_through_hydra(line.of_hydra, words, options)
     try:
         if line.of_hydra:
             raise NotOursError(line.of_hydra)
@@ -87,12 +88,12 @@ def _propose(rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"Proposed: python -m vitsweep {shlex.join(words)}")
 
 
-def _show_through_hydra(flag: str, words: Sequence[str]) -> int:
+def _show_through_hydra(flag: str, words: Sequence[str], options: Options) -> int:
     """Let Hydra show a configuration; refuse flags that neither it nor `plan` knows."""
     from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
 
     if not flag.startswith(("--config-", "--package", "--resolve", *HYDRA_SHOWS)):
-        _options().error(f"unrecognized arguments: {flag}")
+        options.error(f"unrecognized arguments: {flag}")
     return run_hydra(words)
 
 
@@ -113,8 +114,7 @@ def _predicts(hardware: str | None) -> bool:
     return predicts() or bool(hardware)
 
 
-def _options() -> Options:
-    options = Options(VERBS["plan"])
+def _add_own(options: Options) -> None:
     options.flag("-m", "--multirun", help="as in the sweep; always implied")
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
@@ -128,7 +128,6 @@ def _options() -> Options:
     options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
     options.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     options.flag("--no-predict", help="states only, without memory and step time")
-    return options
 
 
 def _parts(text: str | None) -> tuple[str, ...]:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from vitsweep.cli.verbs import VERBS, Options
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["report"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument(
         "other",
@@ -15,14 +14,13 @@ def parser() -> Options:
         metavar="OTHER",
         help="the same cells measured on another day or machine: show which speedups changed",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report of the sweep, or what changed from it to the other; print its path."""
     from vitsweep.api.sweep import load
 
-    asked = parser().parse_args(arguments)
+    asked = VERBS["report"].read(arguments)
     sweep = load(asked.sweep)
     if not asked.other:
         print(sweep.report())

@@ -38,9 +38,8 @@ CODES = {
 """Verdict -> exit code, the first that occurs."""
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["reproduce"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument("bundle", type=Path, metavar="BUNDLE", help="what `vitsweep bundle` wrote")
     options.flag("--check", help="run nothing")
     options.number(
@@ -48,7 +47,6 @@ def parser() -> Options:
         DEFAULT_MINUTES,
         "budget of this command, for all claims together (default %(default)g)",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: the file is no bundle, an entry of it is refused, or `--trust` is needed.
     """
-    typed = parser().parse_intermixed_args(list(arguments))
+    typed = VERBS["reproduce"].read(arguments)
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
     from vitsweep.bundle.check import check

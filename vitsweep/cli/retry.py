@@ -23,9 +23,8 @@ SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """Settings of a cell's own command that a retry replaces."""
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["retry"], HELP)
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument(
         "words", nargs="*", metavar="SWEEP", help="name under results/ or folder (latest)"
     )
@@ -42,7 +41,6 @@ def parser() -> Options:
         metavar="override",
         help="settings that replace the cells' own",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,8 +65,8 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
         VitsweepError: an option or a status is unknown, several sweeps are named, there is no such
             sweep, or it was made by `compare`.
     """
-    options = parser()
-    typed = options.parse_intermixed_args(list(arguments))
+    options = VERBS["retry"].parser()
+    typed = options.read(arguments)
     words = [*typed.words, *typed.set]
     sweeps = [word for word in words if "=" not in word]
     if len(sweeps) > 1:

@@ -170,16 +170,14 @@ def _overrides(before: list[str], word: str) -> list[str]:
     return [f"{key}={done}{v}" for v in values_found if v not in chosen] if equals else found
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["show"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_argument(
         "what",
         nargs="*",
         metavar="GROUP[=CHOICE]",
         help="such as `precision`, `precision=O2`, `sweep`",
     )
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -188,7 +186,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         BadValueError: there is no such group or choice.
     """
-    asked = parser().parse_args(list(arguments)).what
+    asked = VERBS["show"].read(arguments).what
     print("\n\n".join(map(_shown, asked)) if asked else menu().lstrip())
     return 0
 

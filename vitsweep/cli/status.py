@@ -9,19 +9,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def parser() -> Options:
-    """Return the parser."""
-    options = Options(VERBS["status"])
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
     options.add_sweep()
     options.flag("--watch", help="until nothing runs any more")
     options.flag("--all", help="list every sweep under results/")
-    return options
 
 
 def run(arguments: Sequence[str]) -> int:
     """Show jobs and cells; return 3 where nothing runs any more and cells were not measured."""
-    options = parser()
-    typed = options.parse_args(arguments)
+    options = VERBS["status"].parser()
+    typed = options.read(arguments)
     if typed.all and (typed.sweep or typed.watch):
         options.error("--all lists all sweeps: it takes neither SWEEP nor --watch")
     from vitsweep.console import open_console

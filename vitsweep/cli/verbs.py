@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,8 +18,9 @@ from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 class Verb:
     """One verb.
 
-    The module `vitsweep.cli.<name>` has `parser() -> Options` and `run(arguments) -> int`, which
-    returns the exit code. It is imported only when the verb is typed, helped with or completed.
+    The module `vitsweep.cli.<name>` has `add_options(options)`, `run(arguments) -> int`, which returns
+    the exit code, and `HELP` where the summary does not say enough. It is imported only when the verb is
+    typed, helped with or completed.
 
     Attributes:
         name: as typed after `python -m vitsweep`.
@@ -33,10 +34,16 @@ class Verb:
     summary: str
     names_a_sweep: bool = True
 
-    def parser(self) -> ArgumentParser:
+    def parser(self) -> "Options":
         """Return the parser of what follows the verb."""
-        parser: ArgumentParser = import_module(f"vitsweep.cli.{self.name}").parser()
-        return parser
+        module = import_module(f"vitsweep.cli.{self.name}")
+        options = Options(self, getattr(module, "HELP", ""))
+        module.add_options(options)
+        return options
+
+    def read(self, arguments: Sequence[str]) -> Namespace:
+        """Read what was typed after the verb."""
+        return self.parser().read(arguments)
 
     def run(self, arguments: Sequence[str]) -> int:
         """Do what was typed after the verb; return the exit code."""
@@ -139,6 +146,10 @@ class Options(ArgumentParser):
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+
+    def read(self, arguments: Sequence[str]) -> Namespace:
+        """Read what was typed; options may stand anywhere among the other words."""
+        return self.parse_intermixed_args([word for word in arguments if word != "--"])
 
     def add_sweep(self) -> None:
         """Take the name of a sweep as the verb's only positional argument."""
