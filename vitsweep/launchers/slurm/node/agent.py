@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.outcome import RankEnd
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     context_for,
@@ -157,16 +157,7 @@ class Agent:
         self._sentinels = self._ranks.sentinels if self._ranks else []
         ends = self._ranks.ends() if self._ranks else []
         running = bool(self._sentinels)
-        self._send({"run": self._run_id, "running": running, "ends": [_plain(e) for e in ends]})
-
-
-def _plain(end: RankEnd) -> dict[str, Any]:
-    return {
-        "rank": end.rank,
-        "exit_code": end.exit_code,
-        "failure": end.failure,
-        "lost": end.lost,
-    }
+        self._send({"run": self._run_id, "running": running, "ends": [asdict(e) for e in ends]})
 
 
 if __name__ == "__main__":
