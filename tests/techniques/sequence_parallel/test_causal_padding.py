@@ -14,7 +14,7 @@ from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.equal import pass_differences
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.sequence_parallel import ring_attention
-from vitsweep.techniques.sequence_parallel.ring_attention import Gradients, Plain
+from vitsweep.techniques.sequence_parallel.ring_attention import Gradients, Plain, Saved
 from vitsweep.world import World
 
 PADDED = ("attention=sdpa_causal", "classifier=pooled", "batch.resolution_px=10")
@@ -36,16 +36,8 @@ class LowerRight(Plain):
         scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
         return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
-    def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, saved: Saved, causal: bool) -> Gradients:
+        q, k, v, out, lse = saved
         scores = q @ k.mT * q.shape[-1] ** -0.5 + self.bias(q, k, causal)
         p = (scores - lse.unsqueeze(-1)).exp()
         delta = (gradient * out).sum(-1, keepdim=True)
@@ -60,7 +52,7 @@ class LowerRight(Plain):
 
 
 def with_lower_right(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
-    ring_attention.block_attention = lambda q, scores_in_memory: LowerRight()  # type: ignore[assignment]
+    ring_attention.block_attention = lambda q: LowerRight()  # type: ignore[assignment]
     return pass_differences(world, cells)
 
 

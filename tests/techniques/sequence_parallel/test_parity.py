@@ -41,7 +41,8 @@ def test_blocks_merged_by_logsumexp_are_scaled_dot_product_attention(
     blocks = [slice(0, 5), slice(5, 12)]
     for block in blocks:
         _merge(out, lse, *kernel.forward(q, k[:, :, block], v[:, :, block], False))
-    parts = [kernel.backward(gradient, q, k[:, :, b], v[:, :, b], out, lse, False) for b in blocks]
+    saved = [(q, k[:, :, b], v[:, :, b], out, lse) for b in blocks]
+    parts = [kernel.backward(gradient, of_block, False) for of_block in saved]
 
     exact = {"rtol": 0, "atol": 1e-12}
     torch.testing.assert_close(out, wanted, **exact)
@@ -57,7 +58,7 @@ def test_a_causal_block_is_causal_attention(kernel: BlockAttention) -> None:
     wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     gradients = torch.autograd.grad(wanted.sum(), (q, k, v))
     out, lse = kernel.forward(q, k, v, True)
-    found = kernel.backward(torch.ones_like(out), q, k, v, out, lse, True)
+    found = kernel.backward(torch.ones_like(out), (q, k, v, out, lse), True)
     for a, b in zip((out, *found), (wanted, *gradients), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
@@ -70,7 +71,7 @@ def test_flash_on_cuda_gives_what_the_plain_block_gives(causal: bool) -> None:
     results = []
     for kernel in (Plain(), FlashOnCuda()):
         out, lse = kernel.forward(q, k, v, causal)
-        results.append((out, lse, *kernel.backward(gradient, q, k, v, out, lse, causal)))
+        results.append((out, lse, *kernel.backward(gradient, (q, k, v, out, lse), causal)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2)
 

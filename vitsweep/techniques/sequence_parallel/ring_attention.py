@@ -19,6 +19,8 @@ from vitsweep.model.attention import Attend
 
 aten = torch.ops.aten
 Gradients = tuple[Tensor, Tensor, Tensor]
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, k, v, output and logsumexp; the last two over *all* blocks."""
 
 
 class BlockAttention(Protocol):
@@ -29,17 +31,8 @@ class BlockAttention(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return the block's output (B, H, T, K) and the logsumexp of its scores (B, H, T)."""
 
-    def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Gradients:
-        """Return the gradients of q, k and v, given output and logsumexp over *all* blocks."""
+    def backward(self, gradient: Tensor, saved: Saved, causal: bool) -> Gradients:
+        """Return the gradients of q, k and v."""
 
 
 class Plain:
@@ -51,17 +44,9 @@ class Plain:
         lse = scores.logsumexp(-1)
         return (scores - lse.unsqueeze(-1)).exp().to(v.dtype) @ v, lse
 
-    def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, saved: Saved, causal: bool) -> Gradients:
         """FlashAttention, algorithm 4: D = sum(dO * O), dS = P * (dO v^T - D)."""
+        q, k, v, out, lse = saved
         p = (_scores(q, k, causal) - lse.unsqueeze(-1)).exp()
         delta = (gradient * out).sum(-1, keepdim=True)
         ds = (p * (gradient @ v.mT - delta) * q.shape[-1] ** -0.5).to(q.dtype)
@@ -75,19 +60,10 @@ class FlashOnCpu:
         """Call the kernel that returns the logsumexp too."""
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
 
-    def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, saved: Saved, causal: bool) -> Gradients:
         """Call its backward."""
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, out, lse, 0.0, causal
+            gradient, *saved, 0.0, causal
         )
 
 
@@ -98,29 +74,19 @@ class FlashOnCuda:
         """Call the kernel that returns the logsumexp too."""
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
 
-    def backward(
-        self,
-        gradient: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-    ) -> Gradients:
+    def backward(self, gradient: Tensor, saved: Saved, causal: bool) -> Gradients:
         """Call its backward; without dropout the random state is not read."""
         none: Any = None
+        q, k, *_ = saved
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        lengths = q.shape[2], k.shape[2]
         return aten._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, lse, none, none, q.shape[2], k.shape[2], 0.0, causal,
-            unused, unused,
-        )  # fmt: skip
+            gradient, *saved, none, none, *lengths, 0.0, causal, unused, unused
+        )
 
 
-def block_attention(q: Tensor, *, scores_in_memory: bool) -> BlockAttention:
-    """Return the kernel for tensors like `q`; `scores_in_memory` asks for the plain one."""
-    if scores_in_memory:
-        return Plain()
+def block_attention(q: Tensor) -> BlockAttention:
+    """Return the kernel for tensors like `q`."""
     if q.device.type == "cpu":
         return FlashOnCpu()
     if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0:
@@ -177,41 +143,26 @@ class Parts:
                     )
 
 
-def round_ring(
-    num_tokens: int,
-    padded: int,
-    group: ProcessGroup,
-    *,
-    per_rank: int = 1,
-    causal: bool = False,
-    scores_in_memory: bool = False,
-) -> Attend:
-    """Return an `attend` on this rank's tokens to the tokens of all ranks.
-
-    Args:
-        num_tokens: over all ranks, without padding.
-        padded: the same with padding; every rank holds the same share of it.
-        group: the ring.
-        per_rank: parts that each rank holds.
-        causal: a token attends to itself and earlier ones only.
-        scores_in_memory: use the plain kernel.
-    """
-    parts = Parts(num_tokens, group.size(), per_rank, causal)
-
-    def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        check_share(q, 2, padded, group)  # a message of another size would hang, or be cut
-        kernel = block_attention(q, scores_in_memory=scores_in_memory)
-        return _Ring.apply(q, k, v, parts, kernel, group)
-
-    return around
-
-
 def ring_in_place_of(
     attend: Attend, num_tokens: int, padded: int, group: ProcessGroup, *, zigzag: bool
 ) -> Attend:
-    """Return a ring that computes what the kernel `attend` does, mask included."""
+    """Return an `attend` on this rank's tokens to the tokens of all ranks, with the mask of a kernel.
+
+    Args:
+        attend: the kernel.
+        num_tokens: over all ranks, without padding.
+        padded: the same with padding; every rank holds the same share of it.
+        group: the ring.
+        zigzag: each rank holds two parts, one from either end.
+    """
     causal = getattr(attend, "causal", False)
-    return round_ring(num_tokens, padded, group, per_rank=2 if zigzag else 1, causal=causal)
+    parts = Parts(num_tokens, group.size(), 2 if zigzag else 1, causal)
+
+    def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        check_share(q, 2, padded, group)  # a message of another size would hang, or be cut
+        return _Ring.apply(q, k, v, parts, block_attention(q), group)
+
+    return around
 
 
 class _Ring(torch.autograd.Function):
@@ -262,11 +213,10 @@ class _Ring(torch.autograd.Function):
         for source, block in _passing_blocks(kv, group):
             found = []
             for a, b, masked in parts.pairs(q.shape[2], group.rank(), source):
-                saved = (t[:, :, a].contiguous() for t in (out, lse))
                 key, value = block[:, :, :, b]
-                of_q, *of_kv = kernel.backward(
-                    gradient[:, :, a].contiguous(), q[:, :, a], key, value, *saved, masked
-                )
+                own, own_lse = (t[:, :, a].contiguous() for t in (out, lse))
+                saved = q[:, :, a], key, value, own, own_lse
+                of_q, *of_kv = kernel.backward(gradient[:, :, a].contiguous(), saved, masked)
                 dq[:, :, a] += of_q
                 found.append((b, of_kv))
             if hop:  # sent by the previous rank while this one computed
