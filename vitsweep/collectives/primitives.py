@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from vitsweep.spec.model_parallel import padded_share
 
-def padded_share(length: int, ranks: int) -> int:
-    """Length of every rank's part, padding included."""
-    return -(-length // ranks)
+
+def local(tensor: Any) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def unpadded_length(length: int, part: int, index: int) -> int:

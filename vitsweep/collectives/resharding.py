@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.primitives import check_share, exchange_chunks, pad, padded_share
+from vitsweep.collectives.primitives import check_share, exchange_chunks, pad
+from vitsweep.spec.model_parallel import padded_share
 
 
 def split(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:

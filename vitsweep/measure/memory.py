@@ -10,9 +10,10 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
+
+from vitsweep.collectives.primitives import local
 
 GIB = 2**30
 NOT_PARAMETERS = ("Activation", "Temp")
@@ -71,7 +72,7 @@ def memory_by_kind(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str, float
         "activation_gib": None,
     }
     if peak:
-        held = sum(_local(p).nbytes for p in parameters)
+        held = sum(local(p).nbytes for p in parameters)
         columns["gathered_parameter_gib"] = max(0, peak["Parameter"] - held) / GIB
         columns["activation_gib"] = sum(peak[kind] for kind in NOT_PARAMETERS) / GIB
     trainer.update()
@@ -156,17 +157,13 @@ def optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
 
 def _stored(tensor: Tensor) -> Iterator[Tensor]:
     """Yield what this rank stores of a tensor: its shard, the codes and scales of quantized state."""
-    local = _local(tensor)
-    if not is_traceable_wrapper_subclass(local):
-        yield local
+    own = local(tensor)
+    if not is_traceable_wrapper_subclass(own):
+        yield own
         return
-    for name in local.__tensor_flatten__()[0]:
-        yield from _stored(getattr(local, name))
+    for name in own.__tensor_flatten__()[0]:
+        yield from _stored(getattr(own, name))
 
 
 def _gib(tensors: Iterable[Tensor]) -> float:
-    return sum(_local(t).nbytes for t in tensors) / GIB
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return sum(local(t).nbytes for t in tensors) / GIB

@@ -20,7 +20,7 @@ from vitsweep.collectives.parallel_linear import (
     SplitLinear,
     split_over_ranks,
 )
-from vitsweep.collectives.primitives import gathered_tensors
+from vitsweep.collectives.primitives import gathered_tensors, local
 from vitsweep.model.initialize import plain_name
 from vitsweep.techniques.optimizer.flat_buffer import FlatBuffer
 from vitsweep.training.trainer import Trainer
@@ -115,11 +115,6 @@ class Updated:
 def whole(name: str, values: Tensor) -> Shard:
     """Return the shard that is all of a tensor."""
     return Shard(name, tuple(values.shape), (0,) * values.ndim, values.detach())
-
-
-def local(tensor: Any) -> Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def updated(trainer: Trainer) -> list[Updated]:

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from vitsweep.collectives.parallel_linear import split_over_ranks
+from vitsweep.collectives.primitives import local
 from vitsweep.model.block import is_marked
 from vitsweep.model.initialize import plain_name
 from vitsweep.world import World
@@ -186,8 +187,7 @@ class LossScaler:
         flags = list(state["found_inf_per_device"].values())
         if dist.is_initialized() and dist.get_world_size() > 1:
             for flag in flags:
-                local = flag.to_local() if isinstance(flag, DTensor) else flag
-                dist.all_reduce(local, dist.ReduceOp.MAX)
+                dist.all_reduce(local(flag), dist.ReduceOp.MAX)
         return torch.stack([f.full_tensor() if isinstance(f, DTensor) else f for f in flags]).amax()
 
     def step(self, optimizer: Optimizer) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Lt
 
@@ -64,8 +64,10 @@ class MovingAverage:
     """
 
     def __init__(self, weights: "list[Tensor]", decay: float, *, warmup: bool, every: int) -> None:
+        from vitsweep.collectives.primitives import local
+
         self._decay, self._warmup, self._every = decay, warmup, every
-        self._weights = [_local(weight.detach()) for weight in weights]
+        self._weights = [local(weight.detach()) for weight in weights]
         self.averages = [_wide(weight) for weight in self._weights]
         pairs = list(zip(self.averages, self._weights, strict=True))
         self._kept: list[Tensor] = []
@@ -114,7 +116,3 @@ def _wide(weight: "Tensor") -> "Tensor":
     import torch
 
     return weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
-
-
-def _local(tensor: Any) -> "Tensor":
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -10,6 +10,8 @@ from torchao.optim.adam import single_param_adam
 from torchao.optim.subclass_4bit import OptimState4bit
 from torchao.optim.subclass_8bit import OptimState8bit
 
+from vitsweep.collectives.primitives import local
+
 QUANTIZED = {"int8": (OptimState8bit, 256), "int4": (OptimState4bit, 128)}
 LEAST_NUMBERS = 4096
 """Smaller tensors are not quantized (as in bitsandbytes and torchao)."""
@@ -71,11 +73,11 @@ class CompactUpdate(Optimizer):
         state["step"] += 1
         # Element by element within blocks: a shard is updated where it is.
         self._update(
-            _local(parameter.detach()),
-            _local(parameter.grad),
+            local(parameter.detach()),
+            local(parameter.grad),
             state["step"],
-            _local(state["exp_avg"]),
-            _local(state["exp_avg_sq"]),
+            local(state["exp_avg"]),
+            local(state["exp_avg_sq"]),
             None,
             rate.to(parameter.device, non_blocking=True),
             *group["betas"],
@@ -87,18 +89,18 @@ class CompactUpdate(Optimizer):
 
     def _zeros(self, parameter: Tensor, *, signed: bool) -> Tensor:
         """Return a moment for what this rank holds of a parameter."""
-        local = _local(parameter.detach())
+        own = local(parameter.detach())
         if self._format == "bfloat16":
-            zeros = torch.zeros_like(local, dtype=torch.bfloat16)
+            zeros = torch.zeros_like(own, dtype=torch.bfloat16)
         else:
             kind, block = QUANTIZED[self._format]
-            if local.numel() < LEAST_NUMBERS or local.numel() % block:
+            if own.numel() < LEAST_NUMBERS or own.numel() % block:
                 wide = torch.promote_types(
-                    local.dtype, torch.float32
+                    own.dtype, torch.float32
                 )  # float16 holds no small square
-                zeros = torch.zeros_like(local, dtype=wide)
+                zeros = torch.zeros_like(own, dtype=wide)
             else:
-                zeros = kind.zeros(local.shape, signed, block, local.device, dtype=local.dtype)
+                zeros = kind.zeros(own.shape, signed, block, own.device, dtype=own.dtype)
         if not isinstance(parameter, DTensor):
             return zeros
         return DTensor.from_local(
@@ -109,7 +111,3 @@ class CompactUpdate(Optimizer):
             shape=parameter.shape,
             stride=parameter.stride(),
         )
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives import primitives
-from vitsweep.collectives.primitives import check_share, padded_share, sent_as, unpadded_length
+from vitsweep.collectives.primitives import check_share, sent_as, unpadded_length
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import (
     Decay,
@@ -23,6 +23,7 @@ from vitsweep.model.linear_attention import (
     scaled,
     state,
 )
+from vitsweep.spec.model_parallel import padded_share
 
 
 def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, chain: bool) -> Attend:

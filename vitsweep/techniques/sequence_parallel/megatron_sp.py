@@ -84,11 +84,10 @@ def shard_outside(model: "nn.Module", group: "ProcessGroup") -> "nn.Module":
 
 def sum_over_tokens(model: "nn.Module", group: "ProcessGroup") -> None:
     """Sum the gradients of parameters that see own tokens only, in as few messages as dtypes."""
-    from vitsweep.collectives.primitives import sum_together
+    from vitsweep.collectives.primitives import local, sum_together
 
     gradients: list[Any] = [p.grad for p in _seeing_own_tokens(model) if p.grad is not None]
-    shards = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-    sum_together(shards, group, "gradient")
+    sum_together([local(g) for g in gradients], group, "gradient")
 
 
 def _seeing_own_tokens(model: "nn.Module") -> "Iterator[nn.Parameter]":

@@ -45,7 +45,7 @@ class Ring(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; run attention along them as ring attention."""
-        from vitsweep.collectives.primitives import padded_share
+        from vitsweep.spec.model_parallel import padded_share
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
 

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor, cat, nn
 from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.primitives import pad, padded_share
+from vitsweep.collectives.primitives import pad
 from vitsweep.collectives.resharding import gather, split, switch
 from vitsweep.model.attention import Attend, TokenAxis, attentions_along, token_axes
+from vitsweep.spec.model_parallel import padded_share
 from vitsweep.world import World
 
 

@@ -43,7 +43,7 @@ class Usp(Ring):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
-        from vitsweep.collectives.primitives import padded_share
+        from vitsweep.spec.model_parallel import padded_share
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
         from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads

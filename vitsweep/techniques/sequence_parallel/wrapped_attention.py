@@ -5,10 +5,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives.parallel_linear import gather_from_sequence_parallel
-from vitsweep.collectives.primitives import check_share, padded_share, unpadded_length
+from vitsweep.collectives.primitives import check_share, unpadded_length
 from vitsweep.collectives.resharding import lies_tokens_outermost, to_heads, to_tokens
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import LinearAttend
+from vitsweep.spec.model_parallel import padded_share
 
 
 def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
