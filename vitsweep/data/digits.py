@@ -33,20 +33,9 @@ class Digits(Data):
     `batch.resolution_px`.
     """
 
-    @property
-    def num_channels(self) -> int:
-        """Grey."""
-        return 1
-
-    @property
-    def num_classes(self) -> int:
-        """The digits 0 to 9."""
-        return 10
-
-    @property
-    def native_resolution_px(self) -> int:
-        """Side of an image in the file."""
-        return 8
+    num_channels: ClassVar[int] = 1  # grey
+    num_classes: ClassVar[int] = 10  # the digits 0 to 9
+    native_resolution_px: ClassVar[int] = 8  # side of an image in the file
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a dense head, and more images per step than the 1,198 of an epoch."""
@@ -80,21 +69,13 @@ class MovingDigits(Data):
 
     num_directions: ClassVar[int] = 4
     """Right, left, down, up."""
-
-    @property
-    def num_channels(self) -> int:
-        """Grey."""
-        return 1
+    num_channels: ClassVar[int] = 1  # grey
+    native_resolution_px: ClassVar[int] = 16  # twice the side of a digit in the file
 
     @property
     def num_classes(self) -> int:
         """Ten digits in four directions."""
         return 10 * self.num_directions
-
-    @property
-    def native_resolution_px(self) -> int:
-        """Twice the side of a digit in the file."""
-        return 16
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a dense head, too large a batch, and motion of less than a pixel per frame."""

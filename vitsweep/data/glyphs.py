@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from math import cos, radians, sin
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -70,20 +70,13 @@ class Glyphs(Data):
     bilinearly to `batch.resolution_px`.
     """
 
-    @property
-    def num_channels(self) -> int:
-        """Grey."""
-        return 1
+    num_channels: ClassVar[int] = 1  # grey
+    native_resolution_px: ClassVar[int] = SIDE_PX  # side of a rendered image
 
     @property
     def num_classes(self) -> int:
         """Letters of both cases, and digits."""
         return len(CHARACTERS)
-
-    @property
-    def native_resolution_px(self) -> int:
-        """Side of a rendered image."""
-        return SIDE_PX
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a dense head, and more images per step than an epoch has."""

@@ -43,11 +43,7 @@ class ImageFolder(Data):
     max_damaged_share: Annotated[float, Ge(0), Le(1)]
 
     decodes_files: ClassVar[bool] = True
-
-    @property
-    def num_channels(self) -> int:
-        """Red, green, blue; grey images are converted."""
-        return 3
+    num_channels: ClassVar[int] = 3  # red, green, blue; grey images are converted
 
     @property
     def num_classes(self) -> int:

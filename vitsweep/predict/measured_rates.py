@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from vitsweep.predict.step_time import BY_WEIGHT, CollectiveTotal, OperatorTotal, Rates
 from vitsweep.rates.calibration import Calibration, RankSetup
@@ -79,6 +79,8 @@ class CalibratedRates(Rates):
         title: of the machine and the calibration.
         asynchronous: whether the device is a GPU.
     """
+
+    compiled_memory: ClassVar[float] = 0.7  # fusion saves some passes over memory (assumed)
 
     def __init__(
         self,
@@ -155,11 +157,6 @@ class CalibratedRates(Rates):
     def compiled_dispatch(self, captured: bool) -> float:
         """A compiled step dispatches about a quarter of the operators (B200, 1B model: 12.6 of 48.8 ms)."""
         return 0.05 if captured else 0.26
-
-    @property
-    def compiled_memory(self) -> float:
-        """Fusion saves some passes over memory (assumed)."""
-        return 0.7
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
         """As the published figure for NVLink (Calculon, SC'23)."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from vitsweep.predict.step_time import CollectiveTotal, OperatorTotal, Rates
 from vitsweep.rates.profile import Profile
@@ -245,17 +245,13 @@ class UncalibratedCpuRates(Rates):
     """
 
     asynchronous = False
+    title: ClassVar[str] = "a CPU that is not calibrated"  # says that nothing was measured
 
     def __init__(self, resources: Resources, matmul: Mapping[str, float] | None = None) -> None:
         self._matmul = matmul or {}
         cores = min(resources.threads_per_rank, resources.cores_per_node)
         crowd = resources.ranks_per_node * resources.threads_per_rank / resources.cores_per_node
         self._cores, self._crowd = cores, max(1.0, crowd)
-
-    @property
-    def title(self) -> str:
-        """Says that nothing was measured."""
-        return "a CPU that is not calibrated"
 
     @property
     def dispatch_us(self) -> float:

@@ -316,15 +316,11 @@ class MultiDimSpec(TransformerSpec):
     """
 
     head: Literal["classify"]
+    num_sequence_axes: ClassVar[int] = 2  # X and Y
 
     @abstractmethod
     def grid(self, resolution_px: int) -> tuple[int, int]:
         """Return the tokens along X and along Y."""
-
-    @property
-    def num_sequence_axes(self) -> int:
-        """X and Y."""
-        return 2
 
     @property
     def frames_per_patch(self) -> int:

@@ -21,16 +21,8 @@ class CausalScaledDotProduct(AttentionKernel):
     """
 
     changes_model: ClassVar[bool] = True
-
-    @property
-    def recomputes_scores(self) -> bool:
-        """A fused kernel keeps no scores."""
-        return True
-
-    @property
-    def ring_computes_the_same(self) -> bool:
-        """Ring attention applies the causal mask itself."""
-        return True
+    recomputes_scores: ClassVar[bool] = True  # a fused kernel keeps no scores
+    ring_computes_the_same: ClassVar[bool] = True  # ring attention applies the causal mask itself
 
     @property
     def attention_pattern(self) -> AttentionPattern:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.technique import AttentionKernel, Technique
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
@@ -21,11 +21,7 @@ class Flex(AttentionKernel):
     """
 
     cites = ("dong2024flex",)
-
-    @property
-    def recomputes_scores(self) -> bool:
-        """The scores are not kept."""
-        return True
+    recomputes_scores: ClassVar[bool] = True  # the scores are not kept
 
     def trace_substitute(self) -> tuple[Technique, str]:
         """Flash attention, whose sizes are the same."""

@@ -37,11 +37,7 @@ class Linear(AttentionKernel):
     decay: Annotated[float, Gt(0), Le(1)] | Literal["per_head"]
 
     changes_model: ClassVar[bool] = True
-
-    @property
-    def recomputes_scores(self) -> bool:
-        """There are no scores."""
-        return False
+    recomputes_scores: ClassVar[bool] = False  # there are no scores
 
     @property
     def attention_pattern(self) -> AttentionPattern:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.technique import AttentionKernel
 
@@ -20,15 +20,9 @@ class MhaModule(AttentionKernel):
     becomes `attention.in_proj_weight`); `model.initialize.plain_name` translates back.
     """
 
-    @property
-    def ring_computes_the_same(self) -> bool:
-        """`conflicts` below refuses all sequence parallelism: one reason is enough."""
-        return True
-
-    @property
-    def recomputes_scores(self) -> bool:
-        """The scores are kept."""
-        return False
+    # `conflicts` below refuses all sequence parallelism: one reason is enough
+    ring_computes_the_same: ClassVar[bool] = True
+    recomputes_scores: ClassVar[bool] = False  # the scores are kept
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse what replaces `nn.Linear` modules: this module reads their weights only."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Lt
 
@@ -40,11 +40,7 @@ class Muon(OptimizerChoice):
     beta1: Annotated[float, Ge(0), Lt(1)]
     beta2: Annotated[float, Ge(0), Lt(1)]
     eps: Annotated[float, Gt(0)]
-
-    @property
-    def needs_transformer(self) -> bool:
-        """Filters of convolutions are no matrices."""
-        return True
+    needs_transformer: ClassVar[bool] = True  # filters of convolutions are no matrices
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return both optimizers as one."""

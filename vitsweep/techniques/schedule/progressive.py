@@ -47,11 +47,7 @@ class Progressive(Schedule):
     stages: Annotated[int, Gt(0)]
 
     changes_sizes: ClassVar[bool] = True
-
-    @property
-    def needs_transformer(self) -> bool:
-        """It works on patches."""
-        return True
+    needs_transformer: ClassVar[bool] = True  # it works on patches
 
     def size(self, cell: "CellSpec", epoch: int) -> EpochSize:
         """Return the size of an epoch, counted from 0."""
