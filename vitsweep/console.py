@@ -3,11 +3,13 @@
 import logging
 import os
 import re
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
+from typing import Any
 
 from rich.console import Console
 
@@ -87,6 +89,18 @@ def periodic_status(
     finally:
         left.set()
         thread.join()
+
+
+def captured(command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run another program, and return what it printed as text, whatever bytes these are.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: of `options`.
+    """
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", **options
+    )
 
 
 TORCHAO_IMPORT = ("torchao", "torch.utils._pytree")

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +14,7 @@ from rich.console import RenderableType
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
-from vitsweep.console import open_console, print_lines
+from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.runner import calibrated
@@ -135,13 +134,7 @@ def _cluster() -> list[tuple[str, str]]:
     missing = [name for name in SLURM if not shutil.which(name)]
     if "sinfo" in missing:
         return [("Slurm", "no client here: sweeps run on this machine (hydra/launcher=local)")]
-    shown = subprocess.run(
-        ["sinfo", "-h", "-o", "%P %D nodes, %c cpus, %G"],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=20,
-    )
+    shown = captured(["sinfo", "-h", "-o", "%P %D nodes, %c cpus, %G"], timeout=20)
     trouble = shown.stderr.strip().splitlines()[:1]
     answer = shown.stdout.strip() or f"installed, but no cluster answers: {' '.join(trouble)}"
     return [("Slurm", answer), ("missing commands", ", ".join(missing) or "none")]

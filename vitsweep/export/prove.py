@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vitsweep.console import captured
 from vitsweep.equivalence import exact_twin, twin_of
 from vitsweep.errors import VitsweepError
 from vitsweep.export import rank as exported
@@ -220,11 +220,9 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
         launcher = ["-m", "torch.distributed.run", "--standalone"]
         launcher += [f"--nproc-per-node={cell.resources.world_size}"]
     paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    done = captured(
         [sys.executable, *launcher, *arguments],
         env={**os.environ, **cell.runtime.environment(), "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        encoding="utf-8",
         timeout=60 * cell.measurement.timeout_min,
     )
     if done.returncode:

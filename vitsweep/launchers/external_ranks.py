@@ -1,7 +1,6 @@
 """A cell in processes that something else has started: torchrun, srun, or a stock Hydra launcher."""
 
 import os
-import subprocess
 from collections.abc import Sequence
 
 from vitsweep.composition.composer import ComposedCell, Composer
@@ -10,6 +9,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import Run, request_for
 from vitsweep.launchers.base import LaunchResult
+from vitsweep.launchers.slurm.commands import slurm_output
 from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
@@ -90,12 +90,6 @@ def init_method() -> str:
     if "MASTER_ADDR" in os.environ:
         return "env://"
     nodes = os.environ["SLURM_STEP_NODELIST"]
-    shown = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    first = shown.stdout.split()[0] if shown.returncode == 0 else nodes
+    first = (slurm_output("scontrol", "show", "hostnames", nodes) or nodes).split()[0]
     step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
     return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"

@@ -14,6 +14,7 @@ from typing import Any
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.console import captured
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import make_folder, remove
@@ -89,13 +90,7 @@ def _package_versions() -> dict[str, str]:
 
 def _git(*words: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(PACKAGE_FOLDER), *words],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=10,
-        )
+        done = captured(["git", "-C", str(PACKAGE_FOLDER), *words], timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder
 from vitsweep.results.metrics import METRICS
@@ -134,14 +135,7 @@ def mirror(store: Store, rows: Sequence[Mapping[Any, Any]], tracker: Mapping[str
     limit = float(tracker["time_limit_s"])
     command = [sys.executable, "-m", "vitsweep.results.trackers"]
     try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(task),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=limit,
-        )
+        done = captured(command, input=json.dumps(task), timeout=limit)
     except subprocess.TimeoutExpired:
         return (
             f"The {kept.name} mirror was given up after {limit:g} s; the records are complete "
@@ -174,13 +168,7 @@ def sync(store: Store) -> str:
             f"`{store.root}` holds no offline W&B runs: measure with `tracker=wandb` first."
         )
     wandb = Path(sys.executable).with_name("wandb")
-    done = subprocess.run(
-        [str(wandb), "sync", *runs],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=SYNC_LIMIT_S,
-    )
+    done = captured([str(wandb), "sync", *runs], timeout=SYNC_LIMIT_S)
     if done.returncode:
         raise VitsweepError(f"`wandb sync` failed: {done.stderr.strip().splitlines()[-1]}")
     return f"Uploaded {len(runs)} W&B runs."

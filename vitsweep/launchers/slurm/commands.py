@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.rates.profile import most_usable_bytes
 from vitsweep.spec.resources import Machine
@@ -50,14 +51,7 @@ class SlurmJob:
 def _run(*command: str) -> "subprocess.CompletedProcess[str] | None":
     environ = os.environ | {"SLURM_BITSTR_LEN": "0"}  # ranges of array indices in full
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_SECONDS,
-            env=environ,
-        )
+        return captured(command, timeout=TIMEOUT_SECONDS, env=environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
 
