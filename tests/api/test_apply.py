@@ -291,6 +291,24 @@ def apply_with_own_weights(world: World, cell: CellSpec) -> str:
     return "it was taken"
 
 
+def train_on_a_label_of_no_class(world: World, cell: CellSpec) -> str:
+    torch.manual_seed(0)
+    labels = torch.full((8,), 9 + world.rank)
+    with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as applied:
+        try:
+            applied.step((torch.randn(8, 1, 8, 8), labels))
+        except vitsweep.VitsweepError as error:
+            return str(error)
+    return "it was taken"
+
+
+def test_what_one_rank_refuses_stops_all(tmp_path: Path) -> None:
+    cell = _cell(MODELS[1], ("sharding=ddp",), 2)
+    first, second = on_ranks(2, train_on_a_label_of_no_class, cell, cell, folder=tmp_path)
+    assert "Another rank refuses" in first
+    assert "has the label 10" in second
+
+
 def test_weights_that_differ_between_ranks_are_refused_on_each(tmp_path: Path) -> None:
     cell = _cell(MODELS[1], ("sharding=fsdp",), 2)
     for found in on_ranks(2, apply_with_own_weights, cell, cell, folder=tmp_path):

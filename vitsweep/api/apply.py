@@ -144,6 +144,11 @@ class Applied:
         self.world = _PROCESS.enter(self)
         try:
             _refuse_other_weights(model, self.world)
+            unused = vars(model).get("unused_parameters", ())
+            if (
+                _on_any_rank(bool(unused), self.world) and not unused
+            ):  # the look may depend on numbers
+                vars(model)["unused_parameters"] = ["those of another rank"]
             if isinstance(cell.model, ModuleSpec):
                 mark_layers(find_blocks(model, cell.model))
             self._trainer = parallelize(model, cell, self.world, own_loss=loss)
@@ -181,12 +186,19 @@ class Applied:
         trainer, parts = self._trainer, self.cell.batch.accumulation_steps
         micro_batches = _split(batch, parts, self.world.device)
         if not self._has_stepped:
-            if reasons := [*self._faults(micro_batches[0])]:
+            if reasons := self._agreed([*self._faults(micro_batches[0])]):
                 raise ImpossibleCellError(reasons)
             self._has_stepped, self._copy = True, None
         loss = trainer.step(iter(micro_batches))
         del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
+
+    def _agreed(self, reasons: list[str]) -> list[str]:
+        """Return this rank's reasons, or one where only others have any: no rank waits for one that stops."""
+        refused = _on_any_rank(bool(reasons), self.world)
+        if refused and not reasons:
+            return ["Another rank refuses its part of the first batch: its error says why."]
+        return reasons
 
     def _faults(self, batch: Any) -> Iterator[str]:
         """Look at what the model does with a batch, and at its labels."""
@@ -330,6 +342,17 @@ class Applied:
         trace: TracebackType | None,
     ) -> None:
         _PROCESS.leave(self, failed=error is not None)
+
+
+def _on_any_rank(flag: bool, world: World) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    if world.size == 1:
+        return flag
+    any_ = torch.tensor(float(flag), device=world.device)
+    dist.all_reduce(any_, dist.ReduceOp.MAX)
+    return bool(any_)
 
 
 def _refuse_other_weights(model: "nn.Module", world: World) -> None:
