@@ -43,18 +43,18 @@ def test_points_of_one_block_are_paired_and_get_an_interval():
     assert last["efficiency_blocks"] == 3
 
 
-def test_unpaired_points_are_samples_of_their_own():
-    once = table(point("n1", 1, 100, 64, "b0"), point("n2", 2, 150, 64, "b1"))
-    last = scaling_efficiency(once, {}).iloc[-1]
-    assert last["efficiency"] == pytest.approx(0.75)
-    assert math.isnan(last["efficiency_low"])
+def test_points_that_shared_no_block_have_no_interval_and_say_so():
     runs = table(
         *[point("n1", 1, s, 64, f"a{i}") for i, s in enumerate([100, 102, 98])],
         *[point("n2", 2, s, 64, f"b{i}") for i, s in enumerate([150, 153, 147])],
     )
-    last = scaling_efficiency(runs, {}).iloc[-1]
-    assert last["efficiency_low"] < 0.75 < last["efficiency_high"]
-    assert last["efficiency_high"] - last["efficiency_low"] > 0.02
+    first, last = scaling_efficiency(runs, {}).to_dict("records")
+    assert last["efficiency"] == pytest.approx(0.75)
+    assert math.isnan(last["efficiency_low"])
+    assert math.isnan(last["efficiency_high"])
+    assert last["efficiency_blocks"] == 0
+    assert first["efficiency_note"] == ""
+    assert last["efficiency_note"].startswith("unpaired")
 
 
 def test_each_technique_has_its_own_curve_with_its_speedup_at_the_same_size():

@@ -138,5 +138,7 @@ CHART = Chart(
     table_of,
     lambda table: draw(table, DataFrame(table.attrs["predicted"])),
     "Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
-    f"last point it is a prediction, not a measurement. {HOLLOW}",
+    "last point it is a prediction, not a measurement. Efficiencies without an interval are of worlds that "
+    "shared fewer than 3 blocks; without any they are unpaired, and include differences between jobs and "
+    f"nodes. {HOLLOW}",
 )

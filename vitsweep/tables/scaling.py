@@ -14,7 +14,7 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
-from vitsweep.tables.stats import MIN_BLOCKS, contrast, estimate, mean_interval, samples
+from vitsweep.tables.stats import MIN_BLOCKS, estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
 PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
@@ -120,9 +120,9 @@ def scaling_efficiency(
     apart. Where several meshes have the same world size, the fastest is taken. With n ranks and the
     smallest world n0, efficiency =
     throughput(n) / (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The
-    ratio is paired within blocks where both ran in one; otherwise the blocks of each are independent
-    samples, and the interval (Welch's) includes differences between blocks. `speedup` is over the
-    cell's own baseline, at the same number of ranks.
+    ratio is paired within blocks; worlds that never shared one have the bare ratio of their means
+    without an interval, since it includes differences between jobs (`efficiency_blocks` is 0 and
+    `efficiency_note` says so). `speedup` is over the cell's own baseline, at the same number of ranks.
 
     Args:
         runs: one row per run.
@@ -144,6 +144,7 @@ def scaling_efficiency(
     return pd.concat(curves, ignore_index=True)
 
 
+UNPAIRED = "unpaired: the smallest world ran in other jobs"
 KEPT = {"strong": "images_per_step", "weak": "images_per_rank"}
 """Kind of scaling -> the column that is constant along a curve."""
 
@@ -189,23 +190,26 @@ def _joined(table: DataFrame) -> list[str]:
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     references = dict(zip(points["_key"], points["reference"], strict=True))
     paired = estimate(log_ratios(per_block, references, ROW), ROW).set_index(ROW).to_dict("index")
-    of_cell = samples(per_block.rename(columns={"log_throughput": "log_ratio"}), ROW)
+    mean = per_block.groupby(ROW)["log_throughput"].mean()
     rows = [
         {"speedup": 1.0}
         if cell == first
-        else paired.get(cell) or contrast({cell: 1.0, first: -1.0}, of_cell)
+        else paired.get(cell)
+        or {"speedup": np.exp(mean.get(cell, np.nan) - mean.get(first, np.nan))}
         for cell, first in references.items()
     ]
     columns = ["speedup", "speedup_low", "speedup_high", "num_blocks"]
     ratios = DataFrame(rows, columns=columns, dtype=float)
     growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
-    relative = ratios["speedup"].to_numpy()
+    relative, apart = ratios["speedup"].to_numpy(), ratios["num_blocks"].isna().to_numpy()
+    is_first = (points["_key"] == points["reference"]).to_numpy()
     return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
         efficiency_low=ratios["speedup_low"].to_numpy() / growth,
         efficiency_high=ratios["speedup_high"].to_numpy() / growth,
         efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
+        efficiency_note=np.where(apart & ~is_first, UNPAIRED, ""),
     ).drop(columns=["reference", "_key"])
 
 
