@@ -156,7 +156,7 @@ def speedup_over(
 def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     """Return `speedup_over` of keyed runs, with `row`."""
     runs, baselines = known.runs, known.baselines
-    facts = ["cell_id", "baseline_cell_id", "baseline", "others", "is_listed"]
+    facts = ["cell_id", "baseline_cell_id", "baseline", "others", "older", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
     good = known.valid
     ratios = alike = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
@@ -172,7 +172,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
         .pipe(_with_lost_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
-        .drop(columns=["_look", "_lost", "_flatters", "baseline", "others", "is_listed"])
+        .drop(columns=["_look", "_lost", "_flatters", "baseline", "others", "older", "is_listed"])
     )
 
 
@@ -347,11 +347,12 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
+    older = table["older"].where(compared, 0).map(_blocks_of_older_code)
     unusable, elsewhere = _without_throughput(known.valid), moved_elsewhere(known)
     own = (
         table[ROW].map(lambda row, said=said: said.get(row, "")) for said in (unusable, elsewhere)
     )
-    told = zip(codes, table["_lost"], *own, strict=True)
+    told = zip(codes, older, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return plain
@@ -397,6 +398,11 @@ def _blocks_of_other_code(blocks: int) -> str:
     return (
         f"without {count(blocks, 'block')} in which its baseline had other code" if blocks else ""
     )
+
+
+def _blocks_of_older_code(blocks: int) -> str:
+    """Say how many blocks are left out since the cell itself had older code in them."""
+    return f"without {count(blocks, 'block')} of its own older code" if blocks else ""
 
 
 def one_look(speedup: float, than: str = "") -> str:

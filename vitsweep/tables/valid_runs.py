@@ -267,8 +267,10 @@ class KeyedRuns:
         runs: of newest code, and those of earlier code that cells are still compared with; `row` is
             the number.
         rows: by that number the columns of `ROW`, `baseline_cell_id`, `baseline` (its number, NaN for
-            none), `others`: blocks with another code of the baseline, which are left out, `is_earlier`: a
-            baseline as an earlier code measured it, `is_listed`: of cells that have runs or a baseline.
+        rows: by that number the columns of `ROW`, `baseline_cell_id`, `baseline` (its number, NaN for
+            none), `others`: blocks with another code of the baseline, which are left out, `older`: blocks
+            of older code of the cell itself, left out too, `is_earlier`: a baseline as an earlier code
+            measured it, `is_listed`: of cells that have runs or a baseline.
         is_one_place: all runs are of one sweep on one device.
     """
 
@@ -329,16 +331,19 @@ def keyed(runs: DataFrame, baselines: Mapping[str, str | None]) -> KeyedRuns:
     with_runs = {key[0] for key in number}
     for cell in (c for c in baselines if c not in with_runs):
         number[cell, *place, ""] = len(number)
+    counted = (runs["status"] == Status.measured) & ~is_look(runs) & ~at["newest"]
+    blocks = at.assign(block=runs["block"])[counted].groupby([*KEY])["block"]
+    older = blocks.nunique().to_dict()
     listed, facts = len(number), []
     for key in list(number):
         base, base_key, others = baselines.get(key[0]), None, 0
         if isinstance(base, str) and base:
             code, others = of_pairs.get(key[:3], (code_of.get((base, *key[1:3]), ""), 0))
             base_key = number.setdefault((base, *key[1:3], code), len(number))
-        facts.append((base, base_key, others))
-    facts += [(key[0], n, 0) for key, n in list(number.items())[listed:]]
+        facts.append((base, base_key, others, older.get(key[:3], 0)))
+    facts += [(key[0], n, 0, 0) for key, n in list(number.items())[listed:]]
     rows = DataFrame(list(number), columns=list(ROW), dtype=object).join(
-        DataFrame(facts, columns=["baseline_cell_id", "baseline", "others"])
+        DataFrame(facts, columns=["baseline_cell_id", "baseline", "others", "older"])
     )
     is_code = [code_of.get(key[:3], key[3]) == key[3] for key in number]
     rows = rows.astype({"baseline": float}).assign(
