@@ -224,6 +224,18 @@ def test_a_row_whose_parameters_are_gathered_in_float32_says_so() -> None:
         assert is_told == ((sharding, autocast, ranks) == ("fsdp", True, 8))
 
 
+def test_rows_of_several_devices_say_which() -> None:
+    runs = [
+        run(cell, f"{device}{n}", speed, environment={"device": device}, optimizer=optimizer)
+        for device, fused in (("H100", 120), ("H200", 90))
+        for n in range(3)
+        for cell, optimizer, speed in (("b", "adamw_loop", 100), ("f", "adamw_fused", fused))
+    ]
+    lines = printed(CellTable(compared(runs), "two"), 150).splitlines()
+    fused = [line for line in lines if "adamw_fused" in line]
+    assert [("H100" in line, "H200" in line) for line in fused] == [(True, False), (False, True)]
+
+
 def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)

@@ -204,9 +204,13 @@ def _own(table: DataFrame) -> dict[str, Column]:
 
 
 def _settings(cells: DataFrame) -> dict[str, Column]:
-    """Return a column for each setting that varies; three well-known ones where none does."""
+    """Return a column for each setting that varies; three well-known ones where none does.
+
+    The device is the last, where rows ran on several kinds.
+    """
     named = varying_columns(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
-    return {c: values(c) for c in named}
+    several = "device" in cells and len({*map(plain, cells["device"])} - {""}) > 1
+    return {c: values(c) for c in (*named, *(["device"] if several else []))}
 
 
 def cell_text(cells: DataFrame, wide: bool = False) -> DataFrame:
@@ -222,7 +226,8 @@ def cell_text(cells: DataFrame, wide: bool = False) -> DataFrame:
     ordered = ranked(cells.assign(_name=cell_names(cells)))
     measured = {h: c for h, c in MEASURED.items() if wide or h != FAMILY} | _own(ordered)
     if len(choices) > MANY:
-        shown = {"cell": values("_name")} | measured | (choices if wide else {})
+        device = {c: choices.pop(c) for c in ("device",) if c in choices}
+        shown = {"cell": values("_name")} | device | measured | (choices if wide else {})
     else:
         shown = choices | measured
     return text_columns(ordered, shown, always=("cell", *ALWAYS, "status"))
@@ -317,6 +322,9 @@ def _fitted(
     settings, names = _settings(ran), name_parts(ran).loc[shown.index]
     separate = DataFrame({c: text(shown) for c, text in settings.items()}, shown.index, dtype=str)
     change, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
+    if "device" in settings:  # rows of one device stand together
+        where = zip(settings["device"](shown), match, strict=True)
+        match = Series([" · ".join(filter(None, parts)) for parts in where], shown.index)
     few = [separate] if len(settings) <= MANY else []
     for cells in (*few, change):
         match_of = match if cells is change else match.mask(match != "", "")
