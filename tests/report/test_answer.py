@@ -29,6 +29,18 @@ def test_noise_that_hides_everything_is_called_inconclusive() -> None:
     assert "To be surer" in next_command(noisy, TYPED)
 
 
+@pytest.mark.parametrize(("column", "where"), [("node", "on node"), ("torch", "with torch")])
+def test_a_node_or_version_that_explains_the_spread_is_named(column: str, where: str) -> None:
+    runs = [
+        run(cell, f"b{n}", speed, minute=n, environment={column: "ab"[n % 2]}, precision=name)
+        for n, ratio in enumerate((0.76, 1.3, 0.77, 1.31, 0.78, 1.29))
+        for cell, name, speed in (("base", "fp32", 100), ("cell", "O1", 100 * ratio))
+    ]
+    [answer] = answers(cells(table(*runs), {"base": "base", "cell": "base"}))
+    assert f"Inconclusive: its ratio is 0.77x {where} a and 1.30x {where} b." in answer
+    assert "noise of this machine" not in answer
+
+
 def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_each_other() -> None:
     ratios = 1 + 0.3 * np.sin(np.arange(16) / 2.5)  # so alike that the interval is 2 times as wide
     noise = np.log(ratios).std(ddof=1)

@@ -18,7 +18,7 @@ from vitsweep.tables import formatting
 from vitsweep.tables.causes import Explanation, explain_cells, find_cell
 from vitsweep.tables.names import MANY, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.roofline import Bounds, bounds, traced_cells
-from vitsweep.tables.speedup import one_look
+from vitsweep.tables.speedup import ITS_RATIO, one_look
 from vitsweep.tables.stats import Claim, is_inconclusive
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, row_keys
@@ -165,10 +165,12 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
         f"{selected}."
     )
     if best["block_noise"] > NOISY and best["claim"] == Claim.no_difference_shown:
-        unshown = (
-            f"Inconclusive: the noise of this machine is {100 * best['block_noise']:.0f} % (of one "
-            f"block's ratio). {unshown}"
+        notes = str(best["speedup_note"] or "").split("; ")
+        why = (
+            f"the noise of this machine is {100 * best['block_noise']:.0f} % (of one block's ratio)"
         )
+        why = next((note for note in notes if note.startswith(ITS_RATIO)), why)
+        unshown = f"Inconclusive: {why}. {unshown}"
     elif is_inconclusive(best):
         blocks = formatting.count(best["num_pairs"], "block")
         unshown = f"Inconclusive: {blocks} leave a wide interval. {unshown}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
+from scipy.special import fdtrc
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
@@ -19,7 +20,7 @@ from vitsweep.tables.blocks import (
     log_throughput_per_block,
     without_first_run,
 )
-from vitsweep.tables.formatting import count
+from vitsweep.tables.formatting import count, times
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -100,11 +101,51 @@ def _said(more: DataFrame, changed: list[str]) -> str:
     return f"moved elsewhere: {', '.join(parts)} a step, which {names} does not touch"
 
 
+PLACES = {"node": "on node", "torch": "with torch"}
+"""Columns by which the blocks of a ratio may fall into groups."""
+
+
+def differs_by_place(known: KeyedRuns) -> dict[int, str]:
+    """Return for each row whose ratio depends on the node, or on the version of torch, what it is on each.
+
+    One-way analysis of variance over the blocks of the nodes with at least 2, at 1 % over all rows
+    (Bonferroni); differences below 5 % are not worth a word.
+
+    Args:
+        known: the runs by row.
+    """
+    good = known.valid
+    told: dict[int, str] = {}
+    for column in (c for c in PLACES if c in good and good[c].nunique() > 1):
+        ratios = log_ratios(log_throughput_per_block(good, ROW), known.baselines, ROW)
+        place = good.drop_duplicates(["sweep", "block"]).set_index(["sweep", "block"])[column]
+        ratios = ratios.join(place, on=["sweep", "block"])
+        for row, some in ratios.groupby(ROW):
+            groups = [(n, g.to_numpy(float)) for n, g in some.groupby(column)["log_ratio"]]
+            groups = [(name, logs) for name, logs in groups if len(logs) > 1]
+            means = [logs.mean() for _, logs in groups]
+            if len(groups) < 2 or max(means) - min(means) < np.log(EQUAL_AT_A_LOOK):
+                continue
+            every = np.concatenate([logs for _, logs in groups])
+            within = sum(float(((logs - logs.mean()) ** 2).sum()) for _, logs in groups)
+            between = float(((every - every.mean()) ** 2).sum()) - within
+            free = len(groups) - 1, len(every) - len(groups)
+            ratio = between / free[0] / max(within / free[1], 1e-12)
+            if fdtrc(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
+                said = (
+                    f"{times(exp(m))} {PLACES[column]} {n}"
+                    for m, (n, _) in zip(means, groups, strict=True)
+                )
+                told.setdefault(int(row), f"{ITS_RATIO} {' and '.join(said)}")  # type: ignore[arg-type]
+    return told
+
+
 Families = Sequence[Collection[str]]
 """The cells of each command of a sweep, oldest first."""
 
 Integers = NDArray[np.int64]
 ITS_OWN, ITS_BASELINE = "it", "its baseline"
+ITS_RATIO = "its ratio is"
 OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 
 
@@ -348,10 +389,8 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
     older = table["older"].where(compared, 0).map(_blocks_of_older_code)
-    unusable, elsewhere = _without_throughput(known.valid), moved_elsewhere(known)
-    own = (
-        table[ROW].map(lambda row, said=said: said.get(row, "")) for said in (unusable, elsewhere)
-    )
+    facts = (_without_throughput(known.valid), moved_elsewhere(known), differs_by_place(known))
+    own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
     told = zip(codes, older, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
