@@ -73,6 +73,10 @@ SAME_ORDER = 0.05
 """Share of their bounds (root mean square) by which gradients differ that are computed in the same order."""
 LEAST_LOSS = 1e-5
 """Relative difference of losses that float32 may leave; 4 u where that is more."""
+MOST_NUMBERS = 0.5
+"""Share of a float32 gradient's numbers beyond half precision; of a sum of two in half precision few are."""
+FEW_NUMBERS = 16
+"""So many numbers may have the digits of half precision by chance."""
 BIT_FOR_BIT = "bit for bit in float64"
 MANY_NUMBERS = (256, 257)
 """Shape of a matrix of more than 2**16 numbers, as many as multi-tensor kernels take at a time."""
@@ -536,7 +540,11 @@ class _Leg:
         sent = getattr(self._twin.sharding, "gradient_dtype", None)
         if sent or self._stored_dtype != torch.float32:
             return ""
-        lost = (n for n in wanted if n in found and _in_half(found[n]) and not _in_half(wanted[n]))
+        lost = (
+            n
+            for n in wanted
+            if n in found and not _beyond_half(found[n]) and _beyond_half(wanted[n]) > MOST_NUMBERS
+        )
         if (name := next(lost, None)) is None:
             return ""
         return (
@@ -703,9 +711,11 @@ def _minus(these: Named, those: Named) -> Named:
     }
 
 
-def _in_half(tensor: Tensor) -> bool:
-    """Whether all of several numbers have the 11 binary digits of float16, or the 8 of bfloat16, at most."""
-    return tensor.numel() > 3 and not bool((tensor.float().view(torch.int32) & 0x1FFF).any())
+def _beyond_half(tensor: Tensor) -> float:
+    """Share of the numbers with more than 11 binary digits (bfloat16: 8); 0 of few, by chance less."""
+    if tensor.numel() < FEW_NUMBERS:
+        return 0.0
+    return float((tensor.float().view(torch.int32) & 0x1FFF != 0).double().mean())
 
 
 def _longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, float]:
