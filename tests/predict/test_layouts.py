@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 
 from tests.techniques.sequence_parallel import formulas
+from vitsweep.api.plan import machine_with
 from vitsweep.cli.layouts import _assumed, _compose, parser, search
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError
@@ -133,10 +134,10 @@ def test_the_search_ranks_what_can_run() -> None:
 
 
 def test_every_printed_command_is_the_cell_that_was_ranked() -> None:
-    composer = Composer()
+    composer, node = Composer(), machine_with(profile_named("h100"))
     for candidate in found().ranked[::40]:
         words = [*SHAPE, "batch.images_per_step=64", "resources.nodes=2", "precision=bf16"]
-        typed = plan_cell(composer.compose([*words, *candidate.overrides]), NODE)
+        typed = plan_cell(composer.compose([*words, *candidate.overrides]), node)
         assert typed.cell_id == candidate.cell.cell_id
         assert not typed.reasons
 
