@@ -113,7 +113,7 @@ def ring_differences(
     exact = [t.float().requires_grad_() for t in (q, k, v)]
     wanted = F.scaled_dot_product_attention(*exact, is_causal=True)
     derivatives = torch.autograd.grad(wanted, exact, gradient.float())
-    kernel = kernel or block_attention(q, scores_in_memory=False)
+    kernel = kernel or block_attention(q)
     found = _round_ring(parts, padded, (q, k, v), gradient, kernel)
     return {
         name: float((a - b).norm() / b.norm())
@@ -150,9 +150,11 @@ def _round_ring(
         )
     half = out.to(q.dtype)
     for a, b, masked in pairs:
-        saved = (t[:, :, a].contiguous() for t in (half, lse))
-        queries = gradient[:, :, a].contiguous(), q[:, :, a]
-        of_q, of_k, of_v = kernel.backward(*queries, k[:, :, b], v[:, :, b], *saved, masked)
+        saved = (
+            *(q[:, :, a], k[:, :, b], v[:, :, b]),
+            *(t[:, :, a].contiguous() for t in (half, lse)),
+        )
+        of_q, of_k, of_v = kernel.backward(gradient[:, :, a].contiguous(), saved, masked)
         dq[:, :, a] += of_q
         dk[:, :, b] += of_k
         dv[:, :, b] += of_v

@@ -224,6 +224,7 @@ def test_apply_refuses_what_plan_refuses(
         vitsweep.apply(f"{technique} resources.threads_per_rank=1", build()) as applied,
     ):
         applied.step(BATCH)
+    assert not torch.distributed.is_initialized(), "an error in one process leaves nothing behind"
 
 
 BATCH = torch.rand(8, 1, 8, 8), torch.arange(8)

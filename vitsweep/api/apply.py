@@ -437,7 +437,7 @@ class _Process:
         if self._users:
             return
         self._flags.close()
-        if failed:
+        if failed and user.world.size > 1:
             self._group.pop_all()
         self._group.close()
 
