@@ -75,7 +75,10 @@ def base(
     sides: tuple[Side, Side], examples: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Seeds, Training, Bounds]:
     """The base's training from some seeds, and what rounding explains of another one."""
-    seeds, held = Seeds(), trial(sides, examples, "honest", tmp_path_factory.mktemp("base"))
+    seeds, held = (
+        Seeds(first=1, warm_up=2, window=3),
+        trial(sides, examples, "honest", tmp_path_factory.mktemp("base")),
+    )
     first = held._training(held._run(sides[0], "proof", seeds), sides[0])
     other = held._training(held._run(sides[0], "rounding", seeds, perturbed=True), sides[0])
     return seeds, first, Bounds.between(first, other)
