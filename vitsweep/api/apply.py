@@ -145,9 +145,8 @@ class Applied:
         try:
             _refuse_other_weights(model, self.world)
             unused = vars(model).get("unused_parameters", ())
-            if (
-                _on_any_rank(bool(unused), self.world) and not unused
-            ):  # the look may depend on numbers
+            # What is left out may depend on numbers, and so differ between ranks.
+            if _on_any_rank(bool(unused), self.world) and not unused:
                 vars(model)["unused_parameters"] = ["those of another rank"]
             if isinstance(cell.model, ModuleSpec):
                 mark_layers(find_blocks(model, cell.model))
