@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model, train_plain
+from vitsweep.training.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.world import World
 
 STEPS = 3
@@ -36,7 +36,7 @@ def differences(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
 
 
 def _difference(world: World, cell: CellSpec, plain: Plain) -> dict[str, Any]:
-    batches = [_global_batch(cell, step, world) for step in range(STEPS)]
+    batches = [global_batch(cell, step, world) for step in range(STEPS)]
     try:
         losses, weights = _trained(world, cell, batches)
         if world.rank:
@@ -83,7 +83,7 @@ def _trained(
     torch.manual_seed(cell.seed)
     trainer = parallelize(build_model(cell).to(world.device), cell, world)
     losses = [
-        _mean_over_replicas(trainer.step(iter(_my_share(cell, batch, world))), world)
+        mean_over_replicas(trainer.step(iter(my_share(cell, batch, world))), world)
         for batch in batches
     ]
     return losses, whole_weights(trainer.model.named_parameters())

@@ -18,6 +18,7 @@ from tests.cells import LAPTOP, TINY, entry
 from tests.ranks import on_ranks, placed
 from vitsweep import equivalence
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.faults import WrongResultError
 from vitsweep.world import World
 
 GROUPS = {
@@ -82,7 +83,7 @@ def _valid(generator: random.Random, ranks: int) -> Iterator[CellSpec]:
 def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
     """Prove each cell; return its verdict, and the largest share of a bound by kind of comparison."""
     used: dict[str, tuple[float, str]] = {}
-    furthest = equivalence._furthest
+    furthest = equivalence.furthest
 
     def watched(what: str, apart: Any, bounds: Any, norms: Any) -> str:
         for name, distance in apart.items():
@@ -91,7 +92,7 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
                 used[what] = (share, f"{name} {distance / (norms[name] or 1):.2g}")
         return furthest(what, apart, bounds, norms)
 
-    equivalence._furthest = watched
+    equivalence.furthest = watched
     answers = []
     for cell in cells:
         used.clear()
@@ -108,7 +109,7 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
                 proof.run()
                 bit_for_bit = proof.bit_for_bit
                 kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}
-        except equivalence.WrongResultError as error:
+        except WrongResultError as error:
             verdict = f"wrong: {error}"
             kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}
         except Exception as error:
@@ -116,7 +117,7 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
             answers.append({"verdict": verdict[:600], "used": {}, "seconds": 0.0})
             break
         answers.append({"verdict": verdict, "used": kinds, "seconds": time.process_time() - begin})
-    equivalence._furthest = furthest
+    equivalence.furthest = furthest
     return answers
 
 

@@ -14,12 +14,12 @@ from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.test_cell import run, short
 from tests.training.alone import alone
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 2
@@ -44,8 +44,8 @@ def start(world: World, cell: CellSpec) -> Trainer:
 
 
 def step(trainer: Trainer, number: int) -> None:
-    batch = _global_batch(trainer.cell, number, trainer.world)
-    trainer.step(iter(_my_share(trainer.cell, batch, trainer.world)))
+    batch = global_batch(trainer.cell, number, trainer.world)
+    trainer.step(iter(my_share(trainer.cell, batch, trainer.world)))
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

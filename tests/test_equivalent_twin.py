@@ -19,16 +19,7 @@ from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
 from tests.training.alone import alone
-from vitsweep.equivalence import (
-    WrongResultError,
-    _global_batch,
-    _Leg,
-    _share_of_replicas,
-    exact_twin,
-    proof_of,
-    prove,
-    twin_of,
-)
+from vitsweep.equivalence import _Leg, proof_of, prove
 from vitsweep.model import initialize, linear_attention
 from vitsweep.model.attention import attend
 from vitsweep.spec.cell_spec import CellSpec
@@ -42,6 +33,8 @@ from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.none import Unsharded
 from vitsweep.techniques.vit_block import branches
 from vitsweep.training import reference, update
+from vitsweep.training.faults import WrongResultError
+from vitsweep.training.twin import _share_of_replicas, exact_twin, global_batch, twin_of
 from vitsweep.world import World
 
 
@@ -202,7 +195,7 @@ def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
 def test_a_twin_of_very_many_replicas_computes_few_shares_and_no_group_has_all_of_them() -> None:
     many = ("resources.nodes=256", "resources.ranks_per_node=8", "batch.scope=per_replica")
     twin = twin_of(cell("model=vit_large", "data=synthetic", *many, machine=GPU_NODE))
-    images, _ = _global_batch(twin, 0, lone_world())
+    images, _ = global_batch(twin, 0, lone_world())
     assert len(images) == 64 * twin.images_per_step / 2048
     shares = np.array(_share_of_replicas(2048, 64))
     assert shares[0] == 0
@@ -259,7 +252,7 @@ def test_a_loss_scale_that_starts_too_high_is_no_wrong_result(
 
 
 def test_a_loss_scale_that_never_fits_is_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitsweep.equivalence.HALVINGS", 2)
+    monkeypatch.setattr("vitsweep.training.twin.HALVINGS", 2)
     spec = alone("precision=O1", "precision.half_dtype=float16", "precision.loss_scale=1e9")
     with pytest.raises(WrongResultError):
         prove(spec, lone_world())

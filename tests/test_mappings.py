@@ -16,11 +16,12 @@ from tests.data.cells_and_worlds import world as one_rank
 from tests.ranks import on_ranks, placed
 from tests.user_data import masked_batch
 from tests.user_modules import Masked, calibration_error, class_and_size
-from vitsweep.equivalence import WrongResultError, prove
+from vitsweep.equivalence import prove
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import train_epochs
+from vitsweep.training.faults import WrongResultError
 from vitsweep.training.shards import plain_weights
 from vitsweep.world import World
 

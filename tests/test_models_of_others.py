@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as one_rank
 from tests.ranks import on_ranks, placed
-from vitsweep.equivalence import WrongResultError, prove
+from vitsweep.equivalence import prove
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.faults import WrongResultError
 from vitsweep.training.shards import plain_weights, whole_tensors
 from vitsweep.world import World
 

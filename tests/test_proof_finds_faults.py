@@ -11,10 +11,11 @@ from tests.command import Command
 from tests.ranks import on_ranks
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
-from vitsweep.equivalence import WrongResultError, prove
+from vitsweep.equivalence import prove
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.menu import conf_dir
+from vitsweep.training.faults import WrongResultError
 from vitsweep.world import World
 
 PRECISIONS = ["fp32", "O0", "O1", "O2", "O3", "bf16", "bf16_params", "bf16_masters"]

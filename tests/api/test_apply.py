@@ -19,11 +19,11 @@ from tests.cells import TINY, entry
 from tests.command import ROOT
 from tests.ranks import on_ranks, placed
 from tests.user_modules import Stack
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.shards import plain_weights
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 4
@@ -105,7 +105,7 @@ def trained_both_ways(world: World, cells: list[CellSpec]) -> list[str]:
 
 def _differences(world: World, cell: CellSpec) -> list[str]:
     cell = replace(cell, task=replace(cell.task, label_smoothing=0.0))
-    shares = [_my_share(cell, _global_batch(cell, step, world), world) for step in range(STEPS)]
+    shares = [my_share(cell, global_batch(cell, step, world), world) for step in range(STEPS)]
     product = parallelize(first_model(cell), cell, world)
     wanted = [float(product.step(iter(share))) for share in shares]
     interrupted = StopsOnce(cell.batch.accumulation_steps)

@@ -23,7 +23,7 @@ from vitsweep.judging.sides import (
     own_modules,
 )
 from vitsweep.judging.trees import Tree
-from vitsweep.judging.trial import Seeds, Trial
+from vitsweep.judging.trial import ENOUGH_EXPLAINED, Seeds, Trial
 from vitsweep.judging.verdict import Answer
 
 CELL = {
@@ -74,14 +74,20 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base(
     sides: tuple[Side, Side], examples: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Seeds, Training, Bounds]:
-    """The base's training from some seeds, and what rounding explains of another one."""
-    seeds, held = (
-        Seeds(first=1, warm_up=2, window=3),
-        trial(sides, examples, "honest", tmp_path_factory.mktemp("base")),
-    )
-    first = held._training(held._run(sides[0], "proof", seeds), sides[0])
-    other = held._training(held._run(sides[0], "rounding", seeds, perturbed=True), sides[0])
-    return seeds, first, Bounds.between(first, other)
+    """The seeds of a proof, the base's training from them, and what rounding explains of another one."""
+    return trial(sides, examples, "honest", tmp_path_factory.mktemp("base"))._seeds_of_proof()
+
+
+def test_seeds_with_which_rounding_hides_a_fault_are_drawn_again(
+    sides: tuple[Side, Side], examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With these three the bounds were twice an update, so that cheats passed."""
+    held = trial(sides, examples, "honest", tmp_path)
+    drawn = iter([840130225, 2038359293, 1667693793])
+    monkeypatch.setattr("vitsweep.judging.trial.secrets.randbits", lambda bits: next(drawn, 5))
+    seeds, _, bounds = held._seeds_of_proof()
+    assert seeds == Seeds(first=5, warm_up=5, window=5)
+    assert bounds.of_updates <= ENOUGH_EXPLAINED
 
 
 def trial(sides: tuple[Side, Side], examples: Path, name: str, folder: Path) -> Trial:

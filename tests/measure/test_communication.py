@@ -15,7 +15,6 @@ import torch.distributed as dist
 from tests.cells import cell
 from tests.ranks import on_ranks, placed
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.communication import (
     Collectives,
     CommunicationCounter,
@@ -28,6 +27,7 @@ from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.rates.operators import calibrate
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 WIDTH_3 = ("model.width=36", "model.num_heads=4", "model.mlp_width=70")
@@ -54,9 +54,9 @@ def _sent(world: World, spec: CellSpec) -> dict[str, Any]:
     torch.manual_seed(spec.seed)
     trainer = parallelize(build_model(spec), spec, world)
     for _ in range(2):
-        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
+        trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
     with CommunicationCounter() as counter:
-        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
+        trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
     purposes = ("parameter", "gradient", "activation")
     return {p: counter.sent(p) for p in purposes} | {"calls": counter.by_collective()}
 

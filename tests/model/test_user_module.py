@@ -14,7 +14,7 @@ from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks
 from tests.user_modules import focal
-from vitsweep.equivalence import WrongResultError, prove
+from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
 from vitsweep.model.block import layers_of
@@ -22,6 +22,7 @@ from vitsweep.model.build import build_model, first_model
 from vitsweep.model.user_module import counted
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec, flatten
+from vitsweep.training.faults import WrongResultError
 from vitsweep.world import World
 
 MODULE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")

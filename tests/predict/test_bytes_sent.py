@@ -9,12 +9,12 @@ from tests.ranks import on_ranks, placed
 from tests.techniques.sequence_parallel.cases import VIDEO, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
 from tests.techniques.sequence_parallel.test_volume import CASES
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.communication import CommunicationCounter
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.trace import trace_rank
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 Sent = dict[str, dict[str, float]]
@@ -69,7 +69,7 @@ def sent(world: World, cells: list[CellSpec]) -> list[Sent]:
 def _sent(world: World, each: CellSpec) -> Sent:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, _global_batch(each, 0, world), world)
+    share = my_share(each, global_batch(each, 0, world), world)
     for _ in range(2):  # pipelines exchange shapes before the first step, DDP its buckets after it
         trainer.step(iter(share))
     with CommunicationCounter() as counter:

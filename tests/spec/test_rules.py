@@ -6,10 +6,10 @@ import re
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, entry
-from vitsweep.equivalence import twin_of
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 from vitsweep.techniques.optimizer import apex_adamw
+from vitsweep.training.twin import twin_of
 
 WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
 

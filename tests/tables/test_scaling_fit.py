@@ -72,15 +72,28 @@ def test_amdahl_predicts_the_next_sizes():
     assert found.loc[16, "efficiency"] == pytest.approx(100 / amdahl(16) / 16)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_intervals_of_the_prediction_cover_the_truth(apart):
-    kwargs = {"blocks": 4, "noise": 0.03, "apart": apart}
+def test_intervals_of_the_prediction_cover_the_truth():
+    kwargs = {"blocks": 4, "noise": 0.03}
     runs = table(*(r for i in range(100) for r in records(amdahl, constant(64), seed=i, **kwargs)))
     next_ = predicted_scaling(runs, {}).query("world_size == 16")
     assert len(next_) == 100
     truth = {"images_per_second": 64_000 / amdahl(16), "efficiency": 100 / amdahl(16) / 16}
     for column, value in truth.items():
         assert coverage(next_, value, column) == pytest.approx(0.95, abs=0.05)
+
+
+def test_sizes_that_shared_no_block_have_means_and_no_interval():
+    """The difference between two jobs, such as that of their nodes, is in every block of a size."""
+    runs = curve(amdahl, constant(64), blocks=4, noise=0.03, apart=True)
+    next_ = predicted_scaling(runs, {}).query("world_size == 16").iloc[0]
+    assert next_["efficiency"] == pytest.approx(100 / amdahl(16) / 16, rel=0.2)
+    assert math.isnan(next_["efficiency_low"])
+    last = exposed_communication(runs, {}).iloc[-1]
+    mean_ms = (1000 * 64 / runs["images_per_second"]).groupby(runs["world_size"]).mean()
+    assert last["exposed_ms"] == pytest.approx(mean_ms[8] - mean_ms[1] / 8)
+    assert math.isnan(last["exposed_ms_low"])
+    assert last["num_blocks"] == 0
+    assert last["note"].startswith("unpaired")
 
 
 def test_weak_scaling_pays_for_its_bytes():

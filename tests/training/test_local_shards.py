@@ -8,10 +8,10 @@ from torch.distributed.tensor import DTensor
 
 from tests.cells import cell
 from tests.ranks import on_ranks
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 
@@ -21,7 +21,7 @@ def updated_in_place(world: World, spec: CellSpec) -> dict[str, bool]:
         model = build_model(spec)
     trainer = parallelize(model, spec, world)
     for step in range(2):
-        trainer.step(iter(_my_share(spec, _global_batch(spec, step, world), world)))
+        trainer.step(iter(my_share(spec, global_batch(spec, step, world), world)))
     shards = {n: p.to_local() for n, p in trainer.model.named_parameters()}
     tensors = [p for g in trainer.optimizer.param_groups for p in g["params"]]
     states = [v for state in trainer.optimizer.state.values() for v in state.values()]

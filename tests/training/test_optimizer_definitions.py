@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.training.alone import alone
-from vitsweep.equivalence import twin_of
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.training.optimizer_definitions import ByEquations, series_apart
 from vitsweep.training.reference import plain_model
+from vitsweep.training.twin import twin_of
 
 ADAMW, SGD, MUON = "adamw_foreach", "sgd_loop", "muon"
 

@@ -14,7 +14,6 @@ from tests.cells import TINY, entry
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, trainer_of
 from tests.training.test_checkpoint import TRAINING, Told, begun
-from vitsweep.equivalence import _mean_over_replicas
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import checkpoint
@@ -27,6 +26,7 @@ from vitsweep.training.checkpoint_files import (
 from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 from vitsweep.training.epochs import train_epochs
 from vitsweep.training.shards import boxes
+from vitsweep.training.twin import mean_over_replicas
 from vitsweep.world import World
 
 STOP = 3
@@ -76,7 +76,7 @@ def learned_by(spec: CellSpec, world: World, manager: CheckpointManager | None) 
 
     def noted(*arguments: Any) -> Tensor:
         loss = step(*arguments)
-        losses.append(_mean_over_replicas(loss, world))
+        losses.append(mean_over_replicas(loss, world))
         return loss
 
     trainer.step = noted  # type: ignore[method-assign]

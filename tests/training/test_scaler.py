@@ -13,12 +13,12 @@ from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, batch, state, trainer_of, weights
 from vitsweep.cell import RunContext, run_cell
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.summarize import Summary
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.training.update import LossScaler
 from vitsweep.world import World
 
@@ -143,7 +143,7 @@ def _seen(world: World, spec: CellSpec) -> JobState:
     assert trainer.scaler
     seen = JobState([], [], [], [], [], False)
     for step in range(3):
-        share = _my_share(spec, _global_batch(spec, step, world), world)
+        share = my_share(spec, global_batch(spec, step, world), world)
         seen.losses.append(float(trainer.step(iter(share))))
         seen.weights.append(whole_weights(trainer.model.named_parameters()))
         seen.scales.append(trainer.scaler.current)

@@ -13,13 +13,13 @@ from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, batch, trainer_of
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import evaluate, train_epochs
 from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 EXACT = ("precision.dtype=float64", "optimizer=sgd_loop", "optimizer.weight_decay=0")
@@ -44,7 +44,7 @@ def trained(world: World, cells: list[CellSpec], steps: int) -> list[dict[str, T
 def _trained(world: World, spec: CellSpec, steps: int) -> dict[str, Tensor]:
     trainer = built(spec, world)
     for step in range(steps):
-        trainer.step(iter(_my_share(spec, _global_batch(spec, step, world), world)))
+        trainer.step(iter(my_share(spec, global_batch(spec, step, world), world)))
     return whole_weights(trainer.model.named_parameters())
 
 
@@ -86,7 +86,7 @@ def test_clipping_is_torchs_on_the_plain_model_under_each_sharding(tmp_path: Pat
     torch.manual_seed(clipped[0].seed)
     plain = build_model(clipped[0]).double()
     begin = whole_weights(plain.named_parameters())
-    images, labels = _global_batch(clipped[0], 0, trainer_of(alone()).world)
+    images, labels = global_batch(clipped[0], 0, trainer_of(alone()).world)
     F.cross_entropy(plain(images.double()), labels).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
     assert float(norm) > 2 * limit, "there is something to clip"

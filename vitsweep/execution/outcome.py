@@ -258,7 +258,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
     import torch
 
     from vitsweep.cell import DivergedError
-    from vitsweep.equivalence import WrongResultError
+    from vitsweep.training.faults import WrongResultError
 
     if full := disk_full_error(error):
         return Status.killed, f"The run could not write its files: {full.strerror}."

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from vitsweep.console import captured
-from vitsweep.equivalence import exact_twin, twin_of
 from vitsweep.errors import VitsweepError
 from vitsweep.export import rank as exported
 from vitsweep.export.rank import STEPS
@@ -31,6 +30,7 @@ from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns
 from vitsweep.tables.formatting import count, missing, plain, ratio
+from vitsweep.training.twin import exact_twin, twin_of
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""

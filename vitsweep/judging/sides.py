@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -416,6 +417,11 @@ class Bounds:
             norms={n: max(LEAST_NORM, CUSHION * d) for n, (_, d) in apart.items()},
             steps=len(losses),
         )
+
+    @property
+    def of_updates(self) -> float:
+        """The bound of a typical tensor's update: the median over tensors."""
+        return statistics.median(self.updates.values())
 
     @property
     def sentence(self) -> str:

@@ -36,6 +36,8 @@ WINDOW_SHARE, BLOCKS_HOPED, RUNS_PER_WINDOW = 0.5, 12, 2
 SHORTEST_WINDOW, LONGEST_WINDOW = 0.3, 5.0
 FIRST_SHARE = 0.6
 """Of the budget, for the blocks before a sign of a slower head is measured again."""
+MOST_DRAWS, ENOUGH_EXPLAINED = 4, 0.1
+"""Seeds that are tried for the proof, until rounding explains at most this share of a typical update."""
 LEAST_BLOCKS = 5
 MOST_CPUS = 1.25
 """A head whose CPU seconds per second exceed its threads and the base's by this factor computes with more."""
@@ -228,16 +230,34 @@ class Trial:
         self.warm_steps = max(LEAST_WARM, round(WARM_SHARE * self.steps))
 
     def _proof(self) -> Bounds:
-        """Train both once, and the base once more with the least change, before anything is timed."""
-        seeds = Seeds()
-        base = self._training(self._run(self.base, "proof", seeds), self.base)
-        require_finite(base)
-        other = self._training(self._run(self.base, "rounding", seeds, perturbed=True), self.base)
+        """Train both once before anything is timed, from seeds with which rounding hides little."""
+        seeds, base, bounds = self._seeds_of_proof()
         head = self._training(self._run(self.head, "proof", seeds), self.head)
-        bounds = Bounds.between(base, other)
         bounds.require_equal(head, base)
         self.found["equality"] = f"Equal in {bounds.sentence}"
         return bounds
+
+    def _seeds_of_proof(self) -> tuple[Seeds, Training, Bounds]:
+        """Train the base twice, the second time with the least change; draw again where that explains much.
+
+        With some seeds a training is chaotic: the least change grows within the window to a multiple of
+        an update, and what is allowed beside it would hide any fault of the head.
+        """
+        tightest: tuple[Seeds, Training, Bounds] | None = None
+        for _ in range(MOST_DRAWS):
+            seeds = Seeds()
+            base = self._training(self._run(self.base, "proof", seeds), self.base)
+            require_finite(base)
+            other = self._training(
+                self._run(self.base, "rounding", seeds, perturbed=True), self.base
+            )
+            bounds = Bounds.between(base, other)
+            if tightest is None or bounds.of_updates < tightest[2].of_updates:
+                tightest = seeds, base, bounds
+            if bounds.of_updates <= ENOUGH_EXPLAINED:
+                break
+        assert tightest is not None
+        return tightest
 
     def _blocks(
         self, bounds: Bounds | None, share: float, most: int | None, known: Sequence[float] = ()

@@ -197,9 +197,13 @@ def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, ob
     if degrees < MIN_BLOCKS - 1:
         return None
     spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
+    nodes = runs["node"].nunique() if "node" in runs else 1
+    advice = "A quieter machine helps most."
+    if nodes > 1:
+        advice = f"The runs lie on {nodes} nodes: one node, or one kind of node, for all blocks helps most."
     sentence = (
         f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation): differences much "
-        "smaller than that need many blocks. A quieter machine helps most."
+        f"smaller than that need many blocks. {advice}"
     )
     pairs = sum(g.size for g in groups)
     return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)

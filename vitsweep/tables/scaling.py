@@ -14,7 +14,7 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
-from vitsweep.tables.stats import MIN_BLOCKS, estimate, mean_interval
+from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
 PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
@@ -227,13 +227,15 @@ class CurveSteps:
         name: as in `scaling_efficiency`.
         kind: `strong` or `weak`.
         points: one row per size.
-        step_ms: blocks x sizes.
+        step_ms: blocks x sizes; one row of means where no block holds all sizes.
+        num_blocks: that hold all sizes.
     """
 
     name: str
     kind: str
     points: DataFrame
     step_ms: Floats
+    num_blocks: int
 
     @property
     def ranks(self) -> Floats:
@@ -268,8 +270,6 @@ def curve_steps(
 ) -> Iterator[CurveSteps]:
     """Yield every curve of `scaling_efficiency` with the step times of its sizes.
 
-    Sizes that share fewer than `MIN_BLOCKS` blocks are matched in the order in which they ran.
-
     Args:
         runs: one row per run.
         baselines: cell -> its baseline, None where it has none.
@@ -291,8 +291,7 @@ def curve_steps(
     )
     for (kind, name), points in found.groupby(["scaling", "curve"], sort=False):
         usable = points if all_points else points[~points["oversubscribed"]]
-        times = _by_block(steps, list(usable["cell_id"]))
-        yield CurveSteps(str(name), str(kind), usable, times)
+        yield CurveSteps(str(name), str(kind), usable, *_by_block(steps, list(usable["cell_id"])))
 
 
 def _step_ms(runs: DataFrame) -> DataFrame:
@@ -308,20 +307,19 @@ def _step_ms(runs: DataFrame) -> DataFrame:
     )
 
 
-def _by_block(steps: DataFrame, cells: list[str]) -> Floats:
-    """Return blocks x cells; where too few blocks hold all cells, their n-th blocks are matched."""
+def _by_block(steps: DataFrame, cells: list[str]) -> tuple[Floats, int]:
+    """Return blocks x cells and the number of blocks; means and 0 where no block holds all cells.
+
+    Blocks of different jobs are not matched: a difference between two jobs would count as noise.
+    """
     mine = steps[steps["cell_id"].isin(cells)]
     if mine.empty or not cells:
-        return np.zeros((0, len(cells)))
+        return np.zeros((0, len(cells))), 0
     wide = mine.pivot_table(
         index=["sweep", "block"], columns="cell_id", values="step_ms", observed=True, sort=False
     ).reindex(columns=cells)
-    whole = wide.dropna()
-    samples = [mine.loc[mine["cell_id"] == cell, "step_ms"].to_numpy(float) for cell in cells]
-    fewest = min(len(s) for s in samples)
-    if len(whole) >= min(MIN_BLOCKS, fewest):
-        return whole.to_numpy(float)
-    return np.column_stack([s[:fewest] for s in samples])
+    whole = wide.dropna().to_numpy(float)
+    return (whole, len(whole)) if len(whole) else (wide.mean().to_numpy(float)[None], 0)
 
 
 # How much of the communication of a scaling point is hidden behind computation.
@@ -343,7 +341,8 @@ def exposed_communication(
     compute = step of the smallest world x images per rank / its images per rank;
     exposed = step - compute (paired within blocks, Student's t); overlapped = communication_ms -
     exposed, at least 0. Where the smallest world has several ranks, its own exposed time counts as
-    computation: `note` says so.
+    computation: `note` says so. Worlds that never shared a block have the difference of their means,
+    without an interval, and a note.
 
     Returns:
         One row per point of every curve, times in ms of one step. `exposed_share` is of the step.
@@ -390,7 +389,8 @@ def exposed_text(table: DataFrame) -> DataFrame:
 def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
     per_rank = curve.images / curve.ranks
     alone = curve.ranks[0] == 1
-    note = "" if alone else f"what {int(curve.ranks[0])} ranks expose counts as computation"
+    notes = [] if alone else [f"what {int(curve.ranks[0])} ranks expose counts as computation"]
+    notes += [] if curve.num_blocks else [UNPAIRED]
     for i, (_, point) in enumerate(curve.points.iterrows()):
         compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
         exposed, low, high = mean_interval(curve.step_ms[:, i] - compute)
@@ -415,8 +415,8 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
             if total == total
             else float("nan"),
             "exposed_share": exposed / step,
-            "num_blocks": len(curve.step_ms),
-            "note": note,
+            "num_blocks": curve.num_blocks,
+            "note": "; ".join(notes),
         }
 
 
@@ -446,9 +446,9 @@ def predicted_scaling(
     """Return the fitted curves at the measured worlds and at `NEXT_SIZES` times the largest.
 
     The law is a line through the points of a curve with equal relative weights: `amdahl` for strong and
-    `bytes` for weak scaling. It is fitted block by block, so that what differs between blocks stays out;
-    sizes that never shared a block are matched in the order in which they ran, and oversubscribed points
-    are left out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
+    `bytes` for weak scaling. It is fitted block by block, so that what differs between blocks stays out,
+    or to the means, without an interval, where no block holds all sizes. Oversubscribed points are left
+    out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
     Intervals are Student's t over blocks: they hold the noise of the measurement, not what the law does
     not know (another node, another switch).
 
@@ -482,7 +482,7 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 def _points(curve: CurveSteps) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Return x and y (blocks x sizes) of the line through a curve, and which sizes take part; maybe none."""
     x = 1 / curve.ranks if curve.kind == "strong" else curve.bytes_per_step
-    part = np.isfinite(x)
+    part = np.isfinite(x) & np.isfinite(curve.step_ms).all(axis=0)
     is_line = part.sum() >= FEWEST_SIZES and np.ptp(x[part]) > 1e-6 * x[part].max()
     part &= is_line and len(curve.step_ms) > 0
     return x[part], curve.step_ms[:, part], part

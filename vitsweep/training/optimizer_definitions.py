@@ -109,6 +109,11 @@ class PlainImplementation:
         return {name: copy.detach().clone() for name, copy in self._copies.items()}
 
 
+def is_elementwise(choice: OptimizerChoice) -> bool:
+    """Whether equations of every number alone define the optimizer."""
+    return type(choice.plain()) in EQUATIONS and not isinstance(choice, Muon)
+
+
 def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES) -> str:
     """Train a few tensors of a plain model on prescribed gradients; say what leaves the definition.
 

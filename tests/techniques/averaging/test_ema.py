@@ -10,11 +10,11 @@ from torch import Tensor
 from tests.cells import GPU_NODE, cell, entry
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.averaging.ema import MovingAverage
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 5
@@ -58,7 +58,7 @@ def _averaged(world: World, each: CellSpec) -> dict[str, float]:
 
     loop = weights()
     for step in range(STEPS):
-        trainer.step(iter(_my_share(each, _global_batch(each, step, world), world)))
+        trainer.step(iter(my_share(each, global_batch(each, step, world), world)))
         loop = {n: 0.75 * loop[n] + 0.25 * w for n, w in weights().items()}
     last = weights()
     with trainer.averaged_weights():

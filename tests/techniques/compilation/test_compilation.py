@@ -12,12 +12,12 @@ from tests.data.cells_and_worlds import world
 from tests.ranks import on_ranks, placed
 from tests.shapes import CASES, build, step
 from vitsweep.cell import _refuse_skipped_graphs
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.environment import Compiled
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.techniques.compilation.torch_compile import TorchCompile
+from vitsweep.training.twin import global_batch, my_share
 
 ALONE = world()
 COMPILED = ["compile_blocks", "compile_model"]
@@ -115,7 +115,7 @@ def _graphs(world, specs):
         torch._dynamo.reset()
         before = Compiled.so_far()
         trainer = parallelize(build_model(spec), spec, world)
-        trainer.step(iter(_my_share(spec, _global_batch(spec, 0, world), world)))
+        trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
         found.append(Compiled.so_far().since(before).graphs)
     return found
 
@@ -180,7 +180,7 @@ def _train(world, specs):
         torch._dynamo.reset()
         torch.manual_seed(0)
         trainer = parallelize(build_model(spec), spec, world)
-        shares = [_my_share(spec, _global_batch(spec, step, world), world) for step in range(3)]
+        shares = [my_share(spec, global_batch(spec, step, world), world) for step in range(3)]
         found.append([float(trainer.step(iter(share))) for share in shares])
     return found
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.techniques.sequence_parallel.cases import answers, cell
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import timed_steps as clocks
 from vitsweep.training.timed_steps import PhaseClock
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 FORWARD, BACKWARD = 1.0, 100.0
@@ -41,7 +41,7 @@ def _booked(world: World, each: CellSpec) -> dict[str, Any]:
 
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, _global_batch(each, 0, world), world)
+    share = my_share(each, global_batch(each, 0, world), world)
     trainer.step(iter(share))  # finds the shapes
     for block in (m for m in trainer.model.modules() if isinstance(m, Block)):
         block.norm_attention.register_forward_hook(lambda *_: advance(FORWARD))

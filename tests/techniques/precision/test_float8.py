@@ -8,10 +8,10 @@ import torch
 from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
-from vitsweep.equivalence import twin_of
 from vitsweep.measure.environment import converted_layers
 from vitsweep.spec.resources import HERE
 from vitsweep.techniques.precision.float8 import gains
+from vitsweep.training.twin import twin_of
 
 with quiet_loggers(*TORCHAO_IMPORT):
     from torchao.float8.float8_linear_utils import _auto_filter_for_recipe

@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.equivalence import STEPS, Plain, trained_plainly
-from vitsweep.equivalence import _global_batch, _mean_over_replicas, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.reference import plain_model
 from vitsweep.training.shards import whole_tensors
 from vitsweep.training.trainer import Trainer
+from vitsweep.training.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.world import World
 
 
@@ -50,7 +50,7 @@ def _named(cell: CellSpec, run: Callable[[], dict[str, float]]) -> dict[str, flo
 
 
 def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
-    images, labels = _global_batch(cell, 0, world)
+    images, labels = global_batch(cell, 0, world)
     trainer = _trainer(cell, world)
     own_input = images.double().requires_grad_()
     output = trainer.model(own_input)
@@ -76,10 +76,10 @@ def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
 
 
 def _training_difference(world: World, cell: CellSpec, plain: Plain) -> dict[str, float]:
-    batches = [_global_batch(cell, step, world) for step in range(STEPS)]
+    batches = [global_batch(cell, step, world) for step in range(STEPS)]
     trainer = _trainer(cell, world)
     losses = [
-        _mean_over_replicas(trainer.step(iter(_my_share(cell, batch, world))), world)
+        mean_over_replicas(trainer.step(iter(my_share(cell, batch, world))), world)
         for batch in batches
     ]
     weights = whole_tensors(trainer, lambda p: p)

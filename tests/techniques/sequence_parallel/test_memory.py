@@ -9,7 +9,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from tests.builders import table
 from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.test_volume import in_order
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.memory import memory_by_kind
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
@@ -17,6 +16,7 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.tables.cells import cells as cell_table
 from vitsweep.tables.published import GATHERED, PARTS, memory_parts
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32", "batch.images_per_step=8", "model.mlp_width=128")
@@ -32,7 +32,7 @@ def activation_bytes(world: World, cells: list[CellSpec]) -> list[int]:
 def _activation_bytes(world: World, each: CellSpec) -> int:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    images, labels = _global_batch(each, 0, world)
+    images, labels = global_batch(each, 0, world)
     trainer.loss((images, labels)).backward()  # gradients are there before
     tracker = MemTracker()
     tracker.track_external(trainer.model, trainer.optimizer, images, labels)
@@ -70,7 +70,7 @@ def parts_of_ranks(world: World, cells: list[CellSpec]) -> list[list[dict[str, f
 def _parts(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, _global_batch(each, 0, world), world)
+    share = my_share(each, global_batch(each, 0, world), world)
     trainer.step(iter(share))
     return memory_by_kind(trainer, iter(share))[0]  # type: ignore[return-value]
 

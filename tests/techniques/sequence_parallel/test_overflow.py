@@ -7,10 +7,10 @@ import torch
 
 from tests.cells import TINY, entry
 from tests.techniques.sequence_parallel.cases import answers
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SCALED = (
@@ -30,7 +30,7 @@ def skipped(world: World, cells: list[CellSpec]) -> list[bool]:
 def _skipped(world: World, each: CellSpec) -> bool:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, _global_batch(each, 0, world), world)
+    share = my_share(each, global_batch(each, 0, world), world)
     flags, moved = [], []
     for spoilt in (False, True):
         handle = _spoil(trainer.model) if spoilt and world.rank == world.size - 1 else None

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from tests.techniques.sequence_parallel import formulas
 from tests.techniques.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
-from vitsweep.equivalence import _global_batch, _my_share
 from vitsweep.measure.communication import CommunicationCounter
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32",)
@@ -68,7 +68,7 @@ def counted(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
 def _counted(world: World, each: CellSpec) -> dict[str, float]:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    share = _my_share(each, _global_batch(each, 0, world), world)
+    share = my_share(each, global_batch(each, 0, world), world)
     trainer.step(iter(share))  # pipelines exchange shapes before their first step
     with CommunicationCounter() as counter:
         trainer.step(iter(share))

@@ -1,0 +1,192 @@
+"""The nano twin of a cell, what it trains on, and each rank's share of that."""
+
+from dataclasses import replace
+from itertools import count
+from math import lcm
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.user_module import example_of
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.measurement import Batch
+from vitsweep.spec.model_spec import TransformerSpec, least_alike
+from vitsweep.spec.model_variant import Averaging, ModelVariant
+from vitsweep.spec.technique import AttentionKernel, Technique
+from vitsweep.techniques.attention.sdpa import HALF_ONLY
+from vitsweep.techniques.averaging.ema import Ema
+from vitsweep.techniques.precision.full import FullPrecision
+from vitsweep.training.optimizer_definitions import EQUATIONS
+from vitsweep.training.reference import cut, shares_of
+from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.world import World
+
+LEAST_SIDE = 6
+"""Patches along a side of the twin's images, unless the cell has fewer."""
+HALVINGS = 20
+"""Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
+
+
+def twin_of(cell: CellSpec) -> CellSpec:
+    """Return the cell with a nano model and a few images per replica, everything else kept.
+
+    Images, widths and classes have the remainders of the cell's, so that what is padded there is padded here.
+    FP8 products need a number of rows divisible by 16: 16 computed images are, whatever the tokens.
+    """
+    stages = cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank
+    ranks = lcm(cell.mesh.gradient_shares, cell.mesh.tensor)
+    classes = least_alike(cell.model.num_classes, max(16, cell.mesh.data_parallel_size), ranks)
+    model = cell.model.twin(depth=max(3, stages + 1), num_classes=classes, unit=ranks)
+    parts = cell.pipeline_parallel.microbatches
+    least = max(cell.vit_block.least_images, cell.tokens.least_images)
+    # Of one forward pass.
+    images = least_alike(cell.images_per_forward, max(-(-4 // parts), least), 4)
+    if cell.precision.float8:
+        images = next(n for n in count(max(16, least)) if cell.vit_block.kept(n) % 16 == 0)
+    batch = Batch(
+        name="twin",
+        images_per_step=parts * images * cell.batch.accumulation_steps,
+        scope="per_replica",
+        accumulation_steps=cell.batch.accumulation_steps,
+        resolution_px=cell.model.twin_resolution_px or cell.batch.resolution_px,
+    )
+    # torch's compiler takes no buckets below 1 MiB, which a nano model does not fill
+    compiled = cell.compilation.scope != "nothing"
+    sharding = cell.sharding if compiled else cell.sharding.of_twin()
+    precision = cell.precision.of_twin()
+    twin = replace(cell, model=model, batch=batch, precision=precision, sharding=sharding)
+    return _padded_alike(twin, cell)
+
+
+def _padded_alike(twin: CellSpec, cell: CellSpec) -> CellSpec:
+    """Return the twin with images on which it pads tokens as the cell does; at most those of the cell.
+
+    Sequences have the same remainder as the cell's modulo all degrees that share tokens, and more
+    than 32 tokens where the cell has as many.
+    """
+    if not isinstance(twin.model, TransformerSpec) or not isinstance(cell.model, TransformerSpec):
+        return twin
+    unit = 2 * lcm(cell.mesh.ring, cell.mesh.ulysses, cell.mesh.sequence, cell.mesh.tensor)
+    pooling, own_px, patch = cell.classifier.pooling, cell.batch.resolution_px, cell.model.patch_px
+    wanted = cell.shape.sequence_lengths(own_px, pooling)  # type: ignore[attr-defined]
+    for side in range(min(LEAST_SIDE * patch, own_px), own_px, patch):
+        smaller = replace(twin, batch=replace(twin.batch, resolution_px=side))
+        found = smaller.transformer.sequence_lengths(side, pooling)
+        if all((f - w) % unit == 0 for f, w in zip(found, wanted, strict=True)):
+            return smaller
+    return replace(twin, batch=replace(twin.batch, resolution_px=own_px))
+
+
+def exact_twin(twin: CellSpec) -> CellSpec:
+    """Return the twin with all of its techniques in float64, or in float32 where that may be missing.
+
+    What only half precision has is replaced: flash kernels of a GPU, gradients that are exchanged in it,
+    weights that are rounded to it at random.
+    """
+    on_gpu = twin.resources.device == "cuda"
+    may_lack_it = on_gpu or twin.model.norms_over_batch
+    is_there = twin.precision.plan().param_dtype == "float64"
+    dtype: Literal["float32", "float64"] = "float32" if may_lack_it and not is_there else "float64"
+    exact = FullPrecision(name=dtype, dtype=dtype, tf32=False)
+    is_exact = twin.precision.plan() == exact.plan()
+    changed: dict[str, Any] = {"precision": twin.precision if is_exact else exact}
+    if getattr(twin.sharding, "gradient_dtype", None):
+        changed["sharding"] = replace(twin.sharding, gradient_dtype=None)  # type: ignore[call-arg]
+    if getattr(twin.optimizer, "stochastic_rounding", False):
+        changed["optimizer"] = replace(twin.optimizer, stochastic_rounding=False)  # type: ignore[call-arg]
+    if on_gpu and getattr(twin.attention, "backend", None) in HALF_ONLY:
+        changed["attention"] = replace(twin.attention, backend="math", flash_kernel="torch")  # type: ignore[call-arg]
+    return replace(twin, **changed)
+
+
+def global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
+    """Images (B, C, H, W) and labels (B,), or a mapping, of all shares, the same on every rank."""
+    number = twin.images_per_step // twin.mesh.data_parallel_size * shares_of(twin)
+    if isinstance(twin.model, ModuleSpec) and twin.model.twin_batch:
+        px, seed = twin.batch.resolution_px, 1000 * twin.seed + step
+        batch = example_of(twin.model, number, px, seed)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(world.device), batch)
+    generator = torch.Generator().manual_seed(1000 * twin.seed + step)
+    side, model = twin.batch.resolution_px, twin.model
+    shape = (number, *model.input_shape(side))
+    images = torch.randn(shape, generator=generator)
+    if model.head == "dense":
+        labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)
+    else:
+        labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
+        images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
+    return images.to(world.device), labels.to(world.device)
+
+
+def _patterns(shape: tuple[int, ...], classes: int) -> Tensor:
+    return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
+
+
+def my_share(twin: CellSpec, batch: MicroBatch, world: World) -> list[MicroBatch]:
+    """Return this rank's micro-batches of a batch of all shares."""
+    replicas, shares = world.data_parallel_size, shares_of(twin)
+    mine = cut(batch, shares)[_share_of_replicas(replicas, shares)[world.data_parallel_rank]]
+    return cut(mine, twin.batch.accumulation_steps)
+
+
+def _share_of_replicas(replicas: int, shares: int) -> list[int]:
+    """Return which share each replica computes: each equally often, and the first replica the first one.
+
+    They come in no order, so that no node or other group of ranks has the mean of all.
+    """
+    if shares == replicas:
+        return [*range(replicas)]
+    order = torch.randperm(replicas, generator=torch.Generator().manual_seed(0)) % shares
+    found: list[int] = ((order - order[0]) % shares).tolist()
+    return found
+
+
+def mean_over_replicas(loss: Tensor, world: World) -> float:
+    """Return the mean of a loss () over all ranks."""
+    total = loss.clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+        total /= world.size
+    return float(total)
+
+
+def not_proved(cell: CellSpec) -> list[str]:
+    """Return the choices of a cell of which the proof does not see all."""
+    known = type(cell.averaging) in (Averaging, Ema)
+    found = [] if known else [f"averaging={cell.averaging.name}"]
+    own = {g: t.name for g, t in cell.techniques.items() if _is_compared_with_itself(t)}
+    found += [f"{group}={name}, which is compared with itself" for group, name in own.items()]
+    if cell.task.epochs:
+        found.append(f"task={cell.task.name} after the timed steps")
+    if cell.compilation.captures_step:
+        found.append(f"gradients under compilation={cell.compilation.name}")
+    if type(cell.optimizer.plain()) not in EQUATIONS:
+        found.append(f"optimizer={cell.optimizer.name}, which is compared with its own `plain`")
+    return found
+
+
+def _is_compared_with_itself(choice: Technique) -> bool:
+    """Whether a choice changes the model and brings no plain code of the same."""
+    no_code = type(choice).plain_twin in (ModelVariant.plain_twin, AttentionKernel.plain_twin)
+    does_nothing = getattr(type(choice), "apply", None) is ModelVariant.apply  # a shape alone
+    return choice.changes_model and no_code and not does_nothing
+
+
+def step_that_counts(trainer: Trainer, micro_batches: list[MicroBatch], step: int) -> Tensor:
+    """Repeat a step until no overflow skips its update; the loss is the same each time.
+
+    A dynamic loss scale starts too high and halves until gradients fit float16.
+    """
+    for _ in range(HALVINGS):
+        trainer.steps_taken = step
+        loss = trainer.step(iter(micro_batches))
+        skipped = trainer.skipped[-1].clone() if trainer.skipped else torch.zeros(())
+        if trainer.skipped and dist.is_initialized():  # so that all ranks take as many steps
+            dist.all_reduce(skipped, dist.ReduceOp.MAX)
+        if not bool(skipped):
+            break
+    return loss
