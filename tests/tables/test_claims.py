@@ -345,3 +345,7 @@ def test_load_and_noise_stand_among_the_diagnostics() -> None:
     rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert "runs on a shared device" not in rows.index
     assert not rows.loc["noise of a ratio", "threatens"]
+    of_two_nodes = runs.assign(node=["a"] * 4 + ["b"] * 6)
+    told = diagnostics(of_two_nodes, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert "2 nodes" in told.loc["noise of a ratio", "sentence"]
+    assert "quieter machine" not in told.loc["noise of a ratio", "sentence"]
