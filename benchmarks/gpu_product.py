@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def _vitsweep(run: Run, *arguments: str, until: float | None = None) -> int | No
     """Run a command of vitsweep in the part's folder; return its exit code, None if it was killed."""
     command: Sequence[str] = (sys.executable, "-m", "vitsweep", *arguments)
     print("$", " ".join(command[1:]), flush=True)
-    process = subprocess.Popen(command, cwd=run.path.parent)
+    # What a shell starts in the background ignores SIGINT, and so would this.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, cwd=run.path.parent, preexec_fn=heed)
     end = run.deadline if until is None else min(run.deadline, until)
     for call in (None, signal.SIGINT, signal.SIGINT):
         if call:
