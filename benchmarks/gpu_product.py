@@ -22,7 +22,7 @@ from vitsweep.training.timed_steps import StepClock
 
 GRACE_S = 10.0
 """After Ctrl-C, in which a command keeps what it has measured."""
-SMOKE_S = 20.0
+SMOKE_S = 10.0
 """Of a calibration that only has to run."""
 COLUMNS = ("status", "images_per_second", "speedup", "step_time_ms", "peak_allocated_gib", "mfu",
            "compile_seconds", "sm_clock_mhz", "power_w", "reason")  # fmt: skip
