@@ -1,0 +1,146 @@
+"""The cell that `vitsweep.apply` is asked for, for as many ranks as there are, and fitted to a model."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import yaml
+
+from vitsweep.api.session import Overrides, as_overrides
+from vitsweep.composition import hydra
+from vitsweep.composition.composer import Composer
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.execution.run_request import read_cell_safely
+from vitsweep.launchers.external_ranks import ranks_per_node
+from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
+from vitsweep.results.store import find_sweep
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.menu import conf_dir, plain_choice
+from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import Machine
+from vitsweep.world import environment_rank
+
+if TYPE_CHECKING:
+    from pandas import Series
+    from torch import nn
+
+Cell: TypeAlias = "CellSpec | os.PathLike[str] | Mapping[str, Any] | Series | Overrides"
+"""What names a cell: a row of a table, the path of a frozen `cell.yaml`, or overrides."""
+
+
+def place() -> tuple[int, int, int]:
+    """Return rank, local rank and number of ranks, of a process group that exists or of the launcher."""
+    import torch.distributed as dist
+
+    place = environment_rank() or (0, 0, 1)
+    if not dist.is_initialized():
+        return place
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return rank, place[1] if place[2] == size else rank, size
+
+
+def spec_of(cell: Cell, config_dir: str | Path | None) -> CellSpec:
+    """Return the cell that was named, for as many ranks as there are.
+
+    Raises:
+        VitsweepError: it is for another number of ranks.
+        BadValueError: it cannot be read.
+    """
+    size = place()[2]
+    spec = _read(cell, size, config_dir)
+    if spec.resources.world_size != size:
+        names = {group: technique.name for group, technique in spec.techniques.items()}
+        typed = [f"{g}={name}" for g, name in names.items() if name != plain_choice(g)]
+        raise VitsweepError(
+            f"The cell is for {spec.resources.world_size} ranks (`resources.nodes={spec.resources.nodes} "
+            f"resources.ranks_per_node={spec.resources.ranks_per_node}`), and there are {size}: start "
+            "that many with torchrun or srun, or give its techniques as overrides, such as "
+            f"`{' '.join(typed) or 'sharding=ddp'}`, with the settings that you gave them."
+        )
+    return spec
+
+
+def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
+    if isinstance(cell, CellSpec):
+        return cell
+    if isinstance(cell, os.PathLike) or (
+        isinstance(cell, str) and cell.endswith((".yaml", ".yml"))
+    ):
+        try:
+            text = Path(cell).read_text(encoding="utf-8")
+            tree = yaml.safe_load(text)["cell"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise BadValueError(
+                f"`{cell}` is no frozen cell ({type(error).__name__}: {error}): give the `cell.yaml` in "
+                "`results/SWEEP/cells/CELL_ID/`, or where the sweep was packed a row of `cells.parquet`."
+            ) from error
+        if not is_own_text(text):  # its functions are not called here
+            require_trust(cell, (name for name in code_in_tree(tree) if "_target_=" in name))
+        return cell_from_tree(tree)
+    if not isinstance(cell, str) and hasattr(cell, "keys"):
+        missing = [key for key in ("sweep", "cell_id") if key not in cell]
+        if missing:
+            raise BadValueError(
+                f"The row has no `{missing[0]}`: give a row of `cells.parquet`, the path of a `cell.yaml`, "
+                "or overrides."
+            )
+        row: Any = cell
+        try:
+            store = find_sweep(str(row["sweep"]))
+        except VitsweepError as error:
+            raise VitsweepError(
+                f"{error} In another folder give the path of the cell's `cell.yaml` in place of its row."
+            ) from error
+        return read_cell_safely(store, str(row["cell_id"]))
+    composer = Composer(hydra.open_loader(conf_dir(), config_dir))
+    composed = composer.compose(as_overrides(cell, {}))
+    per_node = ranks_per_node(size)
+    composed.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
+    return cell_from_tree(resolve(composed.tree, Machine.here()))
+
+
+def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
+    """Return the cell with a description of the model that is given.
+
+    Raises:
+        VitsweepError: it is a model of vitsweep's of another shape.
+    """
+    from vitsweep.model.build import ResNet
+    from vitsweep.model.vit import MultiDimViT, ViT
+
+    if isinstance(model, ViT | MultiDimViT | ResNet):
+        if model.spec != cell.shape:
+            raise VitsweepError(
+                f"The model is a {type(model).__name__} of {model.spec}, and the cell has {cell.shape}: "
+                "build it with `vitsweep.model.build.build_model(cell)`."
+            )
+        return cell
+    known = described(cell, f"{type(model).__module__}.{type(model).__qualname__}")
+    return replace(cell, model=replace(known, name=type(model).__name__, passes_name=False))
+
+
+def described(cell: CellSpec, target: str) -> ModuleSpec:
+    """Return the cell's description of a module, or one of a module that it says nothing of."""
+    if isinstance(cell.model, ModuleSpec):
+        return cell.model
+    return ModuleSpec(
+        name=target,
+        in_channels=cell.model.in_channels,
+        num_classes=cell.model.num_classes,
+        head="classify",
+        target=target,
+        arguments={},
+        shape_arguments={},
+        passes_name=False,
+        blocks="auto",
+        output=None,
+        seams=(),
+        twin_arguments={},
+        twin_side_px=None,
+        package=None,
+        version=None,
+    )
