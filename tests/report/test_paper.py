@@ -5,6 +5,7 @@ import re
 import subprocess
 import textwrap
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from shutil import which
@@ -19,6 +20,7 @@ from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.report import figures
 from vitsweep.report.paper import bibliography, booktabs, tex, used, without_letters, write_paper
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.technique import Technique
@@ -63,6 +65,21 @@ def test_the_documents_are_whole_and_say_what_was_done(paper: Path) -> None:
     assert r"$\times$ [1." in texts["results.tex"]
     assert "Yes: 1 speedup with 95" in texts["checklist.tex"]
     assert "all 2 configurations. 2 were measured (1 faster)." in texts["checklist.tex"]
+
+
+def test_every_commit_that_was_measured_is_named(tmp_path: Path) -> None:
+    store = laboratory(tmp_path / "moved", "optimizer=adamw_foreach", environment={})
+    cell_id = store.cell_ids()[0]
+    for path in (store.root / "cells" / cell_id / "runs").glob("*.json"):
+        record = RunRecord.from_json(path.read_text())
+        facts = record.environment | {"git_commit": "fedcba9876543210"}
+        path.write_text(replace(record, environment=facts).to_json())
+    write_paper(SweepTables.of(store), tmp_path / "paper", [])
+    for name in ("methods.tex", "checklist.tex"):
+        text = (tmp_path / "paper" / name).read_text()
+        assert re.search(
+            r"commits \\texttt\{(0123abcd, fedcba987654|fedcba987654, 0123abcd)\}", text
+        ), text
 
 
 def test_figures_are_as_wide_as_a_column_and_their_text_is_text(paper: Path) -> None:

@@ -234,6 +234,8 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
     cells, runs = tables.settings, tables.runs
     compared = measured[measured["speedup_low"].notna()].fillna({"num_pairs": 0})
     unmeasured = tables.every_run[tables.every_run["status"] != Status.measured]
+    if "git_commit" in measured:
+        measured = measured.assign(git_commit=measured["git_commit"].str[:12])
     claims = measured["claim"].astype(str).value_counts().to_dict()
     said = [c for c in Claim if c not in (Claim.baseline, Claim.nothing) and claims.get(str(c))]
     return {
