@@ -270,7 +270,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
         "steps": _range(runs, "steps_counted"),
         "is_dirty": "git_dirty" in measured and bool(measured["git_dirty"].eq(True).any()),
         "dates": dates(measured),
-        "accuracy": "accuracy_top1" in measured and bool(measured["accuracy_top1"].notna().any()),
+        "accuracy": int(measured["accuracy_top1"].notna().sum()) if "accuracy_top1" in measured else 0,
         "used": spent,
         "sweep": tables.stores[0].name if tables.stores else "",
     }  # fmt: skip
