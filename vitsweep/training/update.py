@@ -24,7 +24,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     Norms, biases, position embeddings and class tokens do not decay (timm does the same for norms
     and biases; DeiT, arXiv:2012.12877, for embeddings and tokens too). pycls decays all of
     them, unless `USE_CUSTOM_WEIGHT_DECAY` of its `BN`, `LN` or `BIAS` is set. A matrix is what has
-    at least two axes and a name that ends in `weight`. Works on wrapped and sharded models.
+    at least two axes and a name that ends in `weight`; the table of an `nn.Embedding` is one, as in timm.
+    Works on wrapped and sharded models.
 
     Each group holds the plain model's `names` of its parameters, and which of them lie `in_blocks`.
     Parts of matrices that are split over tensor ranks form groups of their own, marked by
