@@ -44,6 +44,7 @@ CORE = (
     ("sharding=fsdp", "precision=O2", "precision.half_dtype=float16", "averaging=ema"),
     ("sharding=zero1", "precision=O2", "batch.accumulation_steps=2", "optimizer.clip_norm=0.1"),
     ("sharding=ddp", "precision=O1", "optimizer=adamw_8bit", "memory=recompute_blocks"),
+    ("sharding=fsdp", "precision=fp32", "batch.accumulation_steps=2"),
 )
 
 

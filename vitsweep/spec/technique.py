@@ -210,6 +210,10 @@ class Sharding(Technique):
     def complete_gradients(self, model: "nn.Module") -> None:
         """Finish the exchange of gradients that backward passes began, before the update."""
 
+    def drop_gradients(self, model: "nn.Module") -> None:
+        """Drop what the micro-batches of a step that was broken off have left."""
+        model.zero_grad()
+
     def complete_update(self, model: "nn.Module") -> None:
         """Exchange what the optimizer updated."""
 

@@ -228,7 +228,7 @@ class Trainer:
             with self._own_random_numbers():
                 total = self.gradients(batches, marks)
         except BaseException:  # a loop that goes on must not add to half of a step's gradients
-            self.model.zero_grad()  # also those that the optimizer's shards do not have yet
+            self.cell.sharding.drop_gradients(self.model)  # before the optimizer's shards have them
             self._drop_gradients()
             raise
         self.update()

@@ -91,6 +91,19 @@ class Fsdp(Sharding):
         if self.whole_norms:
             average_whole_gradients(model)
 
+    def drop_gradients(self, model: "nn.Module") -> None:
+        """Drop also those of whole parameters, which wait for the last micro-batch (private to torch)."""
+        from torch.distributed.fsdp import FSDPModule
+
+        super().drop_gradients(model)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                group = module._get_fsdp_state()._fsdp_param_group
+                for parameter in group.fsdp_params if group else ():
+                    parameter.unsharded_accumulated_grad = None
+                    if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
+                        whole.grad = None
+
     def mesh(self, world: "World") -> "DeviceMesh":
         """Return the mesh over which one copy of the state is spread."""
         return world.state_mesh(replicated=False)
