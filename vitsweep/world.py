@@ -138,13 +138,17 @@ def process_flags_kept() -> Iterator[None]:
     flags.append((backends.cudnn, "benchmark", backends.cudnn.benchmark))
     if dynamo := sys.modules.get("torch._dynamo.config"):  # takes seconds to import
         flags.append((dynamo, "optimize_ddp", dynamo.optimize_ddp))
-    matmul = None
+    matmul = allowed = None
     with suppress(RuntimeError):  # raised where only the newer flags were set
         matmul = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        allowed = backends.cudnn.allow_tf32
     try:
         yield
     finally:
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
+        if allowed is not None:
+            backends.cudnn.allow_tf32 = allowed
         for owner, name, value in flags:
             setattr(owner, name, value)

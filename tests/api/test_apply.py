@@ -19,6 +19,7 @@ from tests.cells import TINY, entry
 from tests.command import ROOT
 from tests.ranks import on_ranks, placed
 from tests.user_modules import Stack
+from vitsweep.errors import VitsweepError
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -204,6 +205,18 @@ def test_predictions_draw_nothing_and_leave_each_module_in_its_mode() -> None:
         assert len(set(before)) == 2
 
 
+def test_within_averaged_weights_nothing_is_trained_or_saved() -> None:
+    batch = (torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64))
+    with vitsweep.apply([*ALONE, "averaging=ema"], Stack(1, 10, 16, 2)) as applied:
+        applied.step(batch)
+        live = applied.weights()
+        with applied.averaged():
+            for call in (lambda: applied.step(batch), applied.state_dict, applied.averaged):
+                with pytest.raises(VitsweepError, match="inside of `with averaged"):
+                    call()
+        assert all(torch.equal(weight, live[name]) for name, weight in applied.weights().items())
+
+
 def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -> None:
     def flags() -> tuple[str, int]:
         return torch.get_float32_matmul_precision(), torch.get_num_threads()
@@ -222,6 +235,8 @@ def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -
     assert flags() == ("highest", 2)
     second.close()
     assert flags() == ("medium", threads)
+    with torch.backends.cudnn.flags(enabled=False):  # reads all of them
+        assert torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
 
 

@@ -27,10 +27,18 @@ NAMES = (
     "/home/",
     "/scratch",
     "5ecret",
+    "gpu-node-",
+    "uni-zebra",
+    "zebra",
+    "kiwi12",
+    "dmoreau",
 )
 LOG = f"""Traceback in /home/{USER}/project/vitsweep/cell.py, line 3
 connect tcp://10.1.2.3:29500 and 10.1.2.3 from {HOST} and GPU-NODE-17
 data in /scratch/{USER}/imagenet, mail {USER}@sorbonne.example, https://user:5ecret@git.example/x
+gpu-node-17.hpc.uni-zebra.example: SLURM_NODELIST=gpu-node-[01-04] MASTER_ADDR=gpu-node-3, hostname: kiwi12
+nodes gpu-node-[01-04,07],z[001-008], rank 2 on gpu-node-23:29500, /home/dmoreau/x of dmoreau
+wandb: Currently logged in as: {USER} (zebra-team). WANDB_ENTITY=zebra-team, run zebra-team/x
 """
 
 
@@ -122,6 +130,7 @@ def test_words_that_are_settings_stay_where_they_are_no_path_and_are_not_hidden_
         "torch 2.13.0",
         "at 23:59:01 in a::b of [::1] with x[::2] and 4:30",
         "1 / 2",
+        "losses[0] + x[1, 2] * a[1:3]",
     ],
 )
 def test_what_is_no_path_or_address_stays(text: str) -> None:

@@ -168,6 +168,7 @@ class Applied:
                 the model does with this batch, or a label is none of the model's.
         """
         _PROCESS.set_flags(self)
+        self._refuse_within_averaged("step")
         trainer, parts = self._trainer, self.cell.batch.accumulation_steps
         micro_batches = _split(batch, parts, self.world.device)
         if not self._has_stepped:
@@ -256,8 +257,19 @@ class Applied:
         """Return a context in which `predict` and `weights` have the averaged weights; every rank enters it.
 
         Without `averaging` in the cell it changes nothing.
+
+        Raises:
+            VitsweepError: this is inside of such a context already.
         """
+        self._refuse_within_averaged("averaged")
         return self._trainer.averaged_weights()
+
+    def _refuse_within_averaged(self, name: str) -> None:
+        if self._trainer.is_averaged:
+            raise VitsweepError(
+                f"`{name}` was called inside of `with averaged()`, where the model has its averaged weights: "
+                "leave the `with` block first."
+            )
 
     def weights(self) -> "dict[str, Tensor]":
         """Return whole weights and buffers under the plain model's names; every rank calls it.
@@ -269,7 +281,9 @@ class Applied:
         return plain_weights(self._trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all tensors and numbers that further steps depend on.
+        """Return copies of all tensors and numbers that further steps depend on, but torch's generators.
+
+        Stochastic rounding draws from torch's default generator: keep `torch.get_rng_state()` beside it.
 
         Returns:
             `tensors`: what this rank holds of model (masters where there are any), optimizer state and
@@ -277,6 +291,7 @@ class Applied:
             parameter groups) and `step`. `torch.save` writes it rank by rank,
             `torch.distributed.checkpoint.save` all ranks at once.
         """
+        self._refuse_within_averaged("state_dict")
         trainer = self._trainer
         held = state_dict_of(_shards(trainer))
         tensors = {key: tensor.detach().clone() for key, tensor in held.items()}
@@ -288,6 +303,7 @@ class Applied:
         Raises:
             VitsweepError: the state is of another model, or other techniques or ranks; nothing is changed.
         """
+        self._refuse_within_averaged("load_state_dict")
         trainer, saved = self._trainer, state["tensors"]
         way_out = "load it with the model, techniques and ranks that saved it."
         own = state_dict_of(_shards(trainer))

@@ -1,12 +1,14 @@
 """A sweep written as a bundle: records, tables, claims, figures and code state in one archive."""
 
 import getpass
+import grp
 import gzip
 import hashlib
 import json
 import os
 import re
 import socket
+import subprocess
 import tarfile
 import zlib
 from collections import Counter
@@ -197,6 +199,8 @@ SHORT = 4
 """A shorter word is hidden only where it stands alone: `vm` is part of many others."""
 NOBODY = {"", "root", "user", "ubuntu", "nobody", "localhost", "none"}
 """Users and hosts that identify nobody."""
+GROUPS = {"users", "staff", "wheel", *NOBODY}
+GIT_USER = ("git", "config", "user.name")
 
 _URL = re.compile(r"\b([a-z][a-z0-9+]*)://[^\s'\"<>)\]},\\]+")
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?::[\w./~-]+)?")  # also host:path of git and scp
@@ -204,7 +208,17 @@ _ADDRESS = re.compile(r"(?<![\d.])(?!127\.0\.0\.1)(?:\d{1,3}\.){3}\d{1,3}(?![\d.
 _ADDRESS_6 = re.compile(r"(?<![\w:])[\da-f]{0,4}(?::[\da-f]{0,4}){3,7}(?![\w:])", re.I)
 _PATH = re.compile(r"(?<![\w/.<-])(?:~[\w.-]*/|/(?!(?:dev|proc|sys)/))(?:[\w.+@%-]+/)+[\w.+@%-]*")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)|/root\b")
-_ACCOUNT = re.compile(r"\b((?:account|entity|mail[-_]user)['\"]?[=:]\s*['\"]?)[^\s'\",\]}]+")
+_ACCOUNT = re.compile(
+    r"(\b(?:account|entity|mail[-_]user|hostname|MASTER_ADDR|LOGNAME|USER|[A-Z_]*(?:HOST|HOSTNAME|NODELIST|NODENAME)"
+    r"|WANDB_(?:ENTITY|PROJECT))['\"]?[=:]\s*['\"]?)[^\s'\",\]}\[]+(?:\[[\d,-]+\])?"
+)
+_NODES = re.compile(r"\b[a-z][\w.-]*\[\d+-\d+(?:,\d+(?:-\d+)?)*\]", re.I)
+"""What Slurm calls several nodes: `node[01-04,07]`."""
+_TEAM = re.compile(
+    r"(?:\bentity['\"]?[=:]\s*['\"]?|WANDB_ENTITY=|logged in as: )([\w-]+)(?: \(([\w-]+)\))?"
+)
+_DOMAIN = r"(?:\.[a-z][\w-]*){2,}"
+_NUMBERED = re.compile(r"(.*[a-z-])\d+")
 _KEPT_NAME = re.compile(r"[\w.-]+\.(?:py|pyc|so|log|json|yaml|diff|parquet|csv)")
 _MARK = re.compile(r"^mark: '?[0-9a-f]+'?\n|, \"mark\": \"[0-9a-f]+\"", re.MULTILINE)
 
@@ -229,12 +243,15 @@ class Anonymizer:
         known = {word.lower() for word in vocabulary}
         self.kept: list[str] = []
         self._words: dict[str, str] = {}
+        self._series = set[str]()  # of hosts that differ in a number
         self._paths: dict[str, str] = {}
         kinds = {"host": sorted(hosts), "user": sorted(users), "name": sorted(words)}
         for kind, names in kinds.items():
             for number, name in enumerate(names, start=1):
                 if name.lower() in NOBODY | self._words.keys():
                     continue
+                if kind == "host" and (series := _NUMBERED.fullmatch(name.lower())):
+                    self._series |= {series[1]} - {f"{each}-" for each in kinds}
                 if name.lower() in known:
                     self.kept.append(name)
                 else:
@@ -259,7 +276,9 @@ class Anonymizer:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(self._alone, self._longest_first())) or r"(?!)", re.I)
+        words = [f"({self._alone(word)})" for word in self._longest_first()]
+        series = [rf"(?<![A-Za-z0-9]){re.escape(s)}\d+\b" for s in self._series if len(s) >= SHORT]
+        return re.compile("|".join([*words, *series]) or r"(?!)", re.I)
 
     def _longest_first(self) -> list[str]:
         return sorted(self._words, key=len, reverse=True)
@@ -267,8 +286,8 @@ class Anonymizer:
     def _alone(self, word: str) -> str:
         escaped = re.escape(word)
         if len(word) < SHORT or any(word in term for term in self._known):
-            return rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
-        return escaped
+            escaped = rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
+        return escaped + rf"(?:{_DOMAIN})?" * self._words[word].startswith("host")
 
     def text(self, text: str) -> str:
         """Return a text without hosts, users, paths, addresses, and this user's marks."""
@@ -280,7 +299,13 @@ class Anonymizer:
         text = _PATH.sub(lambda found: self._path(found[0]), text)
         text = _HOME.sub(f"/{HIDDEN}", text)
         text = _ACCOUNT.sub(rf"\1{HIDDEN}", text)
-        return self._pattern.sub(lambda found: self._words[found[0].lower()], text)
+        text = _NODES.sub(HIDDEN, text)
+        return self._pattern.sub(self._new_word, text)
+
+    def _new_word(self, found: re.Match[str]) -> str:
+        if found.lastindex is None:
+            return "host"
+        return self._words[self._longest_first()[found.lastindex - 1]]
 
     def _path(self, path: str) -> str:
         name = path.rpartition("/")[2]
@@ -320,6 +345,10 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
     hosts, users, vocabulary = {socket.gethostname()}, {os.environ.get("USER", "")}, set[str]()
     with suppress(KeyError, OSError):  # no such user, as in some containers
         users.add(getpass.getuser())
+    with suppress(KeyError, OSError):
+        users |= {grp.getgrgid(os.getgid()).gr_name} - GROUPS
+    with suppress(OSError):
+        users.add(subprocess.run(GIT_USER, capture_output=True, text=True).stdout.strip())
     for record in records:
         seen = (record.environment.get(key) for key in ("host", "node", "nodes_used"))
         hosts |= {part for value in seen if value for part in str(value).split(",")}
@@ -328,11 +357,20 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
         lines = store.lines(cell_id, "attempts.jsonl")
         hosts |= {str(line["node"]) for line in lines if line.get("node")}
         with suppress(VitsweepError):
-            users |= set(filter(None, _HOME.findall(str(store.frozen(cell_id)))))
-    for command in store.commands():
-        users |= set(filter(None, _HOME.findall(str(command))))
+            users |= _people(str(store.frozen(cell_id)))
+    for name in filter(is_bundled, files_of(store.root)):
+        if name.endswith((".log", ".diff", ".jsonl")):
+            users |= _people(read_bytes(store.root / name).decode("utf-8", "replace"))
     hosts |= {part for host in hosts if "." in host for part in (host.partition(".")[::2])}
     return Anonymizer(hosts, users, words, vocabulary)
+
+
+def _people(text: str) -> set[str]:
+    """Return the owners of home folders that a text names, and the accounts of trackers."""
+    teams = (name for found in _TEAM.findall(text) for name in found)
+    return {
+        name for name in (*_HOME.findall(text), *teams) if name.lower() not in NOBODY | {"null"}
+    }
 
 
 def _terms(spec: Mapping[str, object]) -> Iterator[str]:

@@ -172,6 +172,7 @@ class Trainer:
         before_update: called when gradients are averaged, unscaled and clipped.
         names: name without those of wrappers (`module`) -> name in the model as it was given.
         own_loss: (outputs, batch) -> mean loss, in place of the cell's; batches may then be mappings.
+        is_averaged: whether the model has its averaged weights.
     """
 
     cell: CellSpec
@@ -193,6 +194,7 @@ class Trainer:
     before_update: Callable[[], object] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     own_loss: Criterion | None = None
+    is_averaged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._update = self.cell.compilation.update_of(self.optimizer)
@@ -348,11 +350,13 @@ class Trainer:
             yield
             return
         self.average.enter()
+        self.is_averaged = True
         self.publish()
         try:
             yield
         finally:
             self.average.leave()
+            self.is_averaged = False
             self.publish()
             self.reshard()  # what is still gathered holds averages
 
