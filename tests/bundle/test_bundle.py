@@ -16,7 +16,7 @@ from vitsweep.bundle.claims import Claim, Verdict
 from vitsweep.bundle.pack import SUMS, checksums, extract, files_of, write_archive, write_bundle
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
-from vitsweep.files import write_atomically
+from vitsweep.files import append_line, write_atomically
 from vitsweep.report import figures
 from vitsweep.results import provenance
 from vitsweep.results.record import RunRecord
@@ -113,6 +113,12 @@ def faster_steps(root: Path) -> None:
     path.write_text(with_steps(record, steps).to_json())
 
 
+def run_without_record(root: Path) -> None:
+    _, record = a_run(root)
+    ended = {"event": "end", "run_id": "b9-gone", "attempt": 1, "exit_codes": [0, 0]}
+    append_line(root / "cells" / record.cell_id / "attempts.jsonl", ended)
+
+
 def other_settings(root: Path) -> None:
     path, record = a_run(root)
     path.write_text(replace(record, spec=record.spec | {"model.depth": 12}).to_json())
@@ -177,6 +183,7 @@ PLANTED: list[dict[Callable[[Path], None], str]] = [
         higher_claim: "is not what the records say",
         other_table: "`cells.csv` is not what the records say",
     },
+    {run_without_record: "ended well, and its record is missing"},
     {record_without_its_checksum: "cannot be read"},
     {unreadable_cell: "`cell.yaml` of cell", broken_command: "of `commands.jsonl` cannot be read"},
 ]

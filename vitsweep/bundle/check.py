@@ -113,7 +113,12 @@ def _record_faults(store: Store, records: list[RunRecord]) -> Iterator[str]:
                     f"Run {record.run_id} says {said:.6g} images/s, and its steps say {(low + high) / 2:.6g}."
                 )
     specs = {r.cell_id: r.spec for r in reversed(records)}  # of a cell's first run
+    kept = {(r.cell_id, r.run_id) for r in records}
     for cell_id in store.cell_ids():
+        for line in store.lines(cell_id, "attempts.jsonl"):
+            codes, run_id = line.get("exit_codes"), line.get("run_id")
+            if codes and not any(codes) and (cell_id, run_id) not in kept:
+                yield f"Run {run_id} of cell {cell_id} ended well, and its record is missing."
         if not store.has(cell_id, "cell.yaml"):
             continue  # it cannot run again, nor be checked
         try:
