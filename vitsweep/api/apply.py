@@ -357,11 +357,11 @@ def _on_any_rank(flag: bool, world: World) -> bool:
 
 
 def _refuse_other_weights(model: "nn.Module", world: World) -> None:
-    """Refuse a model whose weights differ between ranks: some shardings would train a mixture of them."""
+    """Refuse a model whose weights or buffers differ between ranks: some shardings would train a mixture."""
     import torch
     import torch.distributed as dist
 
-    named = dict(model.named_parameters())
+    named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if world.size == 1 or not named:
         return
     sums = [  # of bytes: in whatever order they are added up
