@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +29,7 @@ _guarded: set[str] = set()
 
 
 class UnsafeFileError(VitsweepError, OSError):
-    """A file of a sweep is a link or no plain file; it is neither followed nor opened."""
+    """A file of a sweep is a link, no plain file or too large; it is neither followed nor read."""
 
 
 class SweepGoneError(VitsweepError, FileNotFoundError):
@@ -86,16 +86,16 @@ def _entered(parent: int, name: str, path: Path, *, make: bool) -> int:
     try:
         return os.open(name, flags, dir_fd=parent)
     except OSError as error:
-        _refuse_link(parent, name, path)
+        _refuse_link(parent, name, path, stat.S_ISDIR)
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
-def _refuse_link(parent: int, name: str, path: Path) -> None:
+def _refuse_link(parent: int, name: str, path: Path, *allowed: Callable[[int], bool]) -> None:
     with suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
             raise UnsafeFileError(_link(name, path))
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # root could replace /dev/null
+        if not any(kind(mode) for kind in (stat.S_ISREG, *allowed)):  # root could replace /dev/null
             raise UnsafeFileError(f"`{path}` is no plain file: replace it by a copy, or remove it.")
 
 
@@ -133,12 +133,14 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a plain file.
 
     Raises:
-        UnsafeFileError: it is a link or no plain file.
-        OSError: it cannot be read, or is larger than any file of a sweep.
+        UnsafeFileError: it is a link or no plain file, or larger than any file of a sweep.
+        OSError: it cannot be read.
     """
     with open(open_safely(path, os.O_RDONLY), "rb") as handle:
         if os.fstat(handle.fileno()).st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+            raise UnsafeFileError(
+                f"`{path}` is too large for a file of a sweep: remove or restore it."
+            )
         return handle.read()
 
 

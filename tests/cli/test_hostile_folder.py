@@ -137,6 +137,97 @@ def hostile_pack(sweep: Path, outside: Path) -> None:
             handle.write(b"%08x\t%b\n" % (crc32(text), text))
 
 
+def packed(called: str, lines: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """A trick that adds lines with true checksums to a pack, made from the record of a run."""
+
+    def write(sweep: Path, outside: Path) -> None:
+        with (sweep / "cells" / FILE).open("ab") as handle:
+            pack.add(handle, lines(json.loads((sweep / RUN).read_text())))
+
+    TRICKS[called] = write
+
+
+packed(
+    "pack of cells with the names of others",
+    lambda tree: {
+        "bb/runs/aa-b0-0.json": tree,
+        "aa/runs/aa-b0-0.json": tree | {"cell_id": "bb"},
+        "zz/runs/zz-b0-0.json": tree | {"cell_id": "/tmp/vitsweep-hostile", "run_id": "zz-b0-0"},
+        "zz/record.json": '{"cell_id": "/tmp/vitsweep-hostile", "status": "measured"}',
+        "zz/cell.yaml": "cell_id: /tmp/vitsweep-hostile\noverrides: []\ncell: {}\n",
+    },
+)
+packed(
+    "pack of 400 digits",
+    lambda tree: {
+        RUN.removeprefix("cells/"): tree | {"metrics": {"images_per_second": 10**400}},
+        "aa/runs/aa-b8-0.json": tree | {"run_id": "aa-b8-0", "position": 10**400},
+        "aa/runs/aa-b9-0.json": tree | {"run_id": "aa-b9-0", "spec": {"seed": 10**4000}},
+        "aa/prediction.json": f'{{"predicted_step_time_ms": {10**400}}}',
+        "dd/record.json": f'{{"status": "failed", "seed": {10**400}}}',
+        "dd/cell.yaml": f"overrides: []\ncell: {{seed: {10**400}}}\n",
+    },
+)
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else 0
+
+
+DEEP = nested(900)
+packed(
+    "pack of deep nesting that JSON just reads",
+    lambda tree: {
+        RUN.removeprefix("cells/"): tree | {"environment": tree["environment"] | {"x": DEEP}},
+        "aa/prediction.json": f'{{"a": {DEEP}}}',
+        "dd/record.json": f'{{"status": "failed", "x": {DEEP}}}',
+        "dd/cell.yaml": f"overrides: {DEEP}\ncell: {{a: {DEEP}}}\n",
+    },
+)
+
+
+@trick
+def pack_of_another_sweep(sweep: Path, outside: Path) -> None:
+    """Whole, with the marks of the user who wrote it, and other texts of cells that are here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(sweep.parent / "theirs"))
+        store = Store(sweep.parents[1] / "elsewhere").create()
+        words = ["model=module", "model.target=theirs.build", f"sweep.name=$(touch {outside}/x)"]
+        for cell_id in ("aa", "dd"):
+            store.freeze(cell_id, {"cell_id": cell_id, "overrides": words, "cell": {"seed": 3}})
+            store.save_run(run(cell_id, "b0", status=Status.failed, reason="x"))
+        store.pack()
+    shutil.move(store.cells / FILE, sweep / "cells" / FILE)
+
+
+def special(kind: str, name: str, make: Callable[[Path], Any]) -> None:
+    """A trick that puts something else in the place of a file."""
+
+    def put(sweep: Path, outside: Path) -> None:
+        remove(sweep / name)
+        make(sweep / name)
+
+    TRICKS[f"{kind} {name}"] = put
+
+
+def endless(path: Path) -> None:
+    with path.open("wb") as handle:
+        handle.truncate(2**40)
+
+
+for path in (RUN, f"cells/{FILE}", "race.json", f"{JOB}/0.jsonl"):
+    special("endless", path, endless)
+for path in (RUN, "commands.jsonl", f"cells/{FILE}"):
+    special("pipe", path, os.mkfifo)
+for path in (RUN, ".lock", "runs.parquet"):
+    special("folder", path, Path.mkdir)
+
+
+@trick
+def pack_with_a_second_name(sweep: Path, outside: Path) -> None:
+    os.link(outside / "profile", sweep / "cells" / FILE)
+
+
 def changed(called: str, **changes: Any) -> None:
     """A trick that changes the record of a run."""
 
@@ -151,35 +242,12 @@ changed("absolute cell id", cell_id="/tmp/vitsweep-hostile")
 changed("run id with a path", run_id="../../x")
 changed("record of types", spec={"world_size": "four", "model": ["x"]}, environment={"device": {}})
 changed("long integers", metrics={"images_per_second": 10**300, "step_time_ms": float("inf")})
+changed("time that is a number", environment={"started_at": 7})
 changed("odd samples", samples={"step_time_ms": [[1.0]], "warm_up_steps": 7, "skipped": []})
 changed("formula and escapes", status="failed", reason="=cmd|' /C calc'!A0 \x1b]0;x\x07\x1b[2J")
 changed(
     "page", status="failed", reason="</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 )
-
-
-@trick
-def pipe_as_record(sweep: Path, outside: Path) -> None:
-    remove(sweep / RUN)
-    os.mkfifo(sweep / RUN)
-
-
-@trick
-def pipe_as_commands(sweep: Path, outside: Path) -> None:
-    remove(sweep / "commands.jsonl")
-    os.mkfifo(sweep / "commands.jsonl")
-
-
-@trick
-def endless_record(sweep: Path, outside: Path) -> None:
-    with (sweep / RUN).open("wb") as handle:
-        handle.truncate(2**40)
-
-
-@trick
-def folder_as_record(sweep: Path, outside: Path) -> None:
-    remove(sweep / RUN)
-    (sweep / RUN).mkdir()
 
 
 @trick

@@ -8,6 +8,7 @@ import pytest
 
 from tests.other_process import finished, other_process
 from vitsweep.files import (
+    UnsafeFileError,
     append_line,
     read_lines,
     write_atomically,
@@ -146,3 +147,9 @@ def test_of_several_writers_of_one_file_exactly_one_wins(tmp_path: Path) -> None
     assert path.read_text() == str(won.index(True)) * 10000
     assert list(tmp_path.iterdir()) == [path]
     assert not write_once(path, "late")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    for write in (lambda: append_line(tmp_path, {}), lambda: write_atomically(tmp_path, "")):
+        with pytest.raises(UnsafeFileError, match="is no plain file"):
+            write()

@@ -123,6 +123,28 @@ def test_what_is_written_while_it_is_packed_stays(
     assert [a.run_id for a in attempts(store, "aa")] == ["b0", "b1"]
 
 
+def test_a_file_whose_new_line_the_disk_does_not_hold_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier text of the same file is in the pack, and whole."""
+    place, sync = store.cells / FILE, os.fsync
+    append_line(store.cell("aa") / "attempts.jsonl", {**START, "run_id": "b1", "time": 2.0})
+    before, size = seen(store), place.stat().st_size
+
+    def damage(descriptor: int) -> None:
+        sync(descriptor)
+        whole = place.read_bytes()
+        place.write_bytes(whole[:size] + whole[size:].replace(b"b1", b"b7"))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", damage)
+        with pytest.raises(VitsweepError, match="nothing was removed"):
+            store.pack()
+    assert seen(store) == before
+    assert store.pack() == 1
+    assert seen(store) == before
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
 def test_a_command_that_dies_while_it_packs_loses_nothing(tmp_path: Path, share: float) -> None:
     store = filled(tmp_path / "sweep")

@@ -12,6 +12,7 @@ from vitsweep.files import remove, replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import csv_text
+from vitsweep.tables.load import from_rows
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 
 
@@ -42,27 +43,25 @@ def collect(source: SweepTables | Store) -> SweepTables:
 
 def samples(records: Iterable[RunRecord]) -> DataFrame:
     """Return the raw step times that records hold, one row per run, rank and step."""
-    return DataFrame(
-        [
-            {
-                "run_id": record.run_id,
-                "cell_id": record.cell_id,
-                "block": record.block,
-                "rank": rank,
-                "step": step,
-                "step_time_ms": time_ms,
-                "warm_up": step < record.samples["warm_up_steps"],
-                "skipped": record.samples["skipped"][step],
-            }
-            for record in records
-            if {"skipped", "warm_up_steps"} <= record.samples.keys()
-            for rank, times in zip(
-                record.samples.get("ranks", count()),
-                record.samples.get("step_time_ms", []),
-                strict=False,
-            )
-            for step, time_ms in enumerate(times)
-        ]
+    return from_rows(
+        {
+            "run_id": record.run_id,
+            "cell_id": record.cell_id,
+            "block": record.block,
+            "rank": rank,
+            "step": step,
+            "step_time_ms": time_ms,
+            "warm_up": step < record.samples["warm_up_steps"],
+            "skipped": record.samples["skipped"][step],
+        }
+        for record in records
+        if {"skipped", "warm_up_steps"} <= record.samples.keys()
+        for rank, times in zip(
+            record.samples.get("ranks", count()),
+            record.samples.get("step_time_ms", []),
+            strict=False,
+        )
+        for step, time_ms in enumerate(times)
     )
 
 

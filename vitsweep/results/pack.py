@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitsweep.files import NAME, open_safely
+from vitsweep.files import MOST_BYTES, NAME, open_safely
 from vitsweep.results.record import parsed_json
 
 FILE = "pack.jsonl"
@@ -58,7 +58,7 @@ class Pack:
                 b"" if is_empty else mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
             )
         named, start = set[str](), 0
-        while (end := self._text.find(b"\n", start)) >= 0:
+        while (end := self._text.find(b"\n", start, start + MOST_BYTES)) >= 0:
             named.update(self._add(start, end))
             start = end + 1
         self.is_whole = bool(named)
@@ -85,6 +85,13 @@ class Pack:
 
     def __contains__(self, name: str) -> bool:
         return name in self._lines
+
+    def checksum(self, name: str) -> int | None:
+        """Return the checksum of the line that holds a file; None where there is none."""
+        if name not in self._lines:
+            return None
+        start = self._lines[name][0] - len(name) - 1 - _TEXT
+        return int(self._text[start : start + _TEXT], 16)
 
     def lacks(self, name: str, content: Any) -> bool:
         """Whether a file is to be added: it is new, or its text is another one."""
@@ -134,10 +141,12 @@ def forget(path: Path) -> None:
     _opened.pop(str(path), None)
 
 
-def add(handle: BinaryIO, contents: Mapping[str, Any]) -> None:
-    """Append files by their names, records as trees and others as texts."""
-    if not contents:
-        return
-    for name, content in {"": [*contents], **contents}.items():
+def add(handle: BinaryIO, contents: Mapping[str, Any]) -> dict[str, int]:
+    """Append files by their names, records as trees and others as texts; return their checksums."""
+    checksums = dict[str, int]()
+    for name, content in {"": [*contents], **contents}.items() if contents else ():
         text = f"{name}\t{json.dumps(content, separators=(',', ':'))}".encode()
-        handle.write(b"%08x\t%b\n" % (zlib.crc32(text), text))
+        checksums[name] = zlib.crc32(text)
+        handle.write(b"%08x\t%b\n" % (checksums[name], text))
+    checksums.pop("", None)
+    return checksums

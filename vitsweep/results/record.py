@@ -140,9 +140,12 @@ class RunRecord:
         check_schema(tree["schema_version"])
         known = {f.name for f in fields(cls)}
         try:
-            record = cls(
-                **{k: v for k, v in tree.items() if k in known} | {"status": Status(tree["status"])}
-            )
+            parts: dict[str, Any] = {
+                k: {_NAMES[name]: value for name, value in v.items()} if v.__class__ is dict else v
+                for k, v in tree.items()
+                if k in known
+            }
+            record = cls(**parts | {"status": Status(tree["status"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a whole run record: {error}") from error
         for part, kind in _KINDS.items():
@@ -169,9 +172,10 @@ class RunRecord:
             "reason": self.reason,
             "failed_rank": self.failed_rank,
         }
-        return head | self.spec | self.metrics | self.validity | self.environment
+        return head | self.spec | self.metrics | self.validity | self.environment | head
 
 
+MOST_LEVELS = 100
 _NUMBER = {int, float, type(None)}
 _CHECKSUM = ',\n "checksum": "'
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -187,6 +191,16 @@ _SCALARS = "device device_type torch host git_commit code_hash started_at launch
 """Columns of an environment by which tables group."""
 
 
+class _Names(dict[str, str]):
+    """Names of columns, each once in memory: a record has some 150, and a sweep 100,000 records."""
+
+    def __missing__(self, name: str) -> str:
+        return self.setdefault(name, name)
+
+
+_NAMES = _Names()
+
+
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
@@ -196,6 +210,8 @@ def _wrong_parts(record: RunRecord) -> Iterator[str]:
     choices = {key: value for key, value in record.spec.items() if "." not in key}
     choices |= {key: record.environment.get(key) for key in _SCALARS}
     yield from (key for key, value in choices.items() if isinstance(value, dict | list))
+    if not isinstance(record.environment.get("started_at"), str | None):
+        yield "started_at"  # by which tables sort
     numbers = record.metrics | {key: record.spec.get(key) for key in _COUNTS}
     yield from (key for key, value in numbers.items() if not _is_number(value))
     samples = record.samples
@@ -223,9 +239,20 @@ def parsed_json(text: str) -> Any:
     """
     text = without_controls(text)
     try:
-        return json.loads(text, parse_constant=lambda _: None, parse_int=column_number)
+        tree = json.loads(text, parse_constant=lambda _: None, parse_int=column_number)
+        _refuse_deep([tree], MOST_LEVELS)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    return tree
+
+
+def _refuse_deep(tree: Any, levels: int) -> None:
+    """Raise RecursionError where a tree has more levels than whatever writes it again can follow."""
+    if not levels:
+        raise RecursionError
+    for inner in tree.values() if tree.__class__ is dict else tree:
+        if inner.__class__ in (dict, list):
+            _refuse_deep(inner, levels - 1)
 
 
 def column_number(digits: str) -> int | float | None:

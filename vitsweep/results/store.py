@@ -299,8 +299,9 @@ class Store:
 
     def code_files(self, code_hash: str) -> dict[str, str]:
         """Return source file -> hash of a code; empty where it is not known."""
+        path = self.root / "code" / f"{code_hash}.json"  # `code_hash` may be somebody else's
         try:
-            files = json.loads(read_text(self.root / "code" / f"{code_hash}.json"))
+            files = parsed_json(read_text(path)) if NAME.fullmatch(code_hash) else {}
         except (OSError, ValueError):
             return {}
         return files if isinstance(files, dict) else {}
@@ -504,7 +505,8 @@ class Store:
             OSError: the pack cannot be written.
         """
         self.require_lease()
-        place, moved = self.cells / pack.FILE, dict[str, tuple[int, ...]]()
+        place = self.cells / pack.FILE
+        moved, written = dict[str, tuple[int, ...]](), dict[str, int | None]()
         before, cells = self._pack(), [c for c in self.folders() if c not in left]
         if not any(any(self._loose(cell_id)) for cell_id in cells):
             return 0
@@ -512,9 +514,8 @@ class Store:
             handle.write(b"\n" * (handle.tell() > 0))  # after a line that was cut in half
             for first in range(0, len(cells), CELLS_AT_ONCE):
                 found = [f for c in cells[first : first + CELLS_AT_ONCE] for f in self._loose(c)]
-                pack.add(
-                    handle, {n: c for n, _, c in found if before is None or before.lacks(n, c)}
-                )
+                lacking = {n: c for n, _, c in found if before is None or before.lacks(n, c)}
+                written |= pack.add(handle, lacking)
                 moved |= {name: version for name, version, _ in found}
             handle.flush()
             os.fsync(handle.fileno())
@@ -522,7 +523,8 @@ class Store:
             os.fsync(descriptor)  # its name too
         self.require_lease()
         packed = self._pack()
-        if packed is None or not all(name in packed for name in moved):
+        held = {name: packed and packed.checksum(name) for name in moved}
+        if None in held.values() or held | written != held:
             raise VitsweepError(f"`{place}` does not hold what was written: nothing was removed.")
         for name, version in moved.items():
             if _version(self.cells / name) == version:

@@ -125,9 +125,10 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     from vitsweep.tables.valid_runs import final_status
 
     columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
-    records = list(store.runs())
-    runs = [(*(getattr(r, c) for c in columns[:-1]), _started_at(r)) for r in records]
-    specs = {record.cell_id: record.spec for record in records}
+    runs, specs = [], dict[str, dict[str, Any]]()
+    for record in store.runs():
+        runs.append((*(getattr(record, c) for c in columns[:-1]), _started_at(record)))
+        specs[record.cell_id] = record.spec
     outcomes: dict[str, Outcome] = {}
     if runs:
         for row in final_status(DataFrame(runs, columns=columns)).to_dict("records"):
