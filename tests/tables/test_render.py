@@ -1,5 +1,6 @@
 """The result table on terminals of several widths, kept as text in golden/."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -10,9 +11,10 @@ from rich.console import Console
 
 from tests.builders import PLAIN, run, table
 from tests.sample_sweep import sweep
+from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.render import CellTable, TextTable
+from vitsweep.tables.render import CellTable, TextTable, cell_text
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = {"shared_device": True}
@@ -149,6 +151,21 @@ def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
     [head] = [line for line in narrow.splitlines() if line.startswith("precision")]
     assert "top-1" in head, narrow
     assert "Cost of a million images (USD)" in wide
+
+
+def test_a_heading_is_all_that_shows_a_metric_in_the_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = measured({"precision": ("fp32", "O1")})
+    for record in records:
+        record.metrics["window_energy_j"] = 123.0
+    found = compared(records)
+    assert "J" not in cell_text(found)
+    monkeypatch.setitem(
+        METRICS, "window_energy_j", replace(METRICS["window_energy_j"], heading="J")
+    )
+    assert list(cell_text(found)["J"]) == ["123", "123"]
+    assert " J" in printed(CellTable(found, "energy"), 160)
 
 
 def test_headings_give_way_before_a_word_is_broken_and_numbers_never() -> None:

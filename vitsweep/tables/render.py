@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitsweep.errors import BadValueError
-from vitsweep.results.metrics import FLAGS, heading, headings, known_metrics, own_metrics
+from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, known_metrics, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import class_of, plain_choice
@@ -198,9 +198,10 @@ DROPPED_FIRST = (
 
 
 def _own(table: DataFrame) -> dict[str, Column]:
-    """Return the user's own columns that the table has."""
-    known = [m for m in own_metrics(table).values() if m.column in table]
-    return {m.axis_label: values(m.column, number) for m in known}
+    """Return the columns that the table has of further metrics with a heading, and of the user's own."""
+    headed = {m.heading: m for m in METRICS.values() if m.heading and m.heading not in MEASURED}
+    known = headed | {m.axis_label: m for m in own_metrics(table).values()}
+    return {h: values(m.column, number) for h, m in known.items() if m.column in table}
 
 
 def _settings(cells: DataFrame) -> dict[str, Column]:
