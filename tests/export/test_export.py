@@ -237,6 +237,7 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("optimizer=lion",), "optimizer=lion"),
         (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
         (("averaging=ema",), "averaging=ema"),
+        (("compilation=cuda_graphs_compiled",), "compilation=cuda_graphs_compiled"),
         (("tokens=drop",), "tokens=drop"),
         (("vit_block=parallel",), "vit_block=parallel"),
         (("attention=linear",), "attention=linear"),

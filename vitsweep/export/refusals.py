@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.model_spec import ViTSpec
-from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
+from vitsweep.spec.model_variant import TokenVariant
 from vitsweep.spec.technique import Compilation, Memory, Runtime
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
-from vitsweep.techniques.compilation.torch_compile import TorchCompile
+from vitsweep.techniques.compilation.torch_compile import CompileBlocks, CompileModel
 from vitsweep.techniques.memory.recompute import (
     RecomputeBlocks,
     RecomputeByBudget,
@@ -31,13 +31,15 @@ WRITTEN = {
     "memory": (Memory, RecomputeBlocks, RecomputeSelected, RecomputeByBudget),
     "attention": (ScaledDotProduct,),
     "runtime": (Runtime, CudaAllocator, HugePages),
-    "vit_block": (BlockVariant,),
+    "compilation": (Compilation, CompileBlocks, CompileModel),
     "tokens": (TokenVariant, Registers),
-    "averaging": (Averaging,),
-    "schedule": (Schedule,),
 }
-"""Group -> classes of choices that a template is there for; their subclasses do something else."""
-PARALLEL = ("sequence_parallel", "tensor_parallel", "pipeline_parallel")
+"""Group -> classes of choices that a template is there for; their subclasses do something else.
+
+Of other groups the plain choice alone is written.
+"""
+WHOLLY_WRITTEN = ("layout", "classifier", "loader")
+"""Groups of which every choice is written."""
 
 
 def refusals(cell: CellSpec) -> list[str]:
@@ -47,16 +49,10 @@ def refusals(cell: CellSpec) -> list[str]:
 
 
 def _typed(cell: CellSpec) -> Iterator[str]:
-    for group, kinds in WRITTEN.items():
+    for group, plain in GROUPS.items():
         choice = getattr(cell, group)
-        if type(choice) not in kinds:
+        if group not in WHOLLY_WRITTEN and type(choice) not in WRITTEN.get(group, (plain,)):
             yield f"{group}={choice.name}"
-    for group in PARALLEL:
-        if getattr(cell, group).name != "none":
-            yield f"{group}={getattr(cell, group).name}"
-    compilation = cell.compilation
-    if type(compilation) is not Compilation and not isinstance(compilation, TorchCompile):
-        yield f"compilation={compilation.name}"
     yield from _knobs(cell)
     yield from _of_model(cell)
     if cell.task.epochs and cell.data.split_sizes() is None:  # how many steps are there?
