@@ -1,49 +1,15 @@
 """Launchers that are not vitsweep's: one that a user adds, and those that come with Hydra."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
 from tests.command import Command
 
-LAUNCHER = '''
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-
-from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
-
-
-class ThreadLauncher(CellLauncherPlugin):
-    """Measures every block with one thread per cell."""
-
-    def machine(self):
-        from vitsweep.spec.resources import Machine
-
-        return Machine.here()
-
-    @contextmanager
-    def launch_cells(self, request):
-        from vitsweep.launchers.base import LaunchResult, prepared
-        from vitsweep.launchers.local import BlockRunner
-        from vitsweep.launchers.progress import Progress
-        from vitsweep.planning.blocks import blocks
-        from vitsweep.planning.pending import resume_state
-        from vitsweep.planning.sweep_plan import cell_labels
-
-        with prepared(request, self.machine()) as sweep:
-            runs = list(sweep.store.runs())
-            state = resume_state(sweep.plan, runs, request.settings, sweep.code)
-            lacking = state.missing_blocks
-            planned = blocks(sweep.plan, lacking, request.settings.cells_per_block)
-            runner = BlockRunner(sweep.store, sweep.code, parallel=self.fields["threads"])
-            progress = Progress(request.console, cell_labels(sweep.plan), sum(lacking.values()))
-            interrupted = runner.run(planned, progress)
-            yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
-'''
-YAML = """\
-# One thread per cell.
-_target_: hydra_plugins.thread_launcher.ThreadLauncher
-threads: 2
-"""
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "launcher.md"
+LAUNCHER, YAML = re.findall(r"^```(?:python|yaml)\n(.*?)^```", PAGE.read_text(), re.M | re.S)
 
 
 @pytest.mark.slow
