@@ -17,9 +17,9 @@ import yaml
 
 from vitsweep.results.record import SCHEMA_VERSION
 from vitsweep.results.store import Store
-from vitsweep.spec.cell_spec import flatten
+from vitsweep.spec.cell_spec import GROUPS, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.menu import conf_dir, plain_choice
 
 Tree = dict[str, Any]
 
@@ -38,11 +38,9 @@ BEFORE: dict[str, Tree] = {
     },
     "compilation": {"mode": "default", "optimizer_step": False},
     "memory": {"keep": ["linear", "attention"]},
-    "recipe": {"name": "none"}, "loader": {"name": "workers"}, "runtime": {"name": "plain"},
-    "vit_block": {"name": "plain"}, "tokens": {"name": "all"}, "averaging": {"name": "none"},
-    "schedule": {"name": "constant"},
+    "recipe": {"name": "none"},
 }  # fmt: skip
-"""Group -> what its cells did before it, or a key of it, was added."""
+"""Group -> what its cells did before a key of it was added; before a technique's group, its plain choice."""
 
 
 def rekey(store: Store) -> dict[str, str]:
@@ -51,7 +49,7 @@ def rekey(store: Store) -> dict[str, str]:
     for old in store.cell_ids():
         document, folder = store.frozen(old), store.cell(old)
         tree = document["cell"]
-        for group in {**tree, **BEFORE}:
+        for group in {**tree, **BEFORE, **GROUPS}:
             if (conf_dir() / group).is_dir() and group not in ("resources", "mesh"):
                 tree[group] = of_today(group, tree.get(group, {}))
         cell = cell_from_tree(tree)
@@ -74,11 +72,10 @@ def rekey(store: Store) -> dict[str, str]:
 def of_today(group: str, node: Tree) -> Tree:
     """Return one group of a cell with its class of today and every key that the class has."""
     before = BEFORE.get(group, {})
-    choice = yaml.safe_load(
-        (conf_dir() / group / f"{node.get('name', before.get('name'))}.yaml").read_text()
-    )
-    added = {key: value for key, value in before.items() if key in choice or key == "name"}
-    found: Tree = {**(added if node else {**choice, **added}), **node}
+    name = node.get("name") or before.get("name") or plain_choice(group)
+    choice = yaml.safe_load((conf_dir() / group / f"{name}.yaml").read_text())
+    added = {key: value for key, value in before.items() if key in choice}
+    found: Tree = {**(added if node else {**choice, **added}), **node, "name": name}
     if "_target_" in choice and not str(node.get("_target_")).startswith("tests."):
         found["_target_"] = choice["_target_"]
     return found

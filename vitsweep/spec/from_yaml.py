@@ -35,7 +35,10 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
     hints = _hints(CellSpec)
     missing = [name for name in hints if name not in tree]
     if missing:
-        raise BadValueError(f"The configuration lacks {_quoted(missing)}.")
+        raise BadValueError(
+            f"The configuration lacks {_quoted(missing)}. A cell that another version froze is "
+            "measured anew by its command."
+        )
     parts: Tree = {}
     problems: list[str] = []
     for name, kind in hints.items():
@@ -78,7 +81,11 @@ def target_class(node: Mapping[str, Any], path: str) -> type:
         cls: type = getattr(_module(module), name)
         return cls
     except (ImportError, AttributeError) as error:
-        raise BadValueError(f"`{path}._target_={target}` cannot be imported ({error}).") from error
+        is_missing = isinstance(error, ModuleNotFoundError)
+        way_out = ": install it, or put its folder on `PYTHONPATH`" if is_missing else ""
+        raise BadValueError(
+            f"`{path}._target_={target}` cannot be imported ({error}){way_out}."
+        ) from error
 
 
 def _build(node: Any, path: str, kind: Any) -> Any:
