@@ -25,8 +25,8 @@ from vitsweep.training.reference import cut, shares_of
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
 
-LEAST_SIDE = 6
-"""Patches along a side of the twin's images, unless the cell has fewer."""
+LEAST_SIDE, TILE = 8, 64
+"""Patches along a side of the twin's images, unless the cell has fewer: more tokens than a tile of keys."""
 HALVINGS = 20
 """Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
 
@@ -66,7 +66,7 @@ def _padded_alike(twin: CellSpec, cell: CellSpec) -> CellSpec:
     """Return the twin with images on which it pads tokens as the cell does; at most those of the cell.
 
     Sequences have the same remainder as the cell's modulo all degrees that share tokens, and more
-    than 32 tokens where the cell has as many.
+    than `TILE` tokens where the cell has as many.
     """
     if not isinstance(twin.model, TransformerSpec) or not isinstance(cell.model, TransformerSpec):
         return twin
@@ -76,7 +76,8 @@ def _padded_alike(twin: CellSpec, cell: CellSpec) -> CellSpec:
     for side in range(min(LEAST_SIDE * patch, own_px), own_px, patch):
         smaller = replace(twin, batch=replace(twin.batch, resolution_px=side))
         found = smaller.transformer.sequence_lengths(side, pooling)
-        if all((f - w) % unit == 0 for f, w in zip(found, wanted, strict=True)):
+        alike = all((f - w) % unit == 0 for f, w in zip(found, wanted, strict=True))
+        if alike and TILE not in found:
             return smaller
     return replace(twin, batch=replace(twin.batch, resolution_px=own_px))
 
