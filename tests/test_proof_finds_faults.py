@@ -27,6 +27,7 @@ CORE = {
     "weights_x_1_01": "O1",
     "third_block_x_0_9": "O1",
     "forgets_above_32_tokens": "O1",
+    "keys_after_the_64th_not_rescaled": "fp32",
     "attends_to_padding": "O1",
     "never_updates": "O1",
     "half_of_the_tensors_skipped": "O1",
@@ -137,19 +138,25 @@ def test_a_command_calls_broken_choices_wrong_in_every_precision(
     assert {at: told for at, told in found.items() if told[0] != wanted[at]} == {}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", TIMED)
-def test_what_the_twin_is_too_small_for_is_found_by_the_losses_of_timed_steps(
+LARGE = [pytest.param(n, marks=[] if "fourth" in n else [pytest.mark.full]) for n in TIMED]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_the_twin_is_too_small_for_is_found_by_the_first_timed_steps(
     name: str, tmp_path: Path
 ) -> None:
     run = Command(tmp_path)
     run(
-        "-m", "--config-dir", str(CONF), *TIMED[name].words, "measurement.prove=twin",
-        f"precision={','.join(TIMED[name].precisions)}", "measurement.measured_steps=4",
+        "-m", "--config-dir", str(CONF), *TIMED[name].words, f"memory.fault={name}",
+        f"precision={','.join(TIMED[name].acts)}", "measurement.prove=twin", "measurement.measured_steps=4",
     )  # fmt: skip
     cells = run.cells()
-    found = cells[cells["memory"] == "broken"].set_index("precision")["status"].to_dict()
-    assert {p for p, status in found.items() if status != "wrong"} == set(HIDDEN.get(name, ()))
+    found = cells[cells["memory"] == "broken"].set_index("precision")
+    missed = {p for p, status in found["status"].items() if status != "wrong"}
+    assert missed == set(HIDDEN.get(name, ()))
+    assert not found["reason"].str.startswith("The nano twin").any()
+    if "gradients" in name:
+        assert found["reason"].str.startswith("The gradients of the first timed step differ").all()
 
 
 HONEST = {

@@ -42,6 +42,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
+from vitsweep.training.shards import sketch_next_gradients
 from vitsweep.training.timed_steps import (
     TimedSteps,
     endless,
@@ -157,6 +158,8 @@ def _timed_samples(
     cell, world = trainer.cell, trainer.world
     _sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
+    # A first step without a warm-up would be timed.
+    sketch = sketch_next_gradients(trainer) if cell.measurement.warmup_steps else list
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
     timed = timed_steps(trainer, stream, cell.measurement, lead_in)
     steps, compiled = len(timed.times_ms), Compiled.so_far().since(compiled_before)
@@ -171,6 +174,7 @@ def _timed_samples(
         warmup_steps_added=timed.warmup_steps_added,
         cut_short=timed.cut_short,
         losses=torch.stack(timed.losses).tolist(),
+        first_gradients=sketch(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
         compiled_graphs=compiled.graphs,

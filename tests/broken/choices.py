@@ -169,6 +169,51 @@ def images_above_the_eighth_are_dropped(model: "nn.Module") -> None:
     outputs(model, _named("head"), wrong)
 
 
+def fourth_block_gradients_x_1_01(model: "nn.Module") -> None:
+    """The twin has three blocks."""
+    outputs(model, _named("blocks.3.mlp"), lambda x, y: y + 0.01 * (y - y.detach()))
+
+
+def norms_sum_gradients_of_1024_rows(model: "nn.Module") -> None:
+    import torch
+
+    def rows(x: Any, norm: Any, end: int, *weights: Any) -> Any:
+        first = torch.layer_norm(x[:end], norm.normalized_shape, *weights, norm.eps)
+        if len(x) <= end:
+            return first
+        rest = (weight.detach() for weight in weights)
+        return torch.cat([first, torch.layer_norm(x[end:], norm.normalized_shape, *rest, norm.eps)])
+
+    def around(norm: Any) -> Callable[[Any], Any]:
+        return lambda x: rows(x.flatten(0, -2), norm, 1024, norm.weight, norm.bias).view_as(x)
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            vars(module)["forward"] = around(module)
+
+
+def keys_not_rescaled(tile: int) -> Callable[[Any], None]:
+    """As an online softmax whose sums over the first tile of keys keep the maximum of these alone."""
+
+    @attention
+    def fault(right: "Attend", q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+        import torch
+
+        if k.shape[2] <= tile:
+            return right(q, k, v)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        first, rest = scores[..., :tile], scores[..., tile:]
+        rest = rest - scores.amax(-1, keepdim=True)
+        weights = torch.cat([first - first.amax(-1, keepdim=True), rest], -1).exp()
+        return (weights / weights.sum(-1, keepdim=True)).to(v.dtype) @ v
+
+    return fault
+
+
+keys_after_the_64th_not_rescaled = keys_not_rescaled(64)
+keys_after_the_128th_not_rescaled = keys_not_rescaled(128)
+
+
 def norms_eps_1e_5(model: "nn.Module") -> None:
     for module in model.modules():
         if hasattr(module, "eps"):

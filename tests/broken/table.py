@@ -68,6 +68,14 @@ IN_ANY_PRECISION = {
         "data=synthetic",
         "batch.resolution_px=48",
     ),
+    **_of(
+        "memory",
+        "broken",
+        "keys_after_the_64th_not_rescaled",
+        *ONE,
+        "data=synthetic",
+        "batch.resolution_px=24",
+    ),
     **_of("memory", "broken", "last_micro_batch_alone", *ONE, "batch.accumulation_steps=2"),
     **_of(
         "memory",
@@ -169,20 +177,18 @@ IN_HALF_ALONE = {
 
 BREAKAGES = IN_ANY_PRECISION | IN_HALF_ALONE
 
+LARGER = ("memory=broken", *ONE[:2], "model.depth=4")
 TIMED = {
     "images_above_the_eighth_are_dropped": Breakage(
-        (
-            "memory=broken",
-            "memory.fault=images_above_the_eighth_are_dropped",
-            *ONE[:2],
-            "batch.images_per_step=16",
-            "model.depth=4",
-            "model.width=128",
-            "model.mlp_width=512",
-        )
-    )
+        (*LARGER, "batch.images_per_step=16", "model.width=128", "model.mlp_width=512")
+    ),
+    "fourth_block_gradients_x_1_01": Breakage((*LARGER, "batch.images_per_step=8"), ("fp32",)),
+    "norms_sum_gradients_of_1024_rows": Breakage((*LARGER, "batch.images_per_step=96"), ("fp32",)),
+    "keys_after_the_128th_not_rescaled": Breakage(
+        (*LARGER, "batch.images_per_step=8", "data=synthetic", "batch.resolution_px=24"), ("fp32",)
+    ),
 }
-"""Acts on more images than a twin has."""
+"""Acts on more blocks, keys, rows or images than a twin has: the first timed steps show it."""
 
 HIDDEN: dict[str, tuple[str, ...]] = {}
 """Breakage -> precisions in which rounding does as much."""

@@ -1,4 +1,4 @@
-"""A cell whose timed losses leave those of its baseline is wrong."""
+"""A cell whose first losses or gradients leave those of its baseline is wrong."""
 
 import pytest
 from pandas import DataFrame
@@ -6,19 +6,20 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import RunRecord
 from vitsweep.tables.cells import cells
-from vitsweep.tables.load import with_wrong_losses
+from vitsweep.tables.load import with_wrong_steps
 
 BASE = {"fast": "base", "base": "base"}
 
 
 def measured(cell_id: str, losses: tuple[float | None, ...], **validity: object) -> RunRecord:
-    told = {"same_first_loss": "a", "same_losses": "b", "loss_tolerance": 1e-4} | validity
+    told = {"same_first_loss": "a", "same_losses": "b", "loss_tolerance": 1e-4}
+    told |= {"gradient_tolerance": 1e-4} | validity
     named = {f"loss_step_{i + 1}": loss for i, loss in enumerate(losses)}
     return run(cell_id, metrics=named, validity=told)
 
 
 def judged(*records: RunRecord) -> DataFrame:
-    return with_wrong_losses(table(*records), BASE).set_index("cell_id")
+    return with_wrong_steps(table(*records), BASE).set_index("cell_id")
 
 
 PLAIN = (2.3, 2.2, 2.1)
@@ -53,13 +54,48 @@ def test_losses_are_compared_as_far_as_they_should_agree(
         assert f"{PLAIN[step - 1]:.5f}" in reason
 
 
+SKETCH = "0.75 1.5 -2.25 0.5 3"
+
+
+@pytest.mark.parametrize(
+    ("sketch", "validity", "reason"),
+    [
+        (SKETCH, {}, ""),
+        ("0.75005 1.50005 -2.25 0.5 3", {}, ""),
+        (
+            "0.75 1.504 -2.25 0.5 3",
+            {},
+            "differ from the baseline's in the same block by 0.002 of their norm",
+        ),
+        ("0.75 1.504 -2.25 0.5 3", {"gradient_tolerance": 0.05}, ""),
+        (
+            "0.75 1.504 -2.25 0.5 3",
+            {"same_losses": "other"},
+            "by 0.002 of their norm, where rounding",
+        ),
+        ("0.75 1.504 -2.25 0.5 3", {"same_losses": "other", "same_first_loss": "other"}, ""),
+        ("0.76 1.5 -2.25 0.5 3", {}, "by 0.013 of their norm"),
+        ("0.76 1.5 -2.25 0.5 3", {"same_losses": "another clip_norm"}, ""),
+        (None, {}, ""),
+    ],
+)
+def test_gradients_are_compared_where_the_first_loss_is(
+    sketch: str | None, validity: dict[str, object], reason: str
+) -> None:
+    base = measured("base", PLAIN, first_gradients=SKETCH)
+    found = judged(base, measured("fast", PLAIN, first_gradients=sketch, **validity)).loc["fast"]
+    assert found["status"] == ("wrong" if reason else "measured")
+    assert reason in found["reason"]
+    assert not reason or found["reason"].startswith("The gradients of the first timed step ")
+
+
 def test_only_runs_of_one_block_are_compared_and_the_cell_is_wrong_in_its_row() -> None:
     other = run("fast", block="b1", metrics={"loss_step_1": 9.0}, validity={"same_first_loss": "a"})
-    runs = with_wrong_losses(
+    runs = with_wrong_steps(
         table(measured("base", PLAIN), measured("fast", (9.0, 9.0, 9.0)), other), BASE
     )
     assert list(runs["status"]) == ["measured", "wrong", "measured"]
-    alone = with_wrong_losses(
+    alone = with_wrong_steps(
         table(measured("base", PLAIN), measured("fast", (9.0, 9.0, 9.0))), BASE
     )
     assert list(cells(alone, BASE)["status"]) == ["measured", "wrong"]
@@ -67,4 +103,4 @@ def test_only_runs_of_one_block_are_compared_and_the_cell_is_wrong_in_its_row() 
 
 def test_runs_without_these_columns_stay_as_they_are() -> None:
     runs = table(run("base"), run("fast"))
-    assert with_wrong_losses(runs, BASE) is runs
+    assert with_wrong_steps(runs, BASE) is runs

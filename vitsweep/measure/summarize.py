@@ -132,6 +132,7 @@ class RankSamples:
         warmup_steps_added: how many of them because steps were still becoming faster.
         cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
         losses: mean loss over the rank's images, one per timed step.
+        first_gradients: sketch of the first step's gradients (`training.shards`), the same on every rank.
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
@@ -168,6 +169,7 @@ class RankSamples:
     sent: SentBytes = field(default_factory=SentBytes)
     memory_reason: str = ""
     trace: RankTrace | None = None
+    first_gradients: list[float] = field(default_factory=list)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RankSamples":
@@ -249,10 +251,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "warmup_steps_added": ranks[0].warmup_steps_added,
             "same_first_loss": cell.id_of_first_loss,
             "same_losses": cell.id_of_losses,
+            "first_gradients": " ".join(map(repr, ranks[0].first_gradients)) or None,
             "loss_tolerance": max(
                 part.relative_tolerance()
                 for part in (cell.precision, cell.sharding, cell.optimizer)
             ),
+            "gradient_tolerance": gradient_tolerance(cell),
         },
         environment=ranks[0].environment
         | denominators
@@ -271,6 +275,17 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         }
         | trace_samples([rank.trace for rank in ranks]),
     )
+
+
+def gradient_tolerance(cell: CellSpec) -> float | None:
+    """Return how far the sketch of the first gradients may lie from that of exact ones; None: anywhere.
+
+    In float32 it is that of a loss. It is larger, by the root of that, in fewer digits, and where a model
+    may have BatchNorm or kinks: it divides small numbers, and rounding moves some over a kink.
+    """
+    rounding = max(part.relative_tolerance() for part in (cell.precision, cell.sharding))
+    reasons = (rounding > 1e-4) + cell.model.norms_over_batch
+    return None if cell.precision.float8 or reasons > 1 else rounding ** (0.5 if reasons else 1)
 
 
 def _refuse_mixed_devices(ranks: list[RankSamples]) -> None:

@@ -324,9 +324,9 @@ _COLUMNS = (
     *_columns(
         "validity",
         "uneven_steps_cause proved steps_skipped steps_counted warmup_steps_added "
-        "same_first_loss same_losses",
+        "same_first_loss same_losses first_gradients",
     ),
-    *_columns("validity", "loss_tolerance", numbers=True),
+    *_columns("validity", "loss_tolerance gradient_tolerance", numbers=True),
     *_columns(
         "environment",
         "launcher cells_at_a_time git_commit git_dirty code_hash device_type",

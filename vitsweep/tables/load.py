@@ -24,22 +24,24 @@ from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.valid_runs import in_order, newest_code
 
-# The first losses of timed steps beside those of the baseline: a cell that leaves them is wrong.
+# The first timed steps beside those of the baseline: a cell that leaves them is wrong.
 
 SAME = {1: "same_first_loss", 2: "same_losses", 3: "same_losses"}
 """Step -> column that is equal for two cells whose losses in that step are alike."""
 FIRST_SHARE = 0.08
 """Share of the tolerance of later losses that the first has: no update has multiplied its rounding."""
+GRADIENTS = ("first_gradients", "gradient_tolerance")
+"""Column of their sketch (see `training.shards`), and by how much two may differ with that of the other."""
 COLUMNS = ("loss_tolerance", *dict.fromkeys(SAME.values()), *map("loss_step_{}".format, SAME))
 
 
-def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Let measured runs whose first losses leave those of their baseline in the same block be `wrong`.
+def with_wrong_steps(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Let measured runs whose first steps leave those of their baseline in the same block be `wrong`.
 
-    Both begin from the same weights and see the same images. The loss before any update is compared
-    where model, images and random draws agree; those after one and two updates where the definition of
-    the optimizer does as well. A loss may differ by the tolerances of both cells; the first by
-    `FIRST_SHARE` of that.
+    Both begin from the same weights and see the same images. The loss and the gradients before any update
+    are compared where model, images and random draws agree; the losses after one and two updates, and the
+    norm of all gradients, which may be clipped, where the definition of the optimizer does as well. They
+    may differ by the tolerances of both cells, the first loss by `FIRST_SHARE` of that.
 
     Args:
         runs: one row per run.
@@ -47,9 +49,10 @@ def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> D
     """
     if not {"block", *COLUMNS} <= set(runs.columns):
         return runs
-    told = runs.loc[runs["status"] == Status.measured, ["cell_id", "block", *COLUMNS]]
-    losses = [f"loss_step_{step}" for step in SAME]
-    told[losses] = told[losses].apply(to_numeric)  # of runs without any, a column is all None
+    measured = runs.loc[runs["status"] == Status.measured]
+    told = measured.reindex(columns=["cell_id", "block", *COLUMNS, *GRADIENTS])
+    numbers = [*(f"loss_step_{step}" for step in SAME), GRADIENTS[1]]
+    told[numbers] = told[numbers].apply(to_numeric)  # of runs without any, a column is all None
     base = told.drop_duplicates(["cell_id", "block"])
     told = told.assign(place=told.index)
     pairs = told.assign(baseline=told["cell_id"].map(baselines)).merge(
@@ -59,21 +62,45 @@ def with_wrong_losses(runs: DataFrame, baselines: Mapping[str, str | None]) -> D
     )
     pairs = pairs[pairs["cell_id"] != pairs["baseline"]]
     runs = runs.copy() if len(pairs) else runs
-    for step, same in SAME.items():
-        loss, wanted = pairs[f"loss_step_{step}"], pairs[f"loss_step_{step}_base"]
-        share = FIRST_SHARE if step == 1 else 1.0
-        allowed = share * (pairs["loss_tolerance"] + pairs["loss_tolerance_base"])
-        apart = (loss - wanted).abs() / wanted.abs()
+    for same, apart, allowed, told_of in _distances(pairs):
         wrong = (pairs[same] == pairs[f"{same}_base"]) & (apart > allowed)
         for _, row in pairs.assign(apart=apart, allowed=allowed)[wrong].iterrows():
             if runs.at[row["place"], "status"] == Status.measured:
                 runs.at[row["place"], "status"] = Status.wrong.value
-                runs.at[row["place"], "reason"] = (
-                    f"The loss of timed step {step} is {row[f'loss_step_{step}']:.5f}, and that of the "
-                    f"baseline in the same block {row[f'loss_step_{step}_base']:.5f}: they differ by "
-                    f"{row['apart']:.2g}, where rounding explains {row['allowed']:.2g}."
-                )
+                runs.at[row["place"], "reason"] = told_of.format_map(row)
     return runs
+
+
+def _distances(pairs: DataFrame) -> Iterator[tuple[str, Series, Series, str]]:
+    """Yield the column of what is comparable, distances, what is allowed, and what to say of a larger one.
+
+    Columns of the baseline end in `_base`.
+    """
+    tolerance, rounding = (pairs[c] + pairs[f"{c}_base"] for c in ("loss_tolerance", GRADIENTS[1]))
+    own, base = _sketches(pairs[GRADIENTS[0]]), _sketches(pairs[f"{GRADIENTS[0]}_base"])
+    differ = (
+        "The gradients of the first timed step differ from the baseline's in the same block by {apart:.2g} "
+        "of their norm, where rounding explains {allowed:.2g}."
+    )
+    for step, same in SAME.items():
+        loss, wanted = f"loss_step_{step}", f"loss_step_{step}_base"
+        apart = (pairs[loss] - pairs[wanted]).abs() / pairs[wanted].abs()
+        told_of = (
+            f"The loss of timed step {step} is {{{loss}:.5f}}, and that of the baseline in the same "
+            f"block {{{wanted}:.5f}}: they differ by {{apart:.2g}}, where rounding explains "
+            "{allowed:.2g}."
+        )
+        yield same, apart, (FIRST_SHARE if step == 1 else 1.0) * tolerance, told_of
+        if step == 1:
+            apart = ((own - base).drop(columns=0) ** 2).mean(axis=1) ** 0.5
+            yield SAME[1], apart, rounding, differ
+            yield SAME[2], (own[0] / base[0] - 1).abs(), rounding, differ
+
+
+def _sketches(texts: Series) -> DataFrame:
+    """Return the numbers of sketches as columns, missing where there is none."""
+    rows = [text.split() if isinstance(text, str) else [] for text in texts]
+    return DataFrame(rows, texts.index, dtype=float).reindex(columns=range(5))
 
 
 # Types of a loaded table: ordered categories, numbers, flags; and one device per comparison.
@@ -143,7 +170,7 @@ def runs_of(store: Store, records: Iterable[RunRecord] | None = None) -> DataFra
     """
     rows = rows_of(store, store.runs() if records is None else records)
     runs = in_order(from_rows(rows, attributes_of(store))).reset_index(drop=True)
-    return with_wrong_losses(runs, store.baselines())
+    return with_wrong_steps(runs, store.baselines())
 
 
 def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,8 @@ A checkpoint holds whole tensors under the plain model's names, in boxes. So it 
 number of ranks under any sharding: each reads the boxes that overlap with its own.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -20,8 +21,8 @@ from vitsweep.collectives.parallel_linear import (
     SplitLinear,
     split_over_ranks,
 )
-from vitsweep.collectives.primitives import gathered_tensors, local
-from vitsweep.model.initialize import plain_name
+from vitsweep.collectives.primitives import gathered, gathered_tensors, local
+from vitsweep.model.initialize import named_generator, named_seed, plain_name
 from vitsweep.techniques.optimizer.flat_buffer import FlatBuffer
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
@@ -290,18 +291,25 @@ def whole_tensors(
         keep: takes each tensor as soon as it is whole; what it gives None for is freed and left out. The
             tensors of a pipeline's stage are whole together.
     """
+    in_stages = trainer.world.shape.pipeline > 1
+    found = {n: t if in_stages else keep(t) for n, t in whole_tensors_here(trainer, read)}
+    held = {name: value for name, value in found.items() if value is not None}
+    if not in_stages:
+        return held
+    stages = gathered_tensors(held, trainer.world.axis("pipeline").get_group(), keep)
+    return {name: value for stage in stages for name, value in stage.items()}
+
+
+def whole_tensors_here(
+    trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `whole_tensors` returns of this rank's own stages, one tensor after the other.
+
+    Every rank must take all of them.
+    """
     trainer.reshard()  # `state_dict` would free gathered parameters that were read before
-    model, world = trainer.model, trainer.world
-    in_stages = world.shape.pipeline > 1
-    found: dict[str, Tensor | None] = {}
-    for stage in model if isinstance(model, nn.ModuleList) else [model]:
-        for name, value in _whole_stage(stage, read, world):
-            found[name] = value if in_stages else keep(value)
-    if in_stages:
-        held = {name: value for name, value in found.items() if value is not None}
-        stages = gathered_tensors(held, world.axis("pipeline").get_group(), keep)
-        return {name: value for stage in stages for name, value in stage.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    for stage in _stages(trainer.model):
+        yield from _whole_stage(stage, read, trainer.world)
 
 
 def plain_weights(trainer: Trainer, *, on_first: bool = False) -> Named:
@@ -356,3 +364,77 @@ def _joined(part: Tensor, linear: nn.Module, world: World) -> Tensor:
         return torch.cat(pieces, 1)
     # What is fused (q, k and v) is cut for itself.
     return torch.cat([p.unflatten(0, (linear.parts, -1)) for p in pieces], 1).flatten(0, 1)
+
+
+# The gradients of a step in five numbers, which differ where gradients do, whatever the technique.
+
+
+SKETCH_COLUMNS, SKETCHES = 2**16, 4
+SMALL = 1e-3
+"""Share of the norm of all gradients below which one hardly counts: true zeros, as of the key's bias."""
+
+
+def sketch_next_gradients(trainer: Trainer) -> Callable[[], list[float]]:
+    """Sketch the gradients of the next update, as the optimizer is given them, tensor by tensor.
+
+    Args:
+        trainer: of this rank; every rank calls this function and what it returns.
+
+    Returns:
+        A function that returns the sketch once that step was taken: the norm of all gradients, and numbers
+        that differ between two ways to take the step by about as much as gradients do, in parts of each
+        tensor's norm (root mean square over tensors). They are independent of a common factor of all
+        gradients. Empty where a gradient is not finite, as of an update that the loss scaler skips.
+    """
+    found: dict[str, Tensor] = {}
+
+    def take() -> None:
+        trainer.before_update = None
+        drawn = torch.randint(2, (SKETCH_COLUMNS, SKETCHES), generator=named_generator(0, "sketch"))
+        signs = (2.0 * drawn - 1).to(trainer.world.device)
+        for name, gradient in whole_tensors_here(trainer, trainer.gradient_of):
+            found[name] = _norm_and_projections(gradient, signs)
+
+    def sketch() -> list[float]:
+        own = {name: numbers.tolist() for name, numbers in found.items()}
+        if trainer.world.shape.pipeline == 1:
+            return _sketch(own)
+        stages = gathered(own, trainer.world.axis("pipeline").get_group())
+        return _sketch({name: numbers for stage in stages for name, numbers in stage.items()})
+
+    trainer.before_update = take
+    return sketch
+
+
+def _norm_and_projections(gradient: Tensor, signs: Tensor) -> Tensor:
+    """Return the norm of a tensor and its products with random signs, (1 + SKETCHES,) in float64.
+
+    A sign of the flat tensor, cut into rows, is that of its column times that of its row, so that
+    products take as long as reading does.
+    """
+    flat = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).flatten()
+    flat = flat if flat.dtype == torch.float64 else flat.float()
+    whole, columns = len(flat) // len(signs) * len(signs), signs.to(flat.dtype)
+    rows, rest = flat[:whole].view(-1, len(signs)), flat[whole:]
+    products = torch.cat([rows @ columns, (rest @ columns[: len(rest)])[None]]).double()
+    norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return torch.cat([norm[None], (products * signs.flip(0)[: len(products)]).sum(0)])
+
+
+def _sketch(tensors: Mapping[str, list[float]]) -> list[float]:
+    """Combine the norms and projections of tensors, each with signs that follow from its name.
+
+    A length counts as its logarithm, so that a factor counts as much as an error of another direction.
+    """
+    if not tensors:
+        return []
+    numbers = torch.tensor(list(tensors.values()), dtype=torch.float64)
+    norms, projections = numbers[:, :1], numbers[:, 1:]
+    least = SMALL * norms.norm()
+    if not 0 < float(least) < math.inf:
+        return []
+    lengths = (norms.square() + least.square()).sqrt()  # grow smoothly from `least`
+    seeds = torch.tensor([named_seed(0, name) for name in tensors])[:, None]
+    signs = 1.0 - 2 * (seeds >> torch.arange(SKETCHES) & 1)
+    terms = signs * (projections / lengths + (lengths / least).log())
+    return [float(norms.norm()), *(terms.sum(0) / (norms / lengths).norm()).tolist()]
