@@ -19,7 +19,6 @@ from tests.cells import TINY, entry
 from tests.command import ROOT
 from tests.ranks import on_ranks, placed
 from tests.user_modules import Stack
-from vitsweep.errors import VitsweepError
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -212,7 +211,7 @@ def test_within_averaged_weights_nothing_is_trained_or_saved() -> None:
         live = applied.weights()
         with applied.averaged():
             for call in (lambda: applied.step(batch), applied.state_dict, applied.averaged):
-                with pytest.raises(VitsweepError, match="inside of `with averaged"):
+                with pytest.raises(vitsweep.VitsweepError, match="inside of `with averaged"):
                     call()
         assert all(torch.equal(weight, live[name]) for name, weight in applied.weights().items())
 
@@ -278,6 +277,11 @@ def test_a_model_is_used_once_and_a_batch_splits_evenly() -> None:
         pytest.raises(vitsweep.VitsweepError, match="The state does not hold"),
     ):
         other.load_state_dict(state)
+    with (
+        vitsweep.apply(ALONE, Stack(1, 10, 8, 2)) as other,
+        pytest.raises(vitsweep.VitsweepError, match="has no `tensors`: load what `state_dict`"),
+    ):
+        other.load_state_dict(other.model.state_dict())
 
 
 @pytest.mark.parametrize("saved", [["optimizer=adamw_loop"], [*ALONE, "averaging=ema"]])

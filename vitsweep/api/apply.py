@@ -304,6 +304,10 @@ class Applied:
             VitsweepError: the state is of another model, or other techniques or ranks; nothing is changed.
         """
         self._refuse_within_averaged("load_state_dict")
+        if missing := [key for key in ("tensors", "scaler", "groups", "step") if key not in state]:
+            raise VitsweepError(
+                f"The state has no `{missing[0]}`: load what `state_dict` of an applied model returned."
+            )
         trainer, saved = self._trainer, state["tensors"]
         way_out = "load it with the model, techniques and ranks that saved it."
         own = state_dict_of(_shards(trainer))
