@@ -84,6 +84,20 @@ def _verdict(world: World, specs: list[CellSpec]) -> list[str]:
     return found
 
 
+def _verdict_of_another_rounding(world: World, spec: CellSpec) -> list[str]:
+    type(spec.memory).rounds_apart = True
+    return _verdict(world, [spec])
+
+
+def test_a_choice_that_rounds_in_another_place_says_so_and_is_proved(tmp_path: Path) -> None:
+    breakage = BREAKAGES["half_scores_rounded"]
+    spec = broken(breakage, "O2")
+    for [found] in on_ranks(breakage.ranks, _verdict, spec, [spec], folder=tmp_path):
+        assert "says `rounds_apart = True`" in found
+    honest = on_ranks(breakage.ranks, _verdict_of_another_rounding, spec, spec, folder=tmp_path)
+    assert all(found.startswith("equal") for [found] in honest)
+
+
 @pytest.mark.parametrize("name", CORE)
 def test_a_breakage_is_found_on_every_rank(name: str, tmp_path: Path) -> None:
     breakage, precision = BREAKAGES[name], CORE[name]

@@ -393,7 +393,9 @@ class _Leg:
         twin = self._twin
         widened = twin.sharding.shards_parameters and self._plan.master_weights
         few_digits = twin.precision.float8 or getattr(twin.sharding, "gradient_dtype", None)
-        other_order = self._world.device.type != "cpu" or twin.compilation.fuses_kernels
+        rounds_apart = any(choice.rounds_apart for choice in twin.techniques.values())
+        compiled = rounds_apart or twin.compilation.fuses_kernels
+        other_order = self._world.device.type != "cpu" or compiled
         if not (self.bit_for_bit and self._shares) or widened or few_digits or other_order:
             return ""
         apart = (sum(share * share for share in self._shares) / len(self._shares)) ** 0.5
@@ -401,7 +403,8 @@ class _Leg:
             return ""
         return (
             f"gradients differ from plain training's by {apart:.3g} of their bounds (root mean square over "
-            f"tensors), where float64 gave the same bit for bit and this allows {SAME_ORDER:g} at most,"
+            f"tensors), where float64 gave the same bit for bit and this allows {SAME_ORDER:g} at most (a "
+            "choice whose kernels round elsewhere says `rounds_apart = True`),"
         )
 
     def _digits_lost(self, found: Named, wanted: Named) -> str:

@@ -71,6 +71,9 @@ class Technique(ABC):
     changes_model: ClassVar[bool] = False
     """True where the choice changes what is computed (pooled classifier, linear attention)."""
 
+    rounds_apart: ClassVar[bool] = False
+    """True where its kernels round to half precision in other places than the plain operations do."""
+
     part_of_training: ClassVar[bool] = False
     """True where every choice of the group decides what a training learns: a checkpoint is of one choice."""
 
