@@ -348,7 +348,11 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
     with suppress(KeyError, OSError):
         users |= {grp.getgrgid(os.getgid()).gr_name} - GROUPS
     with suppress(OSError):
-        users.add(subprocess.run(GIT_USER, capture_output=True, text=True).stdout.strip())
+        users.add(
+            subprocess.run(
+                GIT_USER, capture_output=True, encoding="utf-8", errors="replace"
+            ).stdout.strip()
+        )
     for record in records:
         seen = (record.environment.get(key) for key in ("host", "node", "nodes_used"))
         hosts |= {part for value in seen if value for part in str(value).split(",")}
