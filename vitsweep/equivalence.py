@@ -394,8 +394,7 @@ class _Leg:
         widened = twin.sharding.shards_parameters and self._plan.master_weights
         few_digits = twin.precision.float8 or getattr(twin.sharding, "gradient_dtype", None)
         rounds_apart = any(choice.rounds_apart for choice in twin.techniques.values())
-        compiled = rounds_apart or twin.compilation.fuses_kernels
-        other_order = self._world.device.type != "cpu" or compiled
+        other_order = self._world.device.type != "cpu" or rounds_apart
         if not (self.bit_for_bit and self._shares) or widened or few_digits or other_order:
             return ""
         apart = (sum(share * share for share in self._shares) / len(self._shares)) ** 0.5

@@ -197,9 +197,8 @@ def _fault(entry: tarfile.TarInfo, seen: set[str], tops: set[str]) -> str:
 HIDDEN = "hidden"
 SHORT = 4
 """A shorter word is hidden only where it stands alone: `vm` is part of many others."""
-NOBODY = {"", "root", "user", "ubuntu", "nobody", "localhost", "none"}
-"""Users and hosts that identify nobody."""
-GROUPS = {"users", "staff", "wheel", *NOBODY}
+NOBODY = {"", *"root user users staff wheel ubuntu nobody localhost none null".split()}
+"""Users, groups and hosts that identify nobody."""
 GIT_USER = ("git", "config", "user.name")
 
 _URL = re.compile(r"\b([a-z][a-z0-9+]*)://[^\s'\"<>)\]},\\]+")
@@ -346,13 +345,10 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
     with suppress(KeyError, OSError):  # no such user, as in some containers
         users.add(getpass.getuser())
     with suppress(KeyError, OSError):
-        users |= {grp.getgrgid(os.getgid()).gr_name} - GROUPS
+        users.add(grp.getgrgid(os.getgid()).gr_name)
     with suppress(OSError):
-        users.add(
-            subprocess.run(
-                GIT_USER, capture_output=True, encoding="utf-8", errors="replace"
-            ).stdout.strip()
-        )
+        told = subprocess.run(GIT_USER, capture_output=True).stdout
+        users.add(told.decode("utf-8", "replace").strip())
     for record in records:
         seen = (record.environment.get(key) for key in ("host", "node", "nodes_used"))
         hosts |= {part for value in seen if value for part in str(value).split(",")}
@@ -371,10 +367,7 @@ def anonymizer(store: Store, records: Iterable[RunRecord], words: Iterable[str])
 
 def _people(text: str) -> set[str]:
     """Return the owners of home folders that a text names, and the accounts of trackers."""
-    teams = (name for found in _TEAM.findall(text) for name in found)
-    return {
-        name for name in (*_HOME.findall(text), *teams) if name.lower() not in NOBODY | {"null"}
-    }
+    return {*_HOME.findall(text), *(name for found in _TEAM.findall(text) for name in found)}
 
 
 def _terms(spec: Mapping[str, object]) -> Iterator[str]:

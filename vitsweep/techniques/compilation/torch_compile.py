@@ -42,6 +42,7 @@ class TorchCompile(Compilation):
     optimizer_step: bool
 
     fuses_kernels: ClassVar[bool] = True
+    rounds_apart: ClassVar[bool] = True
 
     @abstractmethod
     def apply(self, model: "nn.Module") -> "nn.Module":
