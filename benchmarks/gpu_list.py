@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from vitsweep.execution.process import log_to
 from vitsweep.spec.cell_spec import GROUPS
@@ -113,6 +114,7 @@ def product_sweep(cells: tuple[tuple[str, ...], ...], *settings: str) -> tuple[s
 
 PRODUCT = product_sweep(
     PRODUCT_CELLS, "model=vit_tiny", "measurement.blocks=2", "measurement.trace=true",
+    "measurement.warmup_min_seconds=0.5", "measurement.min_seconds=1",
     "sweep.baseline={precision: bf16, optimizer: adamw_fused}",
 )  # fmt: skip
 PRODUCT_SMOKE = product_sweep(
@@ -159,6 +161,31 @@ PROFILED: dict[str, tuple[str, ...]] = {
     "eager": (),
     "compile_blocks": ("compilation=compile_blocks",),
 }
+BATCHES = {
+    "vit_tiny": (64, 256, 1024), "vit_small": (64, 256, 512), "vit_base": (32, 128, 256),
+    "vit_large": (16, 64, 128), "vit_huge_14": (8, 32, 64),
+}  # fmt: skip
+DRAWN_CHOICES = (
+    *(f"precision={each}" for each in ("fp32", "tf32", "O1", "O2", "O3", "bf16_params")),
+    *(f"attention=sdpa_{each}" for each in ("flash", "efficient", "math")),
+    *(f"optimizer=adamw_{each}" for each in ("loop", "foreach")),
+    *("memory=recompute_blocks", "layout=batch_second", "classifier=pooled"),
+    "layout.patch_embedding=linear",
+)
+"""What cells are drawn from, none, one or two at a time; compilers take too long here."""
+
+
+def drawn_cells(count: int, seed: int = 23) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Return (model, images, choices over `BASE`) of some cells, no group twice in one."""
+    draw, found = Random(seed), []
+    while len(found) < count:
+        model = draw.choice([*BATCHES])
+        chosen = draw.sample(DRAWN_CHOICES, draw.randrange(3))
+        if len({each.partition("=")[0] for each in chosen}) == len(chosen):
+            found.append((model, draw.choice(BATCHES[model]), tuple(chosen)))
+    return found
+
+
 PREDICTED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("vit_large", 64, ()),
     ("vit_large", 16, ()),
@@ -170,6 +197,7 @@ PREDICTED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("vit_base", 128, ("attention=sdpa_math",)),
     ("vit_small", 256, ()),
     ("vit_tiny", 256, ("precision=tf32",)),
+    *drawn_cells(56),
 )
 """(model, images, choices over `BASE`) of the cells whose predictions are compared with measurements."""
 
@@ -268,7 +296,7 @@ PARTS = (
     ),
     Part(
         "prediction",
-        120,
+        240,
         "How far are predicted from measured steps and peaks of memory?",
         tuple(f"model={m} at {n} images {' '.join(c)}".strip() for m, n, c in PREDICTED),
     ),

@@ -141,6 +141,18 @@ def test_host_time_and_scale_are_found_from_whole_steps() -> None:
     assert whole.low_ms < measured[2] < whole.high_ms
 
 
+def test_on_a_gpu_steps_as_long_as_their_host_takes_say_nothing_of_the_rates() -> None:
+    """Host and device work at once: 9 us per dispatch, 1.2 x operators, whichever is longer."""
+    traces = [step(*size) for size in ((1, 4000), (2, 4000), (1, 9000), (400, 900), (900, 900))]
+    alone = [predict_step(t, rates(setup())).parts_ms["compute"] for t in traces]
+    host = [9e-3 * sum(t.dispatches.values()) for t in traces]
+    measured = [max(1.2 * a, h) for a, h in zip(alone, host, strict=True)]
+    assert sum(ms == h for ms, h in zip(measured, host, strict=True)) == 3
+    found = fitted(setup(), traces, [[ms] for ms in measured], asynchronous=True)
+    assert found.dispatch_us == pytest.approx(9, rel=0.01)
+    assert found.scale == pytest.approx(1.2, rel=0.01)
+
+
 def sharded(scale: int, size: int) -> StepTrace:
     operators = step(scale, 0).operators
     return trace_of(*operators, exchange(size, "all_reduce", ranks=2), dispatches=500, device="cpu")

@@ -15,7 +15,12 @@ from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
 from vitsweep.measure.environment import busy_seconds, own_seconds
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.calibrate import SHARDED_TRAININGS, SHORT_TRAININGS, calibrate_machine
+from vitsweep.predict.calibrate import (
+    GPU_TRAININGS,
+    SHARDED_TRAININGS,
+    SHORT_TRAININGS,
+    calibrate_machine,
+)
 from vitsweep.predict.step_time import StepTrace
 from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
@@ -68,7 +73,8 @@ def calibrate(console: Console) -> int:
 
     def cells_for(ranks: int) -> list[CellSpec]:
         shared = [f"resources.ranks_per_node={ranks}", "measurement=smoke"]
-        trainings = (*SHORT_TRAININGS, *(SHARDED_TRAININGS if ranks > 1 else ()))
+        alone = SHORT_TRAININGS if machine.device == "cpu" else GPU_TRAININGS
+        trainings = (*alone, *(SHARDED_TRAININGS if ranks > 1 else ()))
         return [plan_cell(composer.compose([*o, *shared]), machine).spec for o in trainings]
 
     most = machine.devices_per_node or machine.cores_per_node

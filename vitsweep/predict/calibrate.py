@@ -38,6 +38,10 @@ SLOW = 4.0
 """A format whose products are so many times slower than float32 is emulated: only tiny ones are timed."""
 MOST_SENT = 4.0
 """Largest factor by which an exchange may last longer beside the work of a step than alone."""
+HOST_BOUND = 1.5
+"""On a GPU, a step below so many times the host's time says nothing of the rates of its operators."""
+FORMATS = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "tf32")}
+"""Device type -> formats in which operators are timed."""
 FEWEST_DEGREES = 3.0
 WORST_ERROR = 0.5
 """Of `RankSetup.log_error`; that of operators without a training that ended in time."""
@@ -57,6 +61,20 @@ SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 """Overrides of the trainings that relate operators alone to whole steps; no model in `conf/` has their
 depths, so that none of them is a cell that anybody measures."""
+GPU_TRAININGS: tuple[tuple[str, ...], ...] = tuple(
+    (f"model={model}", "model.depth=2", "data=synthetic", f"precision={precision}",
+     f"batch.images_per_step={images}", f"optimizer=adamw_{optimizer}")
+    for model, precision, images, optimizer in (
+        ("vit_tiny", "fp32", 8, "foreach"),  # waits for the host, and gives its time per operator
+        ("vit_small", "bf16", 512, "fused"),
+        ("vit_base", "bf16", 256, "fused"),
+        ("vit_base", "tf32", 128, "foreach"),
+        ("vit_large", "bf16", 128, "fused"),
+        ("vit_large", "bf16_params", 128, "fused"),
+        ("vit_large", "fp32", 32, "fused"),
+    )
+)  # fmt: skip
+"""The same for GPUs, on which a step of the models above is as long as the host takes to queue it."""
 SHARDED_TRAININGS: tuple[tuple[str, ...], ...] = (
     ("model.depth=3", "batch.images_per_step=32", "sharding=fsdp"),
     ("model=vit_tiny", "data=synthetic", "model.depth=2", "batch.images_per_step=8", "sharding=fsdp",
@@ -171,8 +189,9 @@ def fitted(
     """Return a setup with the host time per operator and the scales that explain whole steps best.
 
     On a CPU the step is scale x operators + host time x dispatches + sent scale x communication: a
-    non-negative least-squares fit of relative errors. On a GPU host and device work at once, so that only
-    the scale is fitted, to the steps; the host time stays that of the smallest training.
+    non-negative least-squares fit of relative errors. On a GPU host and device work at once: the host time
+    is that of the training with the least time per dispatch, and the scale the median over the steps
+    that are longer than what their host takes.
 
     The error that a prediction states has two parts: that of the model, from each training's mean
     as the others predict it, and that of repetition, from the times of one training that ran twice. Its
@@ -235,8 +254,13 @@ def _with_scales(
     sent = np.array([parts["communication"] for parts in alone])
     dispatches = np.array([sum(trace.dispatches.values()) for trace in traces], dtype=float)
     if asynchronous:
-        host_us = float(np.min(measured / dispatches)) * 1e3
-        return replace(setup, dispatch_us=host_us, scale=float(np.median(measured / operators)))
+        host_ms = dispatches * np.min(measured / dispatches)
+        known = measured > HOST_BOUND * host_ms
+        return replace(
+            setup,
+            dispatch_us=float(np.min(measured / dispatches)) * 1e3,
+            scale=float(np.median((measured / operators)[known])) if known.any() else 1.0,
+        )
     columns = np.stack([operators, dispatches / 1e3, sent], axis=1) / measured[:, None]
     scale, host_us, sent_scale = nnls(columns, np.ones(len(measured)))[0]
     if sent.any():  # the others once more beside it
@@ -330,7 +354,8 @@ def measure_rank(
             if with_operators:
                 left = end - time.monotonic()
                 stop = time.monotonic() + OPERATOR_SHARE * left
-                found["operators"] = operator_times(world, ("float32", "bfloat16"), slow, stop)
+                formats = FORMATS[world.device.type]
+                found["operators"] = operator_times(world, formats, slow, stop)
                 found["late"] += [] if before(stop) else ["operators"]
                 write()
                 stop = time.monotonic() + COLLECTIVE_SHARE * left
@@ -367,7 +392,7 @@ def _step_ms(cell: CellSpec, world: World) -> float:
 
     from vitsweep.model.build import build_model
     from vitsweep.parallelize import parallelize
-    from vitsweep.training.timed_steps import endless
+    from vitsweep.training.timed_steps import StepClock, endless
 
     if world.shape != cell.mesh:
         mesh = device_mesh(world.device.type, cell.mesh)
@@ -378,16 +403,15 @@ def _step_ms(cell: CellSpec, world: World) -> float:
     trainer = parallelize(model, cell, world)
     stream = endless(cell.data.open(cell, world))
 
-    def timed() -> float:
-        started = time.perf_counter()
-        trainer.step(stream)
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+    def median_ms(steps: int) -> float:
+        clock = StepClock(world.device)
+        clock.mark()
+        for _ in range(steps):
+            trainer.step(stream)
+            clock.mark()
+        return statistics.median(clock.times_ms())
 
-    for _ in range(2):
-        timed()
-    once = torch.tensor(timed(), dtype=torch.float64, device=world.device)
+    median_ms(2)
+    once = torch.tensor(median_ms(1), dtype=torch.float64, device=world.device)
     dist.all_reduce(once, dist.ReduceOp.MAX)
-    steps = min(60, max(5, round(TRAINING_SECONDS / float(once))))
-    return statistics.median(timed() for _ in range(steps)) * 1e3
+    return median_ms(min(60, max(5, round(TRAINING_SECONDS * 1e3 / float(once)))))

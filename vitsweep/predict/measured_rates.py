@@ -199,7 +199,7 @@ class CalibratedRates(Rates):
     def _flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
         batch, m, n, k = operator.shape
         name = operator.name if operator.name in ("mm", BY_WEIGHT) else "addmm"
-        wanted = ((dtype, name), (dtype, "addmm"), ("float32", name), ("float32", "addmm"))
+        wanted = ((like, product) for like in _alike(dtype) for product in (name, "addmm"))
         known = next(self._products[key] for key in wanted if key in self._products)
         return known((m * batch, n, k))
 
@@ -216,7 +216,7 @@ class CalibratedRates(Rates):
 
     def _attention_flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
         backward = "backward" in operator.name
-        for key in ((dtype, backward), ("float32", backward)):
+        for key in ((like, backward) for like in _alike(dtype)):
             if known := self._attentions.get(key):
                 return known(_attention_position(operator.shape))
         batch, heads, queries, keys, width = operator.shape  # no time was left to measure any
@@ -236,8 +236,8 @@ class CalibratedRates(Rates):
 
     def _elementwise_us(self, operator: OperatorTotal, dtype: str, bytes_per_call: float) -> float:
         elements = float(max(1, operator.shape[0])) if operator.shape else 1.0
-        for known_dtype in (dtype, "float32"):
-            if curves := self._curves.get((operator.name, known_dtype)):
+        for like in _alike(dtype):
+            if curves := self._curves.get((operator.name, like)):
                 if operator.name.startswith("_fo") or operator.name.startswith("_fused"):
                     return self._list_us(operator, curves[0], elements)
                 return curves[0](elements)
@@ -250,6 +250,11 @@ class CalibratedRates(Rates):
         per_tensor = least["us"] / least["shape"][1]
         tensors = operator.shape[1] if len(operator.shape) > 1 else least["shape"][1]
         return per_tensor * tensors + max(0.0, curve(elements) - least["us"])
+
+
+def _alike(dtype: str) -> tuple[str, ...]:
+    """Return the formats whose measured times may stand for one that was not measured, the nearest first."""
+    return (dtype, "float32") if dtype in ("float32", "tf32") else (dtype, "bfloat16", "float32")
 
 
 def _attention_position(shape: Sequence[int]) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ from vitsweep.world import World, allow_tf32
 
 CHUNKS = 5
 """The median over so many chunks of calls is kept, so that a short disturbance does not count."""
-CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.02}
+CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.005}
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 4e12}
 SLOW_FLOPS = 1.6e8
 """Of a product in a format that the processor emulates, such as bfloat16 at 0.3 GFLOP/s."""
@@ -91,18 +91,23 @@ def operator_times(
 
     Args:
         world: ranks.
-        dtypes: of the tensors, such as `float32`.
+        dtypes: of the tensors, such as `float32`; `tf32`: products of float32 in that format.
         slow: those of them that the device emulates: of their products only tiny ones are measured.
         end: at this time of `time.monotonic` what is not measured is left out; the first dtype comes first.
     """
     found: list[dict[str, Any]] = []
     for dtype in dtypes:
         most = SLOW_FLOPS if dtype in slow else LARGEST_FLOPS[world.device.type]
-        for part in (_elementwise, _products, _updates, _attentions):
-            for operator, work in part(world.device, dtype, most):
+        is_tf32 = dtype == "tf32"
+        stored = "float32" if is_tf32 else dtype
+        allow_tf32(is_tf32)
+        for part in (_products,) if is_tf32 else (_elementwise, _products, _updates, _attentions):
+            for operator, work in part(world.device, stored, most):
                 if time.monotonic() > end:
                     return found
-                found.append(asdict(operator) | {"us": _median_us(work, world.device)})
+                us = _median_us(work, world.device)
+                found.append(asdict(operator) | {"dtype": dtype, "us": us})
+    allow_tf32(False)
     return found
 
 

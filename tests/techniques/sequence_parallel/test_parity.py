@@ -65,15 +65,19 @@ def test_a_causal_block_is_causal_attention(kernel: BlockAttention) -> None:
 
 @pytest.mark.gpu(count=1)
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_on_cuda_gives_what_the_plain_block_gives(causal: bool) -> None:
-    q, k, v = (t.detach() for t in qkv(64, torch.bfloat16, "cuda"))
-    gradient = torch.randn_like(q)
-    results = []
-    for kernel in (Plain(), FlashOnCuda()):
+def test_flash_on_cuda_gives_what_the_plain_block_gives_in_float64(causal: bool) -> None:
+    """Rounding of bfloat16 alone lies below 0.01; beside plain attention in bfloat16, both would round."""
+    inputs = [t.detach() for t in qkv(64, torch.bfloat16, "cuda")]
+    gradient = torch.randn_like(inputs[0])
+
+    def results(kernel: BlockAttention, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v, g = (t.to(dtype) for t in (*inputs, gradient))
         out, lse = kernel.forward(q, k, v, causal)
-        results.append((out, lse, *kernel.backward(gradient, (q, k, v, out, lse), causal)))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=3e-2, atol=3e-2)
+        return [t.double() for t in (out, lse, *kernel.backward(g, (q, k, v, out, lse), causal))]
+
+    exact, found = results(Plain(), torch.float64), results(FlashOnCuda(), torch.bfloat16)
+    apart = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+    assert max(apart) < 0.01, apart
 
 
 @pytest.mark.parametrize(("causal", "decay"), [(False, 1.0), (True, 1.0), (True, 0.95)])
