@@ -251,7 +251,7 @@ def smoke_cases() -> list[tuple[str, ...]]:
 PARTS = (
     Part(
         "product",
-        140,
+        120,
         "Do `python -m vitsweep` and its proof, monitors and records work, and how fast is each cell?",
         tuple(" ".join(cell) for cell in PRODUCT_CELLS),
     ),
@@ -269,7 +269,7 @@ PARTS = (
             *(f"{name} compiled" for name in PEERS),
         ),
     ),
-    Part("calibration", 60, "Rates and kernels for `plan`", ("vitsweep doctor --calibrate",)),
+    Part("calibration", 100, "Rates and kernels for `plan`", ("vitsweep doctor --calibrate",)),
     Part(
         "attention",
         30,
@@ -278,7 +278,7 @@ PARTS = (
     ),
     Part(
         "one_at_a_time",
-        95,
+        100,
         "What does each technique bring, alone?",
         (
             *(" ".join(each) or "base" for each in SINGLE_CHOICES),
@@ -286,8 +286,8 @@ PARTS = (
             *(f"optimizer=adamw_{each} at 32 images" for each in UPDATES),
         ),
     ),
-    Part("soak", 45, "Does the best stack keep its rate once the GPU is warm?", (" ".join(STACK),)),
-    Part("profile", 30, "Where does the time of a step go?", tuple(PROFILED)),
+    Part("soak", 25, "Does the best stack keep its rate once the GPU is warm?", (" ".join(STACK),)),
+    Part("profile", 25, "Where does the time of a step go?", tuple(PROFILED)),
     Part(
         "smoke",
         180,
@@ -296,7 +296,7 @@ PARTS = (
     ),
     Part(
         "prediction",
-        240,
+        180,
         "How far are predicted from measured steps and peaks of memory?",
         tuple(f"model={m} at {n} images {' '.join(c)}".strip() for m, n, c in PREDICTED),
     ),

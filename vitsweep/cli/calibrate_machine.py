@@ -90,6 +90,9 @@ def calibrate(console: Console) -> int:
     except RuntimeError as error:
         console.print(str(error))
         return ExitCode.not_all_measured
+    except KeyboardInterrupt:
+        console.print("Stopped. Nothing of this calibration is kept; an earlier one stays in use.")
+        return ExitCode.interrupted
     if other.share > BUSY:
         console.print(
             f"Other programs used {100 * other.share:.0f} % of the cores while it measured: repeat it when "

@@ -45,8 +45,8 @@ FORMATS = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "tf32
 FEWEST_DEGREES = 3.0
 WORST_ERROR = 0.5
 """Of `RankSetup.log_error`; that of operators without a training that ended in time."""
-TRAINING_SECONDS = 1.5
-"""Timed steps of one short training last about this long."""
+TRAINING_SECONDS = {"cpu": 1.5, "cuda": 0.5}
+"""Timed steps of one short training last about this long; other programs disturb a CPU."""
 SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
     ("model.depth=3", "batch.images_per_step=16"),
     ("model.depth=3", "batch.images_per_step=256", "optimizer=adamw_fused"),
@@ -414,4 +414,5 @@ def _step_ms(cell: CellSpec, world: World) -> float:
     median_ms(2)
     once = torch.tensor(median_ms(1), dtype=torch.float64, device=world.device)
     dist.all_reduce(once, dist.ReduceOp.MAX)
-    return median_ms(min(60, max(5, round(TRAINING_SECONDS * 1e3 / float(once)))))
+    most_ms = 1e3 * TRAINING_SECONDS[world.device.type]
+    return median_ms(min(60, max(5, round(most_ms / float(once)))))
