@@ -18,7 +18,8 @@ from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import RACE, Store, read_race
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import RACE, read_race
 from vitsweep.tables.race import race_answer, race_lines, race_table
 
 CODE = {"packages": {"torch": "2.13.0"}}

@@ -9,7 +9,8 @@ from tests.builders import run
 from vitsweep.cli.main import run as run_verb
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, find_sweep, sweep_argument, sweep_names
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import find_sweep, sweep_argument, sweep_names
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from tests.builders import run
 from tests.other_process import finished, other_process
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
-from vitsweep.results.store import RACE, DamagedRecordWarning, Store, read_race
+from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.sweeps import RACE, read_race
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from vitsweep.execution.run_request import read_cell_safely
 from vitsweep.launchers.external_ranks import ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
-from vitsweep.results.store import find_sweep
+from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir, plain_choice

@@ -45,7 +45,8 @@ from vitsweep.planning.sweep_plan import (
 )
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, find_sweep
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import find_sweep
 from vitsweep.results.trackers import check_tracker
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.causes import explain_cells, find_cell

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.store import Store, find_sweep
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import find_sweep
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -104,7 +105,7 @@ class Sweep:
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""
         from pandas import DataFrame
 
-        from vitsweep.results.store import read_race
+        from vitsweep.results.sweeps import read_race
         from vitsweep.tables.race import race_table
 
         found = read_race(self.folder)
@@ -176,7 +177,7 @@ class Sweep:
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
         from vitsweep.report.answer import answers
-        from vitsweep.results.store import read_race
+        from vitsweep.results.sweeps import read_race
         from vitsweep.tables.race import race_answer, race_lines
         from vitsweep.tables.render import cell_text
 

@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError("`--hide` goes with `--anonymous`.")
     from vitsweep.bundle.pack import write_bundle
     from vitsweep.execution.code_hash import package_hash
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
 
     store = find_sweep(typed.sweep)
     to = typed.to or Path(f"{store.name}.tar.gz")

@@ -15,6 +15,6 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["cancel"].read(arguments)
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.status import cancel
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
 
     return cancel(find_sweep(typed.sweep), open_console())

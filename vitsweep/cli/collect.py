@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.launchers.slurm.state.poll import poll, reconcile
     from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
     from vitsweep.report.views import collect
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
     from vitsweep.results.trackers import sync
     from vitsweep.tables.notes import empty_metrics
     from vitsweep.tables.sweep_tables import SweepTables
@@ -79,7 +79,7 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     Raises:
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
-    from vitsweep.results.store import sweep_argument
+    from vitsweep.results.sweeps import sweep_argument
     from vitsweep.tables.render import BEST, CellTable, TextTable, pick, sorted_by, where
     from vitsweep.tables.replicates import replicate_key, replicates
 

@@ -14,7 +14,7 @@ from vitsweep.planning.sweep_plan import (
     plan_pair,
 )
 from vitsweep.results.record import Status
-from vitsweep.results.store import sweep_argument
+from vitsweep.results.sweeps import sweep_argument
 
 if TYPE_CHECKING:
     from vitsweep.api.compare import ComparisonResult, PairedComparison

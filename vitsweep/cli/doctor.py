@@ -19,7 +19,7 @@ from vitsweep.errors import ExitCode
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.runner import calibrated
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.results.store import RESULTS
+from vitsweep.results.sweeps import RESULTS
 from vitsweep.spec.resources import Machine
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")

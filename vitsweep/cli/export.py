@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.execution.run_request import read_cell_safely
     from vitsweep.export.prove import header, not_provable, prove
     from vitsweep.export.write import written
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables
 
     store = find_sweep(typed.sweep)

@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
     """
     from vitsweep.report.gate import gate
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.load import load
 
     options = VERBS["gate"].read(arguments)

@@ -30,7 +30,7 @@ from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.planning.freeze import plan_of, store_of
-from vitsweep.results.store import sweep_argument
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
@@ -218,9 +218,8 @@ def _launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: Dic
     """
     if "submitit" in str(OmegaConf.select(config, "hydra.launcher._target_")):
         _refuse_varying_resources(cells)
-    name = value_override(
-        "sweep.name", cells[0].tree["sweep"]["name"]
-    )  # a cell alone cannot tell it
+    # a cell alone cannot tell it
+    name = value_override("sweep.name", cells[0].tree["sweep"]["name"])
     return launcher.launch([[*cell.overrides, name] for cell in cells], initial_job_idx=0)
 
 

@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.errors import VitsweepError
     from vitsweep.launchers.few_files import pack_ended
     from vitsweep.results import pack
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.formatting import count
 
     store = find_sweep(typed.sweep)

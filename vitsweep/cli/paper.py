@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     typed = VERBS["paper"].read(arguments)
     from vitsweep.report.paper import WIDTHS, write_paper
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables
 
     if typed.venue not in WIDTHS:

@@ -10,7 +10,8 @@ from vitsweep.composition.overrides import key_of, value_override
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.provenance import code_in_overrides, is_own, require_trust
 from vitsweep.results.record import RETRIABLE
-from vitsweep.results.store import Store, find_sweep
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import find_sweep
 
 HELP = """\
 Run the cells of a sweep again that were not measured, whichever command they belong to.

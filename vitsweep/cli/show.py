@@ -8,7 +8,7 @@ from textwrap import TextWrapper
 from vitsweep.cli.verbs import VERBS, Options, Verb
 from vitsweep.composition import hydra
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.results.store import sweep_names
+from vitsweep.results.sweeps import sweep_names
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
 
 # What `--help` prints: the verbs, and every group of conf/ with its default; and what `show` says.

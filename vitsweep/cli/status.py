@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
         options.error("--all lists all sweeps: it takes neither SWEEP nor --watch")
     from vitsweep.console import open_console
     from vitsweep.launchers.slurm.state.status import status
-    from vitsweep.results.store import find_sweep
+    from vitsweep.results.sweeps import find_sweep
 
     if typed.all:
         open_console().print(_sweeps())
@@ -36,7 +36,8 @@ def _sweeps() -> "RenderableType":
     """Return a table of the sweeps under `results/`, that of the latest command first."""
     from pandas import DataFrame
 
-    from vitsweep.results.store import RESULTS, Store, sweep_names
+    from vitsweep.results.store import Store
+    from vitsweep.results.sweeps import RESULTS, sweep_names
     from vitsweep.tables.formatting import tally
     from vitsweep.tables.load import cells_of
     from vitsweep.tables.render import TextTable

@@ -15,7 +15,7 @@ from vitsweep.report.answer import answers, next_command
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
-from vitsweep.results.store import sweep_argument
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.effects import sentences
 from vitsweep.tables.limits import limit_answer, limits, limits_text

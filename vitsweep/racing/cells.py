@@ -19,7 +19,7 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.racing.conclusions import LEVEL, NEVER, Verdict
 from vitsweep.racing.model import Design, Ints, Runs
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import RACE
+from vitsweep.results.sweeps import RACE
 from vitsweep.tables.stats import DRIFT_LEVEL, drift
 
 COLUMNS = {TIME_TO_ACCURACY: "seconds_to_target"}

@@ -26,7 +26,8 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, ce
 from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of, state_of_race, write_race
 from vitsweep.racing.conclusions import NEVER, Phase, Race, Step, Verdict
 from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
-from vitsweep.results.store import Store, read_race
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import read_race
 from vitsweep.tables.formatting import count
 from vitsweep.tables.stats import estimate
 

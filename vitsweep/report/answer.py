@@ -11,7 +11,8 @@ from vitsweep.charts import bounds as bounds_chart
 from vitsweep.charts import causes, style
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store, sweep_argument
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting

@@ -40,7 +40,7 @@ class Pack:
     """A pack as it was when it was opened.
 
     Args:
-        path: of the file.
+        path: of the file; without one it holds nothing.
 
     Attributes:
         is_whole: False where not even the names of files are known whose lines are missing.
@@ -49,9 +49,12 @@ class Pack:
         UnsafeFileError: it is a link.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._lines: dict[str, tuple[int, int]] = {}
         self._runs: defaultdict[str, list[str]] = defaultdict(list)
+        self.is_whole = path is None
+        if path is None:
+            return
         with open(open_safely(path, os.O_RDONLY), "rb") as handle:
             is_empty = not os.fstat(handle.fileno()).st_size
             self._text: mmap.mmap | bytes = (
@@ -123,12 +126,15 @@ class Pack:
         raise ValueError(f"the line of `{name}` in `{FILE}` holds no text")
 
 
-def opened(path: Path) -> Pack | None:
-    """Return the pack at a path as it is now, read again if it has changed; None where there is none."""
+_NOTHING = Pack()
+
+
+def opened(path: Path) -> Pack:
+    """Return the pack at a path as it is now, read again if it has changed; an empty one where none is."""
     try:
         found = os.lstat(path)
     except OSError:
-        return None
+        return _NOTHING
     version = (found.st_ino, found.st_size, found.st_mtime_ns)
     known = _opened.get(str(path))
     if known is None or known[0] != version:

@@ -1,16 +1,13 @@
 """A sweep folder: the records under `cells/`, from which all tables and parquet files are made."""
 
-import contextlib
 import hashlib
 import json
 import os
-import shlex
 import stat
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,12 +45,7 @@ from vitsweep.results.provenance import (
     marked_text,
     require_trust,
 )
-from vitsweep.results.record import (
-    OtherSchemaError,
-    RunRecord,
-    Status,
-    parsed_json,
-)
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, parsed_json
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -117,10 +109,7 @@ class Store:
             VitsweepError: it cannot be written.
         """
         try:
-            with (
-                parent_of(self.root, make=True) as (parent, name),
-                contextlib.suppress(FileExistsError),
-            ):
+            with parent_of(self.root, make=True) as (parent, name), suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
             make_folder(self.cells)
             probe = self.root / f".probe-{os.getpid()}"
@@ -252,7 +241,7 @@ class Store:
         if not missing and not name.endswith(".jsonl"):
             return loose
         packed = self._pack()  # after the folder was read: files go from there to the pack
-        if packed is not None and f"{cell_id}/{name}" in packed:
+        if f"{cell_id}/{name}" in packed:
             kept = packed.text(f"{cell_id}/{name}").encode()
             return b"\n".join(dict.fromkeys((kept + b"\n" + loose).split(b"\n"))) if loose else kept
         if missing:
@@ -272,16 +261,16 @@ class Store:
 
     def has(self, cell_id: str, name: str) -> bool:
         """Whether there is a file of a cell, in its folder or in the pack."""
-        return (self.cell(cell_id) / name).exists() or self._is_packed(f"{cell_id}/{name}")
+        return (self.cell(cell_id) / name).exists() or f"{cell_id}/{name}" in self._pack()
 
     def put_back(self, cell_id: str) -> None:
         """Write a packed `cell.yaml` beside the pack, which is too large for each rank to read."""
         name, packed = f"{cell_id}/cell.yaml", self._pack()
-        if packed is not None and name in packed and not (self.cells / name).exists():
-            with contextlib.suppress(ValueError):
+        if name in packed and not (self.cells / name).exists():
+            with suppress(ValueError):
                 write_atomically(self.cells / name, packed.text(name), durable=False)
 
-    def _pack(self) -> pack.Pack | None:
+    def _pack(self) -> pack.Pack:
         return pack.opened(self.cells / pack.FILE)
 
     def keep(self, folder: str, text: str, suffix: str) -> str:
@@ -319,10 +308,9 @@ class Store:
         """
         self.require_lease()
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
-        if self._is_packed(f"{run.cell_id}/runs/{path.name}") or not write_once(
-            path, run.to_json()
-        ):
-            with contextlib.suppress(ValueError):
+        is_packed = f"{run.cell_id}/runs/{path.name}" in self._pack()
+        if is_packed or not write_once(path, run.to_json()):
+            with suppress(ValueError):
                 return self._parse(str(path))
             self.save_run(run)  # the one on disk was damaged
         return run
@@ -333,7 +321,7 @@ class Store:
         It can be made again, so the disk is not waited for.
         """
         text, cell_id = f"{json.dumps(row, indent=1)}\n", row["cell_id"]
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        with suppress(FileNotFoundError, ValueError):
             if self.read(cell_id, "record.json") == text:
                 return
         write_atomically(self.cell(cell_id) / "record.json", text, durable=False)
@@ -372,11 +360,10 @@ class Store:
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
         ids, packed = set(self.folders()), self._pack()
-        if packed is not None:
-            ids.update(packed.cells)
-            if not packed.is_whole:  # it was emptied, say: every cell that was asked for is missed
-                ids.update(c for command in self.commands() for c in command.get("cells", ()))
-                ids.update(self.baselines())
+        ids.update(packed.cells)
+        if not packed.is_whole:  # it was emptied, say: every cell that was asked for is missed
+            ids.update(c for command in self.commands() for c in command.get("cells", ()))
+            ids.update(self.baselines())
         return sorted(filter(NAME.fullmatch, filter(None, ids)))
 
     def has_runs(self, cell_id: str, prefix: str = "") -> bool:
@@ -437,10 +424,9 @@ class Store:
             raise UnsafeFileError(f"`{runs}` is a link, which is not followed: remove it.")
         found = {p for p in _names(runs) if p.endswith(".json") and not p.startswith(".")}
         packed = self._pack()  # after the folder, as in `content`
-        if packed is not None:
-            found.update(packed.runs(cell_id))
-            if not packed.is_whole and not packed.runs(cell_id) and not self.cell(cell_id).exists():
-                found.add(_UNKNOWN)
+        found.update(packed.runs(cell_id))
+        if not packed.is_whole and not packed.runs(cell_id) and not self.cell(cell_id).exists():
+            found.add(_UNKNOWN)
         return [os.path.join(runs, name) for name in sorted(found)]
 
     def folders(self) -> Iterator[str]:
@@ -465,11 +451,11 @@ class Store:
         """
         packed, name = self._pack(), path.removeprefix(f"{self.cells}{os.sep}")
         version: tuple[int, ...] = (0,)
-        if packed is None or name not in packed:
+        if name not in packed:
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
-                if self._is_packed(name):  # just now
+                if name in self._pack():  # just now
                     return self._parse(path)
                 raise ValueError(f"it is cut off or damaged in `{pack.FILE}`") from None
             version = (status.st_size, status.st_mtime_ns, status.st_ino)
@@ -478,7 +464,7 @@ class Store:
         known = self._parsed.get(path)
         if known is not None and known[0] == version:
             return known[1]
-        if packed is not None and name in packed:
+        if name in packed:
             record = RunRecord.from_tree(packed.record(name))
         else:
             record = RunRecord.from_json(_text(path))
@@ -487,10 +473,6 @@ class Store:
         if path in self._parsed or len(self._parsed) < MOST_KEPT_RECORDS:
             self._parsed[path] = (version, record)
         return record
-
-    def _is_packed(self, name: str) -> bool:
-        packed = self._pack()
-        return packed is not None and name in packed
 
     def pack(self, left: Collection[str] = ()) -> int:
         """Move the files of cells into `cells/pack.jsonl`, where all readers find them; return how many.
@@ -514,7 +496,7 @@ class Store:
             handle.write(b"\n" * (handle.tell() > 0))  # after a line that was cut in half
             for first in range(0, len(cells), CELLS_AT_ONCE):
                 found = [f for c in cells[first : first + CELLS_AT_ONCE] for f in self._loose(c)]
-                lacking = {n: c for n, _, c in found if before is None or before.lacks(n, c)}
+                lacking = {n: c for n, _, c in found if before.lacks(n, c)}
                 written |= pack.add(handle, lacking)
                 moved |= {name: version for name, version, _ in found}
             handle.flush()
@@ -523,7 +505,7 @@ class Store:
             os.fsync(descriptor)  # its name too
         self.require_lease()
         packed = self._pack()
-        held = {name: packed and packed.checksum(name) for name in moved}
+        held = {name: packed.checksum(name) for name in moved}
         if None in held.values() or held | written != held:
             raise VitsweepError(f"`{place}` does not hold what was written: nothing was removed.")
         for name, version in moved.items():
@@ -545,11 +527,11 @@ class Store:
         for path in map(Path, self._run_paths(cell_id)):
             version, name = _version(path), f"{cell_id}/runs/{path.name}"
             if version and NAME.fullmatch(path.name):
-                with contextlib.suppress(OSError, ValueError, OtherSchemaError):
+                with suppress(OSError, ValueError, OtherSchemaError):
                     yield name, version, vars(self._parse(str(path)))
         for name in pack.OF_CELL:
             if version := _version(self.cell(cell_id) / name):
-                with contextlib.suppress(OSError, ValueError):
+                with suppress(OSError, ValueError):
                     yield f"{cell_id}/{name}", version, self.read(cell_id, name)
 
     def append_command(self, entry: dict[str, Any]) -> None:
@@ -613,87 +595,8 @@ def _names(folder: str | Path) -> list[str]:
 
 def _version(path: Path) -> tuple[int, ...]:
     """Return what tells whether a plain file has changed; () where there is none."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode):
             return found.st_size, found.st_mtime_ns, found.st_ino
     return ()
-
-
-RACE = "race.json"
-
-
-def read_race(folder: Path) -> dict[str, Any]:
-    """Return what a race wrote into a sweep folder; {} where there was none.
-
-    Raises:
-        VitsweepError: the file is damaged.
-    """
-    path = folder / RACE
-    try:
-        document = parsed_json(read_text(path))
-        predicted = document.get("predicted", {}).values()
-        is_whole = all(isinstance(cell["cell_id"], str) for cell in document.get("cells", []))
-        is_whole &= all(isinstance(each, float) for each in predicted)
-    except FileNotFoundError:
-        return {}
-    except UnsafeFileError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise VitsweepError(
-            f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
-            "from the runs, and a race that began with predictions goes on without them."
-        )
-    return dict(document)
-
-
-# Where the sweeps are that a command names.
-
-
-RESULTS = Path("results")
-
-
-def find_sweep(name: str | None) -> "Store":
-    """Open a sweep that exists.
-
-    Args:
-        name: a folder, or a name under `results/`; None for the sweep with the latest command, which
-            is named on stderr.
-
-    Raises:
-        VitsweepError: there is no such sweep; the text lists those that there are.
-    """
-
-    names = sweep_names()
-    if name is None and names:
-        print(f"Sweep `{names[0]}`, the latest.", file=sys.stderr)
-        return Store(RESULTS / names[0])
-    for folder in (Path(name), RESULTS / name) if name else ():
-        if (folder / "cells").is_dir():
-            return Store(folder)
-    which = f"sweep `{name}`" if name else "sweep"
-    listed = ", ".join(f"`{known}`" for known in sorted(names))
-    raise VitsweepError(
-        f"There is no {which} under `{RESULTS}/`, which holds {listed}."
-        if names
-        else f"There is no {which}: `{RESULTS}/` in this folder holds none yet."
-    )
-
-
-def sweep_argument(store: "Store") -> str:
-    """Return what to type for a sweep: its name, or its folder where that is not in `results/`."""
-    is_here = store.root.parent.resolve() == RESULTS.resolve()
-    return shlex.quote(store.name if is_here else str(store.root))
-
-
-def sweep_names() -> list[str]:
-    """Return the names of the sweeps under `results/`, that of the latest command first."""
-
-    def last_command(folder: Path) -> float:
-        commands = folder / "commands.jsonl"
-        return (commands if commands.exists() else folder).stat().st_mtime
-
-    folders = [path.parent for path in RESULTS.glob("*/cells")]
-    return [folder.name for folder in sorted(folders, key=last_command, reverse=True)]

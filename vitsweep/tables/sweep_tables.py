@@ -13,7 +13,8 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metrics, known_metrics
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import DamagedRecordWarning, Store, read_race
+from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.sweeps import read_race
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits

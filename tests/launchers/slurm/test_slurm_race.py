@@ -12,7 +12,7 @@ from tests.launchers.slurm.sweeps import SMALL, Sweep
 from tests.launchers.slurm.test_packing import plan, settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.submit.launch import check_rounds, only_request
-from vitsweep.results.store import read_race
+from vitsweep.results.sweeps import read_race
 
 KILLS = 20
 

@@ -36,7 +36,8 @@ from vitsweep.launchers.slurm.state.poll import (
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, RunRecord, Status
-from vitsweep.results.store import MANY_FILES, Store, sweep_argument
+from vitsweep.results.store import MANY_FILES, Store
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
 
 WAITING, RUNNING = "waiting", "running"

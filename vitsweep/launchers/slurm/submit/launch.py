@@ -35,7 +35,8 @@ from vitsweep.planning.predictions import predict_before_submission
 from vitsweep.planning.rounds import Rounds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store, sweep_argument
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
 
 BLOCKS_AT_ONCE = 4
