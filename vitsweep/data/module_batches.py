@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 from vitsweep.data.batches import ReplicaSampler
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
 from vitsweep.errors import BadValueError
+from vitsweep.model.module_look import shown
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.user_module import example_of, in_float32, shown
+from vitsweep.model.user_module import example_of, in_float32
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function

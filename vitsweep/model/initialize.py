@@ -117,9 +117,8 @@ def materialize(model: Any, device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
-    if hasattr(
-        model, "draw"
-    ):  # a module of the user's is on `meta` only where nothing reads its weights
+    # a module of the user's is on `meta` only where nothing reads its weights
+    if hasattr(model, "draw"):
         draw_weights(model)
 
 

@@ -253,3 +253,23 @@ def _written_in_blocks(module: nn.Module, before: dict[str, tuple[Tensor, int]])
             old = before.get(full)
             if old is None or old[0] is not buffer or old[1] != buffer._version:
                 yield full
+
+
+def shown(batch: Any) -> str:
+    """Return types and shapes of a batch or an item, for a sentence."""
+    if isinstance(batch, torch.Tensor):
+        return f"a tensor {tuple(batch.shape)} of {batch.dtype}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (tuple, list)):
+        return f"({', '.join(map(shown, batch))})"
+    return f"{type(batch).__name__} {batch!r:.60}"
+
+
+def shortened(text: str) -> str:
+    """Return a text on one line; of a list in it the first ten names, and how many more there are."""
+    text = " ".join(text.split())
+    parts = text.split(", ")
+    if len(parts) <= 2 * MOST_NAMES:  # a sentence or two
+        return text
+    return f"{', '.join(parts[:MOST_NAMES])} and {len(parts) - MOST_NAMES} more"

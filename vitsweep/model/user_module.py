@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_layers
 from vitsweep.model.module_look import (
-    MOST_NAMES,
     Look,
     differentiable,
     listed,
@@ -23,6 +22,8 @@ from vitsweep.model.module_look import (
     look_at,
     outputs_of,
     shapeless,
+    shortened,
+    shown,
 )
 from vitsweep.spec.from_yaml import wrong_function
 
@@ -99,9 +100,8 @@ def _way_out(outputs: Any) -> str:
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # the first import may draw, and a later one does not
+        # the first import may draw, and a later one does not
+        with torch.random.fork_rng(devices=[]):
             factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(
@@ -222,29 +222,28 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
     key = spec.key, resolution_px
     if key not in _LOOKS:
         try:
-            module = without_weights(spec, resolution_px)
+            _LOOKS[key] = _look_anew(spec, resolution_px)
         except BadValueError as error:
             _LOOKS[key] = (str(error),), Look()
-            return _LOOKS[key]
-        wrong, look = list(_seam_problems(spec, module)), Look()
-        if not wrong:
-            on_meta = any(p.is_meta for p in module.parameters())
-            try:
-                batch = example_of(spec, 2, resolution_px)
-            except BadValueError as error:
-                _LOOKS[key] = (str(error),), look
-                return _LOOKS[key]
-            is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
-            loss = partial(_own_loss, spec) if is_function else None
-            look = look_at(module.train(), batch, loss)
-            if look.error and (not on_meta or "meta" in str(look.error).lower()):
-                with torch.random.fork_rng(devices=[]):
-                    host = build_module(spec, resolution_px)
-                    look = look_at(host.train(), batch, loss, "cpu")
-            wrong += _pass_problems(spec, look, batch)
-        logits = () if look.outputs is None else _shape(logits_of(look.outputs))
-        _LOOKS[key] = tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
     return _LOOKS[key]
+
+
+def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
+    module = without_weights(spec, resolution_px)
+    wrong, look = list(_seam_problems(spec, module)), Look()
+    if not wrong:
+        on_meta = any(p.is_meta for p in module.parameters())
+        batch = example_of(spec, 2, resolution_px)
+        is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
+        loss = partial(_own_loss, spec) if is_function else None
+        look = look_at(module.train(), batch, loss)
+        if look.error and (not on_meta or "meta" in str(look.error).lower()):
+            with torch.random.fork_rng(devices=[]):
+                host = build_module(spec, resolution_px)
+                look = look_at(host.train(), batch, loss, "cpu")
+        wrong += _pass_problems(spec, look, batch)
+    logits = () if look.outputs is None else _shape(logits_of(look.outputs))
+    return tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
 
 
 def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: int = 0) -> Any:
@@ -285,17 +284,6 @@ def images_of(
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Return floating-point tensors in float32, and others as they are."""
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-
-
-def shown(batch: Any) -> str:
-    """Return types and shapes of a batch or an item, for a sentence."""
-    if isinstance(batch, torch.Tensor):
-        return f"a tensor {tuple(batch.shape)} of {batch.dtype}"
-    if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {shown(value)}" for key, value in batch.items()) + "}"
-    if isinstance(batch, (tuple, list)):
-        return f"({', '.join(map(shown, batch))})"
-    return f"{type(batch).__name__} {batch!r:.60}"
 
 
 def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor:
@@ -501,15 +489,6 @@ def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
 
 def _first_sentence(error: Exception) -> str:
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
-
-
-def shortened(text: str) -> str:
-    """Return a text on one line; of a list in it the first ten names, and how many more there are."""
-    text = " ".join(text.split())
-    parts = text.split(", ")
-    if len(parts) <= 2 * MOST_NAMES:  # a sentence or two
-        return text
-    return f"{', '.join(parts[:MOST_NAMES])} and {len(parts) - MOST_NAMES} more"
 
 
 # FLOPs of a module whose formula nobody wrote, by torch's counter.
