@@ -17,12 +17,7 @@ import torch.distributed as dist
 from vitsweep.collectives.primitives import gathered
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
-from vitsweep.measure.communication import (
-    SentBytes,
-    count_sent_bytes,
-    profile_collectives,
-    traced,
-)
+from vitsweep.measure.communication import SentBytes, count_sent_bytes, profile_collectives, traced
 from vitsweep.measure.environment import (
     AttentionKernels,
     Compiled,

@@ -22,16 +22,7 @@ from vitsweep.training.differences import (
     typical_norm,
     wide,
 )
-from vitsweep.training.faults import (
-    ALONE,
-    BACKWARD,
-    EITHER,
-    FORWARD,
-    MODULE,
-    START,
-    UPDATE,
-    agree,
-)
+from vitsweep.training.faults import ALONE, BACKWARD, EITHER, FORWARD, MODULE, START, UPDATE, agree
 from vitsweep.training.optimizer_definitions import (
     ByEquations,
     PlainImplementation,
@@ -139,14 +130,11 @@ def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = Fal
     twin = twin_of(cell)
     if exactly:
         _prove_optimizer(twin, world)
-        exact = _Leg(exact_twin(twin), world)
-        exact.run()
+        exact = _Leg(exact_twin(twin), world).run()
         if exact_twin(twin) == twin:
             return exact
         bit_for_bit = exact.bit_for_bit
-    leg = _Leg(twin, world, bit_for_bit)
-    leg.run()
-    return leg
+    return _Leg(twin, world, bit_for_bit).run()
 
 
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
@@ -244,15 +232,14 @@ class _Leg:
         apart, size = self._squares
         return (apart / size) ** 0.5 if size else None
 
-    def run(self) -> None:
-        """Take the steps."""
+    def run(self) -> "_Leg":
+        """Take the steps; return the leg."""
         held, seen = self._held(), self._seen()
         average = {n: wide(w) for n, w in held.items()}
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
         faults = [(START, self._weights_apart("first weight", seen, start))]
-        if isinstance(
-            self._twin.model, ModuleSpec
-        ):  # constants, which each step takes from the twin
+        # constants, which each step takes from the twin
+        if isinstance(self._twin.model, ModuleSpec):
             first = {plain_name(n): b for n, b in self._plain.model.named_buffers()}
             faults.insert(0, (START, self._buffers_apart(first)))
         # moves the plain model's running statistics
@@ -277,6 +264,7 @@ class _Leg:
             agree(faults, f"in step {step + 1}", self._twin)
         faults = [(EITHER, self._lengths_apart()), (EITHER, self._orders_apart())]
         agree(faults, f"over {STEPS} steps", self._twin)
+        return self
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
         """Take one step; return the mean loss, and the gradients unless the step is replayed."""

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.compare import (
-    ComparisonResult,
-    StopReason,
-    compared_settings,
-    compared_sweeps,
-)
+from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings, compared_sweeps
 from vitsweep.api.session import Overrides, Session, as_overrides, open_session, refuse_second
 from vitsweep.api.sweep import Sweep, load
 from vitsweep.composition.composer import ComposedCell

@@ -169,9 +169,8 @@ def _cell_faults(cell_id: str, tree: Any, said: dict[str, Any]) -> Iterator[str]
         return
     cell = cell_from_tree(tree)
     frozen = json.loads(json.dumps(flatten(cell)))
-    settings = [
-        key for key in said if not key.startswith("measurement")
-    ]  # those are of the command
+    # those are of the command
+    settings = [key for key in said if not key.startswith("measurement")]
     wrong = [
         k for k in settings if k in frozen and not _same(said[k], frozen[k]) and said[k] != "***"
     ]

@@ -494,9 +494,8 @@ def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymiz
     own = [
         n for n in names if not (n in VIEWS or n.endswith(".parquet") or n.startswith("figures/"))
     ]
-    for name in sorted(
-        own, key=lambda n: (not n.endswith(".diff"), n)
-    ):  # these get new names first
+    # these get new names first
+    for name in sorted(own, key=lambda n: (not n.endswith(".diff"), n)):
         if "/runs/" in name and name not in intact:
             continue
         content = _content_of(store, name, intact)

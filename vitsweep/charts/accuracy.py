@@ -97,9 +97,8 @@ def _point(axes: Axes, row: Series, look: Look, column: str) -> None:
         return
     axes.errorbar(at, top1, xerr=_reach(row, column), **whisker)
     ends = _claimed_ends(row)
-    if (
-        ends is not None
-    ):  # around its own middle: the mean may be over more repetitions than the pairs
+    # around its own middle: the mean may be over more repetitions than the pairs
+    if ends is not None:
         low, high = ends
         axes.errorbar(at, 50 * (low + high), yerr=50 * (high - low), **whisker)
 

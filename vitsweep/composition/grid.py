@@ -71,9 +71,8 @@ def automatic_name(
 def _subjects(cells: Sequence[ComposedCell], composer: Composer) -> Iterator[str]:
     """Yield the model, and the data if they are not the default; the group where several vary."""
     for group in ("model", "data"):
-        choices = {
-            str(cell.choices.get(group, group)) for cell in cells
-        }  # `~model` is refused later
+        # `~model` is refused later
+        choices = {str(cell.choices.get(group, group)) for cell in cells}
         if len(choices) > 1:
             yield group
         elif group == "model" or choices != {composer.default_choices[group]}:
@@ -193,9 +192,8 @@ def _axis(override: Override, composer: Composer) -> Axis:
     try:
         values = [(each,) for each in hydra.axis_texts(override)]
         if set(values) == {(f"{key}=null",)}:
-            values = values[
-                :1
-            ]  # `cli.hydra_detour` names it twice, since Hydra refuses `choice(null)`
+            # `cli.hydra_detour` names it twice, since Hydra refuses `choice(null)`
+            values = values[:1]
     except ValueError as error:  # of Python's `range`
         raise BadValueError(f"`{text}` cannot be enumerated: {error}.") from error
     if not values:

@@ -132,9 +132,8 @@ class DeviceBatches(Batches):
         """Yield the micro-batches of one epoch; its order is copied to the device once."""
         order = torch.from_numpy(self._sampler.train(self.num_train, epoch))
         order = order.to(self._train.images.device)
-        for index in range(
-            first, len(order)
-        ):  # iterating over the tensor would make all views at once
+        # iterating over the tensor would make all views at once
+        for index in range(first, len(order)):
             yield self._batch(self._train, order[index])
 
     def test(self) -> Iterator[Pair]:

@@ -320,9 +320,8 @@ def _locked_folder(folder: str | Path) -> Iterator[None]:
 def _remove_abandoned_rendezvous() -> None:
     """Remove the folders of processes that were killed before they could do so themselves."""
     for folder in Path(tempfile.gettempdir()).glob(f"{RENDEZVOUS}*"):
-        with suppress(
-            OSError
-        ):  # another process holds it or has just removed it, or it is not ours
+        # another process holds it or has just removed it, or it is not ours
+        with suppress(OSError):
             if time.time() - folder.stat().st_mtime > SECONDS_TO_LOCK:
                 with _locked_folder(folder):
                     shutil.rmtree(folder)

@@ -449,9 +449,8 @@ def calibrate_rank(
     from vitsweep.rates.operators import calibrate
 
     end_with_launcher()
-    own_limit = replace(
-        cell.measurement, timeout_min=CALIBRATION_TIMEOUT_S / 60
-    )  # not that of the cell's runs
+    # not that of the cell's runs
+    own_limit = replace(cell.measurement, timeout_min=CALIBRATION_TIMEOUT_S / 60)
     try:
         with joined_process_group(
             replace(cell, measurement=own_limit), rank, local_rank, init_method

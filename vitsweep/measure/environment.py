@@ -308,9 +308,8 @@ class DeviceMonitor:
 
     def _joules(self) -> float | None:
         try:  # GPUs before Volta and MIG slices have no such counter
-            return (
-                float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
-            )  # of mJ
+            # of mJ
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
         except Exception:
             return None
 

@@ -164,9 +164,8 @@ class _Grid:
         self._rounds_left = max(begin.missing_blocks.values(), default=0) + EXTRA_ROUNDS
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
-        self._looks = list(
-            look_blocks(plan, _Grid.state(self, ()), settings)
-        )  # not of what is undecided
+        # not of what is undecided
+        self._looks = list(look_blocks(plan, _Grid.state(self, ()), settings))
         self._to_look = {e.cell_id for look in self._looks for e in look.entries}
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._looked: Counter[str] = Counter()

@@ -11,12 +11,7 @@ from vitsweep.tables import names as col
 from vitsweep.tables.blocks import ROW
 from vitsweep.tables.cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
-from vitsweep.tables.valid_runs import (
-    KeyedRuns,
-    checked_cells,
-    checked_runs,
-    keyed,
-)
+from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed
 
 COMPARED = (
     "sweep", "device", "world_size", "images_per_step", "images_per_second", *columns("comparison"),

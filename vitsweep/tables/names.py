@@ -62,9 +62,8 @@ def varying_columns(table: DataFrame) -> list[str]:
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     choices = [c for c in columns if c in CHOICES and _varies(table[c])]
     if "world_size" in table and table["world_size"].notna().any():
-        table = table[
-            table["world_size"].notna()
-        ]  # of a cell that never ran only choices are known
+        # of a cell that never ran only choices are known
+        table = table[table["world_size"].notna()]
     different = [*choices, *(c for c in columns if c not in CHOICES and _varies(table[c]))]
     codes = {c: factorize(v)[0] for c, v in comparable(table[different]).items()}
     kept = list(choices)

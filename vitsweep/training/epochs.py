@@ -297,9 +297,8 @@ def evaluate(
         seconds: training time.
         averaged: with the averaged weights, where there are any.
     """
-    right = torch.zeros(
-        2, 2, device=trainer.world.device, dtype=torch.float64
-    )  # top-1, all; by half
+    # top-1, all; by half
+    right = torch.zeros(2, 2, device=trainer.world.device, dtype=torch.float64)
     top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
     _share_statistics(trainer)
     trainer.model.eval()

@@ -147,9 +147,8 @@ def _is_long_enough(samples: TimedSteps, measurement: Measurement, trainer: Trai
     window = samples.times_ms[samples.warmup_steps :]
     wanted, seconds = measurement.min_seconds, _slowest_seconds(window, trainer)
     samples.over_time = samples.cut_short and seconds > len(window) * measurement.max_seconds
-    if (
-        samples.cut_short
-    ):  # perhaps by steps that are slow only at first, or whose update is skipped
+    # perhaps by steps that are slow only at first, or whose update is skipped
+    if samples.cut_short:
         wanted = measurement.max_seconds / 2
         skipped = sum(bool(flag) for flag in trainer.skipped[samples.warmup_steps :])
         if len(window) - skipped < min(LEAST_STEPS, len(window)):

@@ -65,9 +65,8 @@ class TorchCompile(Compilation):
         """Compile a module in place, with the sends and receives of a ring inside its graph."""
         from torch._dynamo import config
 
-        if hasattr(
-            config, "enable_p2p_compilation"
-        ):  # torch 2.13; without it each hop cuts the graph
+        # torch 2.13; without it each hop cuts the graph
+        if hasattr(config, "enable_p2p_compilation"):
             config.enable_p2p_compilation = True
         module.compile(**self.arguments)
 

@@ -95,9 +95,8 @@ class CompactUpdate(Optimizer):
         else:
             kind, block = QUANTIZED[self._format]
             if own.numel() < LEAST_NUMBERS or own.numel() % block:
-                wide = torch.promote_types(
-                    own.dtype, torch.float32
-                )  # float16 holds no small square
+                # float16 holds no small square
+                wide = torch.promote_types(own.dtype, torch.float32)
                 zeros = torch.zeros_like(own, dtype=wide)
             else:
                 zeros = kind.zeros(own.shape, signed, block, own.device, dtype=own.dtype)

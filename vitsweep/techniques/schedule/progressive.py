@@ -91,9 +91,8 @@ class Progressive(Schedule):
                 "use `schedule=constant`."
             )
         if last != EpochSize(cell.batch.resolution_px, 1.0):
-            fits = (
-                floor(1000 * (1 - 1 / cell.task.epochs)) / 1000
-            )  # rounded up it would be too much
+            # rounded up it would be too much
+            fits = floor(1000 * (1 - 1 / cell.task.epochs)) / 1000
             way_out = (
                 f"at most `schedule.growth_epochs={fits:.3g}`"
                 if fits
