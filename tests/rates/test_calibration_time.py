@@ -18,7 +18,7 @@ def spec(*overrides: str) -> CellSpec:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(operators, "_median_us", lambda work, device: 1.0)
+    monkeypatch.setattr(operators, "_median_us", lambda *_: 1.0)
     monkeypatch.setattr(operators, "ELEMENTS", {"cpu": (1 << 8,)})
     cell, device = spec(), torch.device("cpu")
     return World(rank=0, local_rank=0, size=1, device=device, shape=cell.mesh, mesh=None)

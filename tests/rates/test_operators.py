@@ -48,3 +48,13 @@ def test_products_in_float8_take_the_second_operand_by_columns() -> None:
     product = operators._matmul(64, torch.float8_e4m3fn, world)()  # type: ignore[arg-type]
     assert isinstance(product, torch.Tensor)
     assert (product.shape, product.dtype) == ((64, 64), torch.bfloat16)
+
+
+@pytest.mark.gpu(count=1)
+def test_a_recorded_operator_runs_as_often_as_its_time_is_divided_by() -> None:
+    counter = torch.zeros((), device="cuda")
+    counter.add_(1)  # as before any recording: the kernel is loaded
+    replay = operators._recorded(lambda: counter.add_(1), 5)
+    replay()
+    replay()
+    assert float(counter) == 1 + 2 * 5

@@ -62,16 +62,16 @@ SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
 """Overrides of the trainings that relate operators alone to whole steps; no model in `conf/` has their
 depths, so that none of them is a cell that anybody measures."""
 GPU_TRAININGS: tuple[tuple[str, ...], ...] = tuple(
-    (f"model={model}", "model.depth=2", "data=synthetic", f"precision={precision}",
+    (f"model={model}", f"model.depth={depth}", "data=synthetic", f"precision={precision}",
      f"batch.images_per_step={images}", f"optimizer=adamw_{optimizer}")
-    for model, precision, images, optimizer in (
-        ("vit_tiny", "fp32", 8, "foreach"),  # waits for the host, and gives its time per operator
-        ("vit_small", "bf16", 512, "fused"),
-        ("vit_base", "bf16", 256, "fused"),
-        ("vit_base", "tf32", 128, "foreach"),
-        ("vit_large", "bf16", 128, "fused"),
-        ("vit_large", "bf16_params", 128, "fused"),
-        ("vit_large", "fp32", 32, "fused"),
+    for model, depth, precision, images, optimizer in (
+        ("vit_tiny", 14, "bf16", 8, "fused"),  # waits for the host, and gives its time per operator
+        ("vit_small", 2, "bf16", 512, "fused"),
+        ("vit_base", 2, "bf16", 256, "fused"),
+        ("vit_base", 2, "tf32", 128, "foreach"),
+        ("vit_large", 2, "bf16", 128, "fused"),
+        ("vit_large", 2, "bf16_params", 128, "fused"),
+        ("vit_large", 2, "fp32", 32, "fused"),
     )
 )  # fmt: skip
 """The same for GPUs, on which a step of the models above is as long as the host takes to queue it."""
