@@ -10,6 +10,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import (
     blocks_wanted,
     compared,
+    compared_runs,
     paired,
     with_comparisons,
 )
@@ -91,6 +92,17 @@ def test_blocks_of_two_devices_are_refused_unless_asked_for():
 def test_two_blocks_claim_nothing_and_none_says_nothing():
     assert compared([0.5, 0.5]).claim == "too few blocks"
     assert math.isnan(compared([]).ratio)
+
+
+def test_a_setting_whose_runs_failed_in_some_blocks_is_not_called_faster():
+    gone = run("A", "gone", status=Status.failed)
+    runs = table(*in_turns((200, 100), (210, 100), (205, 100)), gone)
+    claims = [compared_runs(runs, *sides).claim for sides in (("A", "B"), ("B", "A"))]
+    assert claims == ["blocks lost"] * 2
+    other = table(
+        *in_turns((200, 100), (210, 100), (205, 100)), run("B", "gone", status=Status.failed)
+    )
+    assert compared_runs(other, "A", "B").claim == "faster"
 
 
 def test_the_result_is_a_sentence():

@@ -162,6 +162,15 @@ def test_what_both_bring_beyond_the_product_of_their_speedups():
     assert given["interaction"] == "more than on average"
 
 
+def test_an_effect_of_cells_whose_slow_runs_failed_is_not_called_faster():
+    logs, specs = grid(TWO, {"compile": 0.2, "sdpa_math": -0.2}, {})
+    runs, baselines = simulated(logs, specs, normal(0.01))
+    failed = (runs["block"] == "b1") & (runs["cell_id"] == "compile-sdpa_math")
+    found = effects(runs.assign(status=runs["status"].mask(failed, "failed")), baselines)
+    assert one(found, "compilation=compile")["claim"] == "blocks lost"
+    assert one(found, "attention=sdpa_math")["claim"] == "slower"
+
+
 def test_an_interaction_within_the_noise_is_not_claimed():
     generator = np.random.default_rng(3)
     found = four({"base": 100, "o1": 150, "fsdp": 90, "both": 135},

@@ -86,6 +86,15 @@ def test_a_setting_without_a_measured_seed_keeps_status_and_reason() -> None:
     assert (found["status"], found["reason"], found["replicates"]) == ("failed", "KeyError", 0)
 
 
+def test_a_setting_of_which_a_seed_failed_is_not_called_faster() -> None:
+    gone = [
+        run(f"O1-{seed}", f"s{seed}b0", status=Status.failed, precision="O1", seed=seed)
+        for seed in (4,)
+    ]
+    row = replicates(seeds(*gone), "seed").set_index("precision").loc["O1"]
+    assert (row["replicates"], row["claim"]) == (3, "blocks lost")
+
+
 def test_settings_that_differ_in_anything_else_stay_apart() -> None:
     wide = {"world_size": 4, "ranks_per_node": 4}
     runs = table(*of("fp32", 1, 1), *of("fp32", 2, 1, **wide), *of("fp32", 3, 1))
@@ -152,8 +161,8 @@ def test_a_seed_that_never_arrived_is_not_left_out_of_the_time_to_the_target() -
     assert texts == ["20.0", "median 20.4 (2 of 3)", "not reached by 2 of 3"]
 
 
-@pytest.mark.parametrize("status", [Status.diverged, Status.timed_out])
-def test_a_seed_that_diverged_or_timed_out_never_arrived(status: Status) -> None:
+@pytest.mark.parametrize("status", [Status.diverged, Status.timed_out, Status.failed])
+def test_a_seed_that_ended_by_itself_never_arrived(status: Status) -> None:
     lost = to_target(6.0, 7.0, 8.0, status, status)
     assert _time_to_target(lost.to_dict()) == "median 8.00 (3 of 5)"
     assert to_target(6.0, 7.0, 8.0, Status.killed)["seconds_to_target"] < 7.0, "it says nothing"

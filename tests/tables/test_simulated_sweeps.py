@@ -17,7 +17,7 @@ from pandas import DataFrame, Series
 
 from tests.builders import run, table
 from tests.noise import Noise as OfRuns
-from tests.noise import Positions, rotated, simulate
+from tests.noise import Positions, coverage, rotated, simulate
 from vitsweep.report.gate import UNDECIDED, WORSE, gate, verdicts
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import (
@@ -205,6 +205,23 @@ def corrected(noise: Noise, seed: int = 2) -> tuple[float, float]:
     return float(best), float(figure)
 
 
+@cache
+def slow_runs_fail(share: float, blocks: int) -> tuple[float, float, float]:
+    """Return bias, coverage and claims of cells of which a share of the runs is 20 % slower and fails.
+
+    On the mean over all of its runs the cell is as fast as the baseline.
+    """
+    speeds = {"base": 1.0, "hangs": 0.8**-share}
+    noise, sweeps = in_blocks(NOISE["gaussian"]), 1000
+    generator = np.random.default_rng(5)
+    runs, baselines = simulate(speeds, noise, generator, num_blocks=blocks, sweeps=sweeps)
+    fails = runs["cell_id"].str.endswith("hangs") & (generator.random(len(runs)) < share)
+    rows = speedup_over(runs.assign(status=runs["status"].mask(fails, "failed")), baselines)
+    found = rows[rows["cell_id"].isin(runs.loc[fails, "cell_id"]) & rows["speedup_low"].notna()]
+    bias = float(np.exp(np.log(found["speedup"]).mean()) - 1)
+    return bias, coverage(found, 1.0), float((found["claim"] == "faster").mean())
+
+
 def judged(kept: Floats, now: Floats, tolerance: float) -> DataFrame:
     """Return rows and verdicts of many gates over logs, gates x cells x blocks; cell 0 is the baseline."""
     sides = []
@@ -317,6 +334,16 @@ def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(noi
     best, figure = corrected(NOISE[noise])
     assert best > 1.005
     assert figure == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.full
+def test_no_cell_whose_slow_runs_fail_is_called_faster() -> None:
+    for share in (0.1, 0.4):
+        (bias, five, false), (_, many, still) = (slow_runs_fail(share, b) for b in (FIXED, MANY))
+        assert (
+            f"{100 * bias:.0f} % too fast, in {100 * five:.0f} % and {100 * many:.0f} %" in STATED
+        )
+        assert false == still == 0
 
 
 @pytest.mark.full

@@ -55,7 +55,7 @@ from vitsweep.tables.comparison import (
     Comparison,
     as_self_test,
     blocks_wanted,
-    compared,
+    compared_runs,
     paired,
     self_test_arms,
 )
@@ -152,12 +152,16 @@ class PairedComparison:
 
     def log_ratios(self) -> list[float]:
         """Return log(variant / baseline) of throughput for each block, oldest first."""
-        return paired(self._used(), self.variant, self.baseline, self.request.mixed_hardware)
+        return paired(*self._compared)
 
     @property
     def result(self) -> Comparison:
         """The ratio with its interval, over the blocks measured so far."""
-        return compared(self.log_ratios())
+        return compared_runs(*self._compared)
+
+    @property
+    def _compared(self) -> tuple[DataFrame, str, str, bool]:
+        return self._used(), self.variant, self.baseline, self.request.mixed_hardware
 
     def check_device(self) -> None:
         """Refuse to add blocks of this machine's device to those of another.

@@ -15,6 +15,7 @@ from vitsweep.tables import stats
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
+from vitsweep.tables.speedup import is_flattered, lost_blocks
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
 from vitsweep.tables.valid_runs import checked_runs, is_look, one_device
 
@@ -39,6 +40,8 @@ class Comparison:
     num_blocks: int
     correlation: float = 0.0
     """Of neighbouring blocks, where it is shown."""
+    is_flattered: bool = False
+    """What some blocks lost makes the faster setting look faster than it is (`speedup.is_flattered`)."""
 
     @property
     def half_width(self) -> float:
@@ -47,12 +50,14 @@ class Comparison:
 
     @property
     def claim(self) -> Claim:
-        """`faster, slower, no difference shown` or `too few blocks`."""
+        """`faster, slower, blocks lost, no difference shown` or `too few blocks`."""
         if self.low != self.low:
             return Claim.too_few_blocks
-        if self.low > 1:
-            return Claim.faster
-        return Claim.slower if self.high < 1 else Claim.no_difference_shown
+        if self.low <= 1 <= self.high:
+            return Claim.no_difference_shown
+        if self.is_flattered:
+            return Claim.blocks_lost
+        return Claim.faster if self.low > 1 else Claim.slower
 
     def lies_within(self, least: float, most: float) -> bool | None:
         """Whether the interval lies within two bounds; None where it is neither within nor outside."""
@@ -100,6 +105,17 @@ def paired(
     ratios = log_ratios(per_block, {variant: baseline})
     of_block = ratios.groupby(["sweep", "block"], sort=False)["log_ratio"]
     return list(map(float, of_block.mean()))
+
+
+def compared_runs(
+    runs: DataFrame, variant: str, baseline: str, mixed_hardware: bool = False
+) -> Comparison:
+    """Return `compared` of `paired`, and whether blocks that lost one setting flatter it."""
+    result = compared(paired(runs, variant, baseline, mixed_hardware))
+    if not result.num_blocks:
+        return result
+    sides = ([variant], [baseline]) if result.ratio > 1 else ([baseline], [variant])
+    return replace(result, is_flattered=is_flattered(lost_blocks(checked_runs(runs)), *sides))
 
 
 def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
@@ -246,7 +262,7 @@ def _recorded(
         used = as_self_test(used)
         variant, baseline = self_test_arms(variant)
     try:
-        result = compared(paired(used, variant, baseline, bool(facts.get("mixed_hardware"))))
+        result = compared_runs(used, variant, baseline, bool(facts.get("mixed_hardware")))
     except VitsweepError:
         return None
     if not result.num_blocks:

@@ -15,6 +15,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import end, plain, times
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
+from vitsweep.tables.speedup import flattered, is_flattered, lost_blocks
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -33,6 +34,7 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_runs,
     keyed,
+    newest_code,
     one_device_each,
     text,
 )
@@ -71,9 +73,10 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         One row per effect and kind of device. `kind` is `average` (over the other choices) or
         `given` (with the one choice `given`, over the rest); `technique` and `against` are
         `column=choice`; `effect` is a ratio of throughput (1.31: 31 % more images per second);
-        `claim` is `faster`, `slower`, `no difference shown`, `too few blocks`, or empty where there
-        is no estimate. For `given`, `ratio_to_average` is this effect over the average one and
-        `interaction` says `more than on average`, `less than on average` or `no interaction shown`.
+        `claim` is `faster`, `slower`, `blocks lost` (see `speedup_over`), `no difference shown`, `too few
+        blocks`, or empty where there is no estimate. For `given`, `ratio_to_average` is this effect over
+        the average one and `interaction` says `more than on average`, `less than on average` or `no
+        interaction shown`.
         p-values are adjusted within each kind (Holm 1979). `num_cells` of the combinations were
         measured, `num_blocks` is the fewest blocks of one of them; `note` says why there is no
         estimate, or what the average leaves out. `attrs["spreads"]`: device -> standard deviations
@@ -136,9 +139,13 @@ def _of_device(
     fit = fit_mixed_model(data, grid.main, grid.both)
     rows = [row for column in grid.factors if column != BASELINE for row in _rows(column, grid)]
     told, found, averages = zip(*rows, strict=True)
-    return _claimed(
-        DataFrame(told).join(_estimated(found, averages, fit, data.num_blocks))
-    ), fit.spreads
+    table = DataFrame(told).join(_estimated(found, averages, fit, data.num_blocks))
+    lost, names = lost_blocks(newest_code(runs)), np.array(data.cells)
+    sides = [
+        e is not None and is_flattered(lost, names[e.cells * sign > 0], names[e.cells * sign < 0])
+        for e, sign in zip(found, np.where(table["effect"] > 1, 1, -1), strict=True)
+    ]
+    return _claimed(table.assign(_flattered=sides)).drop(columns="_flattered"), fit.spreads
 
 
 def _grid(cells: DataFrame, baselines: Mapping[str, str | None]) -> Grid:
@@ -262,6 +269,7 @@ def _claimed(table: DataFrame) -> DataFrame:
         Claim.nothing: table["effect"].isna(),
         Claim.too_few_blocks: table["p_value"].isna(),
         Claim.no_difference_shown: ~(table["p_holm"] < LEVEL),
+        Claim.blocks_lost: table["_flattered"],
         Claim.faster: table["effect"] > 1,
     }
     together = {
@@ -382,9 +390,11 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
                 rows.append(paired.get(new) or contrast(weights, over_baseline, base))
     order = steps.groupby("kind", sort=False).ngroup().sort_values(kind="stable").index
     columns = ["num_blocks", "speedup", "speedup_low", "speedup_high", "p_value"]
+    lost = lost_blocks(known.runs, ROW)
     table = DataFrame(rows, columns=columns, index=order, dtype=float).assign(
         _key=steps["_key"], cell_id=steps["_key"], kind=steps["kind"],
         baseline_cell_id=steps["previous"], num_blocks=lambda t: t["num_blocks"].fillna(0),
+        _flattered=lambda t: flattered(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
     )  # fmt: skip
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (

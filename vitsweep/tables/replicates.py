@@ -19,6 +19,7 @@ from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.formatting import count, missing, number, plain, ratio
 from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN, ranked
+from vitsweep.tables.speedup import flattered
 from vitsweep.tables.stats import MIN_BLOCKS, Claim, adjusted, claims, estimate, holm, interval
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -69,7 +70,7 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
         baseline = row["baseline_cell_id"]
         here, anywhere = (str(row["device"] or ""), baseline), ("", baseline)
         row["baseline_cell_id"] = first.get(here, first.get(anywhere))
-    table = DataFrame(rows).pipe(_compared, groups)
+    table = DataFrame(rows).pipe(_compared, groups, key)
     claimed = accuracy_claims(groups, table["baseline_cell_id"].tolist())
     table = table.assign(
         **{c: claimed[c] for c in ACCURACY if claimed["accuracy_claim"].ne("").any()}
@@ -149,7 +150,7 @@ def _outcome(group: DataFrame, good: DataFrame, key: str) -> dict[str, Any]:
     return {"status": status, "reason": f"{len(good)} of {noun} measured: {', '.join(ends)}{why}"}
 
 
-NEVER_ARRIVES = (Status.diverged, Status.timed_out)
+NEVER_ARRIVES = (Status.diverged, Status.timed_out, Status.failed, Status.out_of_memory)
 """Ends of a training that did not reach its target, however fast the others did."""
 TO_TARGET = ("seconds_to_target", "epochs_to_target")
 
@@ -203,7 +204,7 @@ def _spread(values: Series, metric: str) -> dict[str, float]:
     return {f"{metric}_sd": float(numbers.std()), f"{metric}_low": low, f"{metric}_high": high}
 
 
-def _compared(table: DataFrame, groups: list[DataFrame]) -> DataFrame:
+def _compared(table: DataFrame, groups: list[DataFrame], key: str) -> DataFrame:
     """Add speedup, interval and claim over the repetitions of each setting."""
     samples = [_speedups(group) for group in groups]
     logs = [DataFrame({"cell_id": i, "log_ratio": np.log(s)}) for i, s in enumerate(samples)]
@@ -216,7 +217,13 @@ def _compared(table: DataFrame, groups: list[DataFrame]) -> DataFrame:
     measured = table["status"] == Status.measured
     found["speedup"] = found["speedup"].mask(is_base & measured, 1.0)
     found = found.assign(cell_id=table["cell_id"], baseline_cell_id=table["baseline_cell_id"])
-    found = found.pipe(_with_family)
+    ends = [str(s) for s in NEVER_ARRIVES]
+    lost = {
+        cell: {(value,): "" for value in group.loc[group["status"].isin(ends), key]}
+        for cell, group in zip(table["cell_id"], groups, strict=True)
+    }
+    sides = (found["speedup"] > 1, found["cell_id"], found["baseline_cell_id"])
+    found = found.pipe(_with_family).assign(_flattered=flattered(*sides, lost))
     claim = claims(found).replace(str(Claim.too_few_blocks), "too few repetitions")
     own = "speedup speedup_low speedup_high p_value p_holm claim_low claim_high family_size".split()
     return table.assign(
@@ -282,6 +289,7 @@ def replicates_answer(table: DataFrame) -> str:
         Claim.faster: "is fastest", Claim.probably_faster: "is probably faster than its baseline",
         Claim.slower: "comes nearest to its baseline", Claim.probably_slower: "comes nearest to its baseline",
         "too few repetitions": f"comes first (fewer than {MIN_BLOCKS} repetitions, so nothing is claimed)",
+        Claim.blocks_lost: "comes first (not all repetitions ended, so nothing is claimed)",
         Claim.unpaired: "comes first (not measured side by side, so nothing is claimed)",
     }.get(best["claim"], "comes first, no difference shown")  # fmt: skip
     return f"Over {over}, {name} {claimed}: {size}."

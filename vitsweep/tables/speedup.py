@@ -33,7 +33,6 @@ from vitsweep.tables.stats import (
     mean_p_value,
 )
 from vitsweep.tables.valid_runs import (
-    DISQUALIFYING,
     KeyedRuns,
     checked_cells,
     checked_runs,
@@ -167,8 +166,8 @@ def speedup_over(
     - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
       cells that happens by chance;
     - `no difference shown`: the cell's own interval holds 1;
-    - `blocks lost`: its interval excludes 1, but runs of some blocks timed out, were killed or ran out of
-      memory, and what is left flatters the side that lost them: nothing is claimed.
+    - `blocks lost`: its interval excludes 1, but runs of some blocks ended otherwise (`ENDED`), and what
+      is left flatters the side that lost them: nothing is claimed.
 
     Args:
         runs: one row per run.
@@ -213,7 +212,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
         .pipe(_with_lost_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
-        .drop(columns=["_look", "_lost", "_flatters", "baseline", "others", "older", "is_listed"])
+        .drop(columns=["_look", "_lost", "_flattered", "baseline", "others", "older", "is_listed"])
     )
 
 
@@ -299,9 +298,8 @@ def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
 
 EQUAL_AT_A_LOOK = 1.05
 """A ratio below this is told as equal, of a single short run."""
-SELECTIVE = (Status.timed_out, Status.killed, Status.out_of_memory, *DISQUALIFYING)
-"""Ends that one run meets more often than another: blocks without it are no random choice."""
 ENDED = {
+    str(Status.measured): "had no throughput above 0",
     str(Status.wrong): "was wrong",
     str(Status.diverged): "diverged",
     str(Status.timed_out): "timed out",
@@ -309,45 +307,59 @@ ENDED = {
     str(Status.out_of_memory): "ran out of memory",
     str(Status.failed): "failed",
 }
-"""Ends of runs that a footnote names."""
+"""Ends of runs that one run may meet more often than another: blocks without it are no random choice."""
+
+
+Lost = Mapping[Any, Mapping[tuple[Any, ...], str]]
+"""Cell -> block without a run of it that counts -> one of `ENDED`."""
+
+
+def lost_blocks(runs: DataFrame, by: str = "cell_id") -> Lost:
+    """Return the blocks that each cell lost.
+
+    Args:
+        runs: one row per run, as `checked_runs` returns them.
+        by: column that identifies a cell.
+    """
+    full = runs[~is_look(runs)]
+    good = (full["status"] == Status.measured) & full["images_per_second"].notna()
+    how = full["status"].astype(str).map(ENDED)
+    full = full.assign(_good=good, _how=how)[full[by].isin(full.loc[how.notna() & ~good, by])]
+    ended = full.groupby([by, "sweep", "block"], dropna=False).agg({"_good": "any", "_how": "last"})
+    found: dict[Any, dict[tuple[Any, ...], str]] = {}
+    for cell, sweep, block, good_, why in ended.reset_index().itertuples(index=False, name=None):
+        if why == why and not good_:
+            found.setdefault(cell, {})[sweep, block] = why
+    return found
+
+
+def is_flattered(lost: Lost, cells: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Tell whether some blocks lost the cells alone, not the others: these may be their slow runs."""
+    own, theirs = ({b for cell in side for b in lost.get(cell, ())} for side in (cells, others))
+    return bool(own - theirs)
+
+
+def flattered(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[bool]:
+    """Return of each row whether the faster side is flattered: the cell where `up`, else its baseline."""
+    sides = zip(up, cells, baselines, strict=True)
+    return [is_flattered(lost, *([c], [b]) if u else ([b], [c])) for u, c, b in sides]
 
 
 def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
-    """Add `_lost`, what is said of runs that some blocks lost, and `_flatters`, of `SELECTIVE` ends alone.
-
-    `_flatters` is 1 where the blocks that are left make the cell look faster than it is (its own slow
-    runs are gone), -1 where they make it look slower (those of its baseline are), else 0.
-    """
-    full = runs.loc[~is_look(runs), [ROW, "block", "status"]]
-    if not full["status"].isin([*ENDED]).any():
-        return table.assign(_lost="", _flatters=0)
-    key = [full[ROW], full["block"]]
-    ended = DataFrame({
-        "good": (full["status"] == Status.measured).groupby(key).any(),
-        "selective": full["status"].isin([str(s) for s in SELECTIVE]).groupby(key).any(),
-        "how": full["status"].astype(str).map(ENDED).groupby(key).last(),
-    })  # fmt: skip
-    lost = ended[ended["how"].notna() & ~ended["good"]]
-    number = lost.groupby(level=0).size()
-    selective = lost["selective"].groupby(level=0).any()
-    how = lost.groupby(level=0)["how"].agg(lambda s: " or ".join(sorted(set(s))))
-    of_all = ended.groupby(level=0).size()
-    own, base = table[ROW].map(number).fillna(0), table["baseline"].map(number).fillna(0)
-    is_baseline = table["cell_id"] == table["baseline_cell_id"]
-    paired = (table["num_blocks"] > 0) & ~is_baseline
+    """Add `_lost`, what is said of runs that some blocks lost, and `_flattered`."""
+    lost, up = lost_blocks(runs, ROW), table["speedup"] > 1
+    of_all = runs[runs[ROW].isin(lost) & ~is_look(runs)].groupby(ROW)["block"].nunique()
+    paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
     said = [
         "; ".join(
-            f"{whose} {how[row]} in {lost_:.0f} of {count(of_all[row], 'block')}, which are left out"
-            for whose, row, lost_ in ((ITS_OWN, mine, mine_lost), (ITS_BASELINE, other, other_lost))
-            if shown and lost_
+            f"{whose} {' or '.join(sorted(set(lost[row].values())))} in {len(lost[row])} of "
+            f"{count(of_all[row], 'block')}, which are left out"
+            for whose, row in ((ITS_OWN, mine), (ITS_BASELINE, other))
+            if shown and row in lost
         )
-        for mine, other, mine_lost, other_lost, shown in zip(
-            table[ROW], table["baseline"], own, base, paired, strict=True
-        )
+        for mine, other, shown in zip(table[ROW], table["baseline"], paired, strict=True)
     ]
-    own, base = (table[c].map(selective).eq(True).astype(int) for c in (ROW, "baseline"))
-    flatters = own - base
-    return table.assign(_lost=said, _flatters=flatters.where(paired, 0))
+    return table.assign(_lost=said, _flattered=flattered(up, table[ROW], table["baseline"], lost))
 
 
 def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:
@@ -389,7 +401,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
     older = table["older"].where(compared, 0).map(_blocks_of_older_code)
-    facts = (_without_throughput(known.valid), moved_elsewhere(known), differs_by_place(known))
+    facts = (moved_elsewhere(known), differs_by_place(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
     told = zip(codes, older, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
@@ -420,16 +432,6 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
     return found.mask(earlier).fillna(plain)
-
-
-def _without_throughput(good: DataFrame) -> dict[int, str]:
-    """Say by row how many runs that count have no throughput above 0, although others have."""
-    lacks = good["images_per_second"].isna().groupby(good[ROW]).agg(["sum", "all"])
-    some = lacks[(lacks["sum"] > 0) & ~lacks["all"]]
-    return {
-        int(row): f"{count(number, 'run')} without a throughput above 0 left out"
-        for row, number in zip(some.index.to_numpy(int), some["sum"], strict=True)
-    }
 
 
 def _blocks_of_other_code(blocks: int) -> str:

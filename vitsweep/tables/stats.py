@@ -61,7 +61,7 @@ def claims(table: DataFrame) -> Series:
         Claim.one_look: table.get("_look", False),
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
-        Claim.blocks_lost: likely & (table.get("_flatters", 0) * np.where(up, 1, -1) > 0),
+        Claim.blocks_lost: likely & table.get("_flattered", False),
         Claim.faster: sure & up,
         Claim.slower: sure,
         Claim.probably_faster: likely & up,
