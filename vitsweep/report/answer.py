@@ -152,8 +152,8 @@ def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where:
     sentences = {
         Claim.faster: f"{name} is fastest: {size} against {against}, {rates}"
         f"{_rivals(group, best)}{selected}.",
-        Claim.probably_faster: f"{name} is probably faster than {against}: {size}, {rates}; "
-        f"{_among(best)}{selected}.",
+        Claim.probably_faster: f"{name} is probably faster than {against}: {size}, {rates}"
+        f"{selected}; among all cells its interval holds 1.",
         Claim.slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
         Claim.probably_slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
         Claim.blocks_lost: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
@@ -239,21 +239,18 @@ def _untried(cells: DataFrame) -> str:
 
 
 def _selected(best: Series) -> str:
-    """Return the figure without the bias of having selected the best of several cells."""
+    """Return the figure without the bias of having selected the best of several cells.
+
+    Its interval is the one of the claim, which holds whichever cell is selected.
+    """
     size = formatting.whole(best.get("family_size"))
     adjusted = formatting.times(best.get("selection_adjusted_speedup"))
     if not adjusted or size in ("", "1"):
         return ""
-    return f"; {adjusted} after correction for being the best of {size} cells"
-
-
-def _among(best: Series) -> str:
-    """Return the interval that belongs to the claim of a cell among several."""
-    ends = formatting.ratio(best["speedup"], best.get("claim_low"), best.get("claim_high"))
-    size = formatting.whole(best.get("family_size"))
-    return (
-        f"among {size} cells the interval is {ends.partition(' ')[2] or 'unknown'}, which holds 1"
-    )
+    ends = formatting.ratio(best["speedup"], best["claim_low"], best["claim_high"]).partition(" ")[
+        2
+    ]
+    return f"; {f'{adjusted} {ends}'.strip()} after correction for being the best of {size} cells"
 
 
 def _rank(best: Series) -> str:

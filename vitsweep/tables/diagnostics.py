@@ -21,6 +21,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.speedup import differs_by_place
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
     BLOCKS_TO_TELL,
@@ -32,7 +33,7 @@ from vitsweep.tables.stats import (
     order_p_value,
     two_sided,
 )
-from vitsweep.tables.valid_runs import checked_runs, keyed
+from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 HALF, NOISY = 0.5, 0.1
@@ -54,7 +55,8 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
       Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
     - `runs on a shared device`: share of the runs beside which other processes used the device.
-    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells.
+    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells, and whether the
+      node or the version of torch explains it.
 
     Args:
         runs: one row per run, with `position` (from 0) in its block and `started_at`.
@@ -77,7 +79,7 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
         _autocorrelation(good, known.baselines),
         _mixed_devices(checked),
         _shared_device(good),
-        _noise(good, known.baselines),
+        _noise(known),
     ]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
 
@@ -191,8 +193,8 @@ def _shared_device(runs: DataFrame) -> dict[str, object] | None:
     return _row("runs on a shared device", share, None, len(runs), share > HALF, sentence)
 
 
-def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, object] | None:
-    groups = _ratios_in_time(runs, baselines)
+def _noise(known: KeyedRuns) -> dict[str, object] | None:
+    runs, groups = known.valid, _ratios_in_time(known.valid, known.baselines)
     degrees = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
     if degrees < MIN_BLOCKS - 1:
         return None
@@ -201,6 +203,11 @@ def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, ob
     advice = "A quieter machine helps most."
     if nodes > 1:
         advice = f"The runs lie on {nodes} nodes: one node, or one kind of node, for all blocks helps most."
+    if spread > NOISY and (explained := list(differs_by_place(known).values())):
+        cells = count(len(explained), "cell")
+        advice = (
+            f"Where a block ran explains it for {cells}: {explained[0]}. Alike blocks help most."
+        )
     sentence = (
         f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation): differences much "
         f"smaller than that need many blocks. {advice}"
