@@ -51,7 +51,10 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
             "`recipe.mixup_alpha=0.8` and `recipe.drop_path=0.1` have no effect with `task=meas",
         ),
         (("task.epochs=2",), "use `task=train task.epochs=2`"),
-        (("task=train", "task.epochs=0"), "`task.epochs=0` trains nothing: use `task=measure`"),
+        (
+            ("task=train", "task.epochs=0"),
+            "`task.epochs=0` trains nothing: give epochs",
+        ),
         (
             ("task=train", "recipe=deit_300", "optimizer.learning_rate=0.01"),
             "`optimizer.learning_rate=0.01` would have no effect on the training, in which "
@@ -87,6 +90,10 @@ def test_a_recipe_that_cannot_work_is_refused_with_the_way_out(
     overrides: tuple[str, ...], said: str
 ) -> None:
     assert said in reasons(*overrides)
+
+
+def test_a_training_without_epochs_is_not_told_to_train() -> None:
+    assert "use `task=train`" not in reasons("task=train", "task.epochs=0", "recipe=digits")
 
 
 def test_a_recipe_leaves_the_measured_steps_alone() -> None:

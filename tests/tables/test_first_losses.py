@@ -54,6 +54,11 @@ def test_losses_are_compared_as_far_as_they_should_agree(
         assert f"{PLAIN[step - 1]:.5f}" in reason
 
 
+def test_without_any_baseline_nothing_is_compared() -> None:
+    runs = table(measured("base", PLAIN), measured("fast", (9.0, 2.2, 2.1)))
+    assert with_wrong_steps(runs, {})["status"].eq("measured").all()
+
+
 SKETCH = "0.75 1.5 -2.25 0.5 3"
 
 

@@ -57,8 +57,8 @@ class Task:
                 f"`task=train task.epochs={self.epochs}`."
             )
         if self.name == "train" and not self.epochs:
-            yield "`task=train` with `task.epochs=0` trains nothing: use `task=measure`."
-        if self.epochs:
+            yield "`task=train` with `task.epochs=0` trains nothing: give epochs, or use `task=measure`."
+        if self.epochs or self.name == "train":
             return
         for key, default in WITHOUT_EFFECT.items():
             value = getattr(self, key)
@@ -172,8 +172,8 @@ class Recipe:
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Yield reasons why the recipe cannot train this cell, or would have no effect."""
-        if not cell.task.epochs:
-            yield from self._without_effect(cell.task.name)
+        if not cell.task.epochs:  # `Task` refuses a training without epochs
+            yield from () if cell.task.name == "train" else self._without_effect(cell.task.name)
             return
         yield from self._optimizer_conflicts(cell)
         yield from self._augmentation_conflicts(cell)

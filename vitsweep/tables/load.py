@@ -55,7 +55,7 @@ def with_wrong_steps(runs: DataFrame, baselines: Mapping[str, str | None]) -> Da
     told[numbers] = told[numbers].apply(to_numeric)  # of runs without any, a column is all None
     base = told.drop_duplicates(["cell_id", "block"])
     told = told.assign(place=told.index)
-    pairs = told.assign(baseline=told["cell_id"].map(baselines)).merge(
+    pairs = told.assign(baseline=told["cell_id"].map(baselines).astype(object)).merge(
         base.rename(columns={"cell_id": "baseline"}),
         on=["baseline", "block"],
         suffixes=("", "_base"),

@@ -244,7 +244,7 @@ def resume_conflicts(cell: CellSpec) -> Iterator[str]:
     given = cell.task.resume_from
     if given is None:
         return
-    if not cell.task.epochs:
+    if not cell.task.epochs and cell.task.name != "train":
         yield (
             f"`task.resume_from={given}` has no effect with `task={cell.task.name}`, which does not train: "
             "use `task=train`, or leave it out."
