@@ -137,17 +137,18 @@ def test_a_delay_is_found_where_blocks_differ_less(monkeypatch: pytest.MonkeyPat
     assert answers(40, 0.1, 1.0, monkeypatch)["faster"] <= 2
 
 
-def test_a_slower_head_counts_only_where_fresh_processes_repeat_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("delay", "sign"), [(0.1, "slower"), (-0.1, "faster")])
+def test_a_difference_counts_only_where_fresh_processes_repeat_it(
+    delay: float, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(trial.time, "monotonic", lambda: clock[0])
-    held = simulated(np.random.default_rng(1), clock, 0.1, 0.01)
+    held = simulated(np.random.default_rng(1), clock, delay, 0.01)
     before, starts = held._block, list[str]()
 
     def block(*arguments: object) -> float:
-        """In the first processes the head is slower, whatever its code."""
-        return before() + (math.log1p(0.1) if starts else 0.0)
+        """In the first processes the head is slower or faster, whatever its code."""
+        return before() + (math.log1p(delay) if starts else 0.0)
 
     held._block = block  # type: ignore[method-assign]
     held.base.start = lambda: starts.append(BASE)  # type: ignore[method-assign]
@@ -155,9 +156,9 @@ def test_a_slower_head_counts_only_where_fresh_processes_repeat_it(
     verdict = held._judged()
     assert starts == [BASE, HEAD]
     assert verdict.speed is not None
-    assert str(verdict.speed.claim) == "slower"
+    assert str(verdict.speed.claim) == sign
     assert verdict.answer is Answer.no_difference
-    assert verdict.reason == "a first sign of a slower head did not recur"
+    assert verdict.reason == f"a first sign of a {sign} head did not recur"
 
 
 def test_a_worse_quality_is_worse_whatever_the_speed() -> None:

@@ -29,13 +29,13 @@ from vitsweep.judging.verdict import Answer, Quality, Verdict, quality_of
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import Comparison, compared
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import SHOWN, Claim
 
 PROBE_STEPS, WARM_SHARE, LEAST_WARM = 5, 0.25, 3
 WINDOW_SHARE, BLOCKS_HOPED, RUNS_PER_WINDOW = 0.5, 12, 2
 SHORTEST_WINDOW, LONGEST_WINDOW = 0.3, 5.0
 FIRST_SHARE = 0.6
-"""Of the budget, for the blocks before a sign of a slower head is measured again."""
+"""Of the budget, for the blocks before a sign of a difference is measured again."""
 MOST_DRAWS, ENOUGH_EXPLAINED = 4, 0.1
 """Seeds that are tried for the proof, until rounding explains at most this share of a typical update."""
 LEAST_BLOCKS = 5
@@ -135,10 +135,10 @@ class Trial:
     def _measured(self, bounds: Bounds | None) -> Verdict:
         """Measure blocks until they decide."""
         first = list(self._blocks(bounds, FIRST_SHARE, None))
-        if compared(first).claim is not Claim.slower:  # nothing to measure again yet
+        if compared(first).claim not in SHOWN:  # nothing to measure again yet
             first += list(self._blocks(bounds, 1.0, None, first))
         speed = compared(first)
-        if speed.claim is not Claim.slower:
+        if speed.claim not in SHOWN:
             return self._concluded(speed, None)
         self._start_anew()
         left = int((self.deadline - time.monotonic()) / max(self.block_seconds, 1e-6))
@@ -157,17 +157,18 @@ class Trial:
         self._require_possible()
         if self.quality and self.quality.is_worse:
             return self._verdict(Answer.worse, speed, repeated)
-        if last.claim is Claim.slower and repeated:
+        sign = speed.claim if repeated else None
+        if last.claim is sign is Claim.slower:
             return self._verdict(Answer.slower, speed, repeated)
         if self.request["script"]:
             why = f"{last.claim}, and nothing shows that the head trains as the base does"
             return self._verdict(Answer.not_proved, speed, repeated, why)
-        if last.claim is Claim.faster and not repeated:
+        if last.claim is sign is Claim.faster:
             return self._verdict(Answer.faster, speed, repeated)
         if last.num_blocks >= LEAST_BLOCKS and last.half_width <= self.width:
-            reason = "a first sign of a slower head did not recur" if repeated else ""
+            reason = f"a first sign of a {sign} head did not recur" if sign else ""
             return self._verdict(Answer.no_difference, speed, repeated, reason)
-        why = "a slower head was not shown again" if repeated else "the interval is too wide"
+        why = f"a {sign} head was not shown again" if sign else "the interval is too wide"
         more = f"{why} within the budget: more `--minutes`, or a larger `--width`, decide it"
         return self._verdict(Answer.undecided, speed, repeated, more)
 
@@ -287,7 +288,7 @@ class Trial:
     def _is_decided(self, logs: Sequence[float]) -> bool:
         """Whether the interval excludes 1, or is narrow enough."""
         now = compared(logs)
-        return now.claim in (Claim.faster, Claim.slower) or now.half_width <= self.width
+        return now.claim in SHOWN or now.half_width <= self.width
 
     def _block(self, order: BalancedOrder, bounds: Bounds | None, phase: str) -> float:
         name, seeds = f"{phase}-{secrets.token_hex(4)}", Seeds()

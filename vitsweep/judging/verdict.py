@@ -104,7 +104,7 @@ class Verdict:
         base: what the head is compared with, in words.
         head: what is judged.
         speed: throughput of the head over the base's.
-        repeated: the same in fresh blocks and processes, after a first sign of a slower head.
+        repeated: the same in fresh blocks and processes, after a first sign of a difference.
         quality: beside the speed, where the change alters the training.
         equality: what was compared, or why nothing was.
         facts: further columns: memory, work, environment, files.

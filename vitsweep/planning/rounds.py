@@ -30,7 +30,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.formatting import count, number
 from vitsweep.tables.speedup import speedup_over
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import SHOWN, Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
@@ -374,7 +374,7 @@ class _BoundedGrid(_Grid):
             table = speedup_over(rows, self._plan.baselines, [set(self._plan.entries)])
             most = 1 + self._settings.indifference
             same = (table["claim_low"] >= 1 / most) & (table["claim_high"] <= most)
-            sure = table["claim"].isin([Claim.faster, Claim.slower]) | same
+            sure = table["claim"].isin([*SHOWN, Claim.blocks_lost]) | same
             decided = set(table.loc[sure, "cell_id"])
             pairs = dict(zip(table["cell_id"], table["num_blocks"].tolist(), strict=True))
         compared = [e for e in self._plan.runnable if e.baseline_id not in (None, e.cell_id)]
