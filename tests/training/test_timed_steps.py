@@ -212,4 +212,5 @@ def test_what_a_technique_records_in_its_first_steps_stays_out_of_a_short_window
 ) -> None:
     found = timed(monkeypatch, Machine([9.0], captured=object()), warmup_steps=4, max_seconds=5.0)
     assert found.warmup_steps == 4
+    assert timed(monkeypatch, Machine([0.1], captured=object()), warmup_steps=1).warmup_steps == 3
     assert timed(monkeypatch, Machine([9.0]), prefetched=3, max_seconds=5.0).warmup_steps == 3

@@ -23,6 +23,7 @@ def prepare_streams() -> None:
     Warnings are printed as sentences, without the lines of source that gave them.
     """
     warnings.formatwarning = lambda message, *_, **__: f"Note: {message}\n"
+    warnings.filterwarnings("ignore", category=SyntaxWarning)  # of libraries, as they are compiled
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

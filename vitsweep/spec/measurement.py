@@ -53,7 +53,7 @@ class Measurement:
 
     Attributes:
         warmup_steps: least number of steps before the timed window; more where the loader holds
-            more batches ready.
+            more batches ready, or a step is recorded as a CUDA graph (in the third).
         warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
         measured_steps: least number of steps in the timed window.
         min_seconds: least duration of the timed window; steps are added until both hold.

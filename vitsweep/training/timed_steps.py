@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitsweep.spec.data import Batches
 from vitsweep.spec.measurement import Measurement
-from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch, Trainer
 
 MARGIN = 1.1
 """More steps than the estimate asks for: a window that is too short must be repeated."""
@@ -116,8 +116,10 @@ def _timed_steps(
     samples = TimedSteps()
     longest = measurement.max_seconds
     # what a technique records or prefetches in its first steps is warm-up however long that takes
-    steps = measurement.warmup_steps if trainer.captured else 1
-    steps = max(min(steps, measurement.warmup_steps), prefetched_steps)
+    least = min(1, measurement.warmup_steps)
+    if trainer.captured:
+        least = max(measurement.warmup_steps, WARM_UP_STEPS + 1)
+    steps = max(least, prefetched_steps)
     _take(steps, trainer, stream, samples)
     taken = _slowest_seconds(samples.times_ms, trainer)
     if (rest := measurement.warmup_steps - steps) > 0:
