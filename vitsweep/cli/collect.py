@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.console import open_console, print_lines
     from vitsweep.execution.attempts import record_unfinished
     from vitsweep.launchers.few_files import keep_few_files
-    from vitsweep.launchers.slurm.state.poll import poll, reconcile
-    from vitsweep.launchers.slurm.state.status import killed_hint, reconcile_hint
+    from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
     from vitsweep.report.views import collect
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.results.trackers import sync
@@ -66,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     console.print(_selected(tables.cells, store, typed))
     print_lines(console, empty_metrics(tables.runs))
-    for hint in (reconcile_hint(store, poll(store)), killed_hint(store)):
+    for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):
         if hint:
             console.print(hint)
     keep_few_files(store, console, is_held=False)
@@ -97,3 +96,20 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
         return CellTable(cells, sweep_argument(store), most_rows, in_order=typed.sort is not None)
     names = [name.strip() for name in typed.columns.split(",")]
     return TextTable(pick(cells, names).head(most_rows), f"Sweep {store.name}")
+
+
+def _killed_hint(store: "Store") -> str:
+    """Return how to record runs on this machine that were killed with their command, or ""."""
+    from vitsweep.execution.attempts import unfinished
+    from vitsweep.results.sweeps import sweep_argument
+    from vitsweep.tables.formatting import count
+
+    last = [unfinished(store, cell_id)[-1:] for cell_id in store.cells_without_runs()]
+    num_dead = sum(not run.is_running for runs in last for run in runs)
+    if not num_dead:
+        return ""
+    return (
+        f"{count(num_dead, 'cell')} of those not run had started when the command that ran them was "
+        f"killed: `vitsweep collect {sweep_argument(store)} --reconcile` records it, `vitsweep retry "
+        f"{sweep_argument(store)}` runs them again."
+    )

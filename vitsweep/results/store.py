@@ -93,6 +93,7 @@ class Store:
         self.root = root
         guard(root)
         self.cells = root / "cells"
+        self._pack_file = self.cells / pack.FILE
         self._parsed: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
         self._damaged: dict[str, str] = {}
         self._commands: tuple[int, list[dict[str, Any]]] | None = None
@@ -138,7 +139,7 @@ class Store:
     def lock(self, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
         with held(self.root / ".lock", on_wait):
-            pack.forget(self.cells / pack.FILE)  # who had the lock may just have packed
+            pack.forget(self._pack_file)  # who had the lock may just have packed
             yield
 
     @contextmanager
@@ -254,10 +255,9 @@ class Store:
 
     def lines(self, cell_id: str, name: str) -> list[dict[str, Any]]:
         """Return the JSON lines of a file of a cell; lines cut in half and other damage are left out."""
-        try:
+        with suppress(FileNotFoundError, ValueError):
             return parsed_lines(self.content(cell_id, name))
-        except (FileNotFoundError, ValueError):
-            return []
+        return []
 
     def has(self, cell_id: str, name: str) -> bool:
         """Whether there is a file of a cell, in its folder or in the pack."""
@@ -271,7 +271,7 @@ class Store:
                 write_atomically(self.cells / name, packed.text(name), durable=False)
 
     def _pack(self) -> pack.Pack:
-        return pack.opened(self.cells / pack.FILE)
+        return pack.opened(self._pack_file)
 
     def keep(self, folder: str, text: str, suffix: str) -> str:
         """Write a text that many cells share, once; return its path in the sweep folder."""
@@ -328,11 +328,10 @@ class Store:
 
     def kept_row(self, cell_id: str) -> dict[str, Any]:
         """Return what `record.json` of a cell says; {} where there is none."""
-        try:
+        with suppress(OSError, ValueError):
             row: dict[str, Any] = parsed_json(self.read(cell_id, "record.json"))
-        except (OSError, ValueError):
-            return {}
-        return row if isinstance(row, dict) else {}
+            return row if isinstance(row, dict) else {}
+        return {}
 
     def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
         """Write a cell's `prediction.json`: metric -> value that was predicted for it.
@@ -349,13 +348,14 @@ class Store:
 
     def prediction(self, cell_id: str) -> dict[str, float | None]:
         """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
-        try:
-            tree = parsed_json(self.read(cell_id, "prediction.json"))
-            return {
-                str(name): None if value is None else float(value) for name, value in tree.items()
-            }
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            if self.is_predicted(cell_id):
+                tree = parsed_json(self.read(cell_id, "prediction.json"))
+                return {
+                    str(name): None if value is None else float(value)
+                    for name, value in tree.items()
+                }
+        return {}
 
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
@@ -487,7 +487,7 @@ class Store:
             OSError: the pack cannot be written.
         """
         self.require_lease()
-        place = self.cells / pack.FILE
+        place = self._pack_file
         moved, written = dict[str, tuple[int, ...]](), dict[str, int | None]()
         before, cells = self._pack(), [c for c in self.folders() if c not in left]
         if not any(any(self._loose(cell_id)) for cell_id in cells):

@@ -120,7 +120,7 @@ def with_repayment(cells: DataFrame) -> DataFrame:
     Without one, or where compiling made no step faster, the column is empty.
     """
     needed = {"compilation", "compile_seconds", "step_time_ms", "status"}
-    if not needed <= set(cells):
+    if not needed <= set(cells) or cells["compilation"].nunique(dropna=False) < 2:
         return cells.assign(**{COLUMN: np.nan})
     same = [c for c in col.spec_columns(cells) if not c.startswith("compilation")]
     keys = list(

@@ -244,6 +244,9 @@ def markdown(text: DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
+_FORMULA = re.compile(r"[=@\t\r]|[+-][^\d\s.]")
+
+
 def csv_text(table: DataFrame) -> str:
     """Return a table as CSV; a text that a spreadsheet would compute (`=cmd|...`) gets an apostrophe."""
     texts = table.select_dtypes(["object", "string"])
@@ -252,5 +255,4 @@ def csv_text(table: DataFrame) -> str:
 
 
 def _no_formula(value: Any) -> Any:
-    is_formula = isinstance(value, str) and re.match(r"[=@\t\r]|[+-][^\d\s.]", value)
-    return f"'{value}" if is_formula else value
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value

@@ -96,6 +96,8 @@ def unmeasured_lines(cells: DataFrame) -> list[str]:
 
 def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
     """Return one line per status and reason of the chosen cells; the others tell them apart."""
+    if not chosen.any():
+        return []
     columns = varying_columns(cells)
     rows = zip(cells["status"], cells["reason"], chosen, strict=True)
     return reason_lines(

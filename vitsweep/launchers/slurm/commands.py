@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
-from vitsweep.rates.profile import most_usable_bytes
 from vitsweep.spec.resources import Machine
 
 if TYPE_CHECKING:
@@ -239,6 +238,8 @@ def _gib_per_gpu(settings: "SlurmSettings") -> float | None:
         where = ("-p", settings.partition) if settings.partition else ()
         shown = slurm_output("sinfo", "-h", *where, "-o", "%G") or ""
         types = set().union(*(gpu_types_in(line) for line in shown.splitlines()))
+    from vitsweep.rates.profile import most_usable_bytes  # takes a tenth of a second
+
     sizes = [most_usable_bytes(each) for each in types]
     known = [size for size in sizes if size is not None]
     return max(known) / 2**30 if known and len(known) == len(sizes) else None

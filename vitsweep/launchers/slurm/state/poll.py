@@ -33,7 +33,11 @@ from vitsweep.launchers.slurm.state.jobs import (
 )
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
+
+MOST_DEAD_JOBS = 3
+"""Jobs that ended without recording all their runs, of which it is shown how they ended."""
 
 SECONDS_TO_SUBMIT = 60
 """An array without a Slurm id is being submitted; after this long its submitting command is dead."""
@@ -432,3 +436,21 @@ def _log_of(state: JobState) -> str:
     """Return which log tells why a job left with an exit code, " See `FILE`."; "" where there is none."""
     logs = sorted(state.job.array.folder.glob(f"{state.job.slurm_id}_*_log.out"))
     return f" See `{logs[0]}`." if logs else ""
+
+
+def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
+    """Return how to record the runs that dead jobs did not finish, or "" where there are none."""
+    dead = [state for state in job_states if runs_to_record(store, state)]
+    if not dead:
+        return ""
+    whose = "its" if len(dead) == 1 else "their"
+    reasons = [f"  {failure_of_job(state).reason}" for state in dead[:MOST_DEAD_JOBS]]
+    if len(dead) > MOST_DEAD_JOBS:
+        reasons.append(f"  ... and {len(dead) - MOST_DEAD_JOBS} more")
+    return "\n".join(
+        [
+            f"{count(len(dead), 'job')} ended without recording all {whose} runs: `vitsweep collect "
+            f"{sweep_argument(store)} --reconcile` records why; the same command runs them again.",
+            *reasons,
+        ]
+    )

@@ -26,25 +26,21 @@ from vitsweep.launchers.slurm.state.poll import (
     REFRESH_SECONDS,
     JobState,
     PollTimes,
-    failure_of_job,
     pending_runs,
     poll,
     reconcile,
-    runs_to_record,
+    reconcile_hint,
     states_over_time,
     wait_for_records,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import MANY_FILES, Store
-from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
 
 WAITING, RUNNING = "waiting", "running"
 MOST_LINES = 100
 """Reasons that are shown."""
-MOST_DEAD_JOBS = 3
-"""Jobs that ended without recording all their runs, of which it is shown how they ended."""
 
 
 @dataclass(frozen=True)
@@ -82,37 +78,6 @@ def page(
     parts += [Text(f"  {line}") for line in _without_result(outcomes)]
     hints = (_continue_hint(store, job_states, outcomes), reconcile_hint(store, job_states))
     return Group(*parts, *(Text(hint) for hint in hints if hint))
-
-
-def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
-    """Return how to record the runs that dead jobs did not finish, or "" where there are none."""
-    dead = [state for state in job_states if runs_to_record(store, state)]
-    if not dead:
-        return ""
-    whose = "its" if len(dead) == 1 else "their"
-    reasons = [f"  {failure_of_job(state).reason}" for state in dead[:MOST_DEAD_JOBS]]
-    if len(dead) > MOST_DEAD_JOBS:
-        reasons.append(f"  ... and {len(dead) - MOST_DEAD_JOBS} more")
-    return "\n".join(
-        [
-            f"{count(len(dead), 'job')} ended without recording all {whose} runs: `vitsweep collect "
-            f"{sweep_argument(store)} --reconcile` records why; the same command runs them again.",
-            *reasons,
-        ]
-    )
-
-
-def killed_hint(store: Store) -> str:
-    """Return how to record runs on this machine that were killed with their command, or ""."""
-    cells = list(store.cells_without_runs())
-    dead = [c for c in cells if _last_unfinished(store, c).status == Status.killed]
-    if not dead:
-        return ""
-    return (
-        f"{count(len(dead), 'cell')} of those not run had started when the command that ran them was "
-        f"killed: `vitsweep collect {sweep_argument(store)} --reconcile` records it, `vitsweep retry "
-        f"{sweep_argument(store)}` runs them again."
-    )
 
 
 def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:
