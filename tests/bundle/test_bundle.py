@@ -209,6 +209,13 @@ def test_a_margin_that_nothing_can_miss_is_refused(copy: Path) -> None:
         check(copy, HERE)
 
 
+def test_a_claim_is_as_wide_as_the_further_end_of_its_interval() -> None:
+    named = {"cell_id": "a", "baseline_cell_id": "b", "cell": "O1", "device": "", "claim": "faster"}
+    for ratio, low, high in ((1.2, 1.0, 1.25), (1.0, 0.95, 1.2)):
+        claim = Claim(**named, ratio=ratio, low=low, high=high, num_pairs=5, margin=0.1)
+        assert claim.half_width == pytest.approx(0.2)
+
+
 def test_figures_of_other_versions_are_not_called_false(copy: Path) -> None:
     other_figure(copy)
     write_atomically(copy / SUMS, checksums(copy))

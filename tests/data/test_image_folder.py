@@ -131,6 +131,15 @@ def test_a_truncated_image_is_named_once_skipped_and_replaced(tmp_path, caplog):
     assert named[0].endswith("skipped.")
 
 
+def test_an_image_that_cannot_be_read_is_replaced_by_the_next_of_the_folder(tmp_path):
+    root = write_folder(tmp_path)
+    whole = next(opened(root, images_per_step=24).train(0))[1].bincount()
+    last_of_ant = sorted((root / "train" / "ant").iterdir())[-1]
+    truncate(last_of_ant)
+    found = next(opened(root, images_per_step=24, max_damaged_share=0.05).train(0))[1].bincount()
+    assert (found - whole).tolist() == [-1, 1, 0]
+
+
 def test_a_damaged_held_out_image_is_left_out(tmp_path):
     root = write_folder(tmp_path)
     truncate(root / "val" / "ant" / "ant_1.jpg")

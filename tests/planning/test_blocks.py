@@ -210,6 +210,15 @@ def test_without_faults_there_is_one_block_per_round() -> None:
     assert len(machine.records) == 20
 
 
+def test_before_each_block_a_command_says_how_many_runs_are_to_come() -> None:
+    plan, records, told = sweep(*FOUR), list[RunRecord](), list[int]()
+    settings = replace(sweep_settings(composer().compose().tree), prune_slowdown=None)
+    rounds = grid(plan, settings, (), CODE)
+    for block in blocks_in_turn(rounds, records, (), lambda runs: told.append(Counter.total(runs))):
+        records += [run(entry.cell_id, block.name, 100) for entry in block.entries]
+    assert told == [20, 16, 12, 8, 4]
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_a_run_that_was_killed_once_is_repeated_at_the_end_of_its_block(number: int) -> None:
     plan = sweep(*FOUR)

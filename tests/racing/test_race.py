@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.landscapes import Landscape, Machine
 from benchmarks.racing import INDIFFERENCE, race, simulate, summary
-from vitsweep.racing.conclusions import NEVER, Phase, Race, Verdict, proposals
+from vitsweep.racing.conclusions import LEVEL, NEVER, Phase, Race, Verdict, proposals
 from vitsweep.racing.model import Design, Model, Runs
 
 NOTHING = Runs(*(np.zeros(0, kind) for kind in (np.int64, np.int64, float, float)))
@@ -184,6 +184,17 @@ def test_a_cell_ahead_in_its_only_run_runs_again_before_the_race_is_settled() ->
     assert verdict.num_runs[lone] == 1
     assert not verdict.alive[lone]
     assert verdict.challengers[0] == lone
+    assert not verdict.is_settled
+
+
+def test_a_race_whose_cells_ran_often_is_not_settled_while_another_one_may_be_better() -> None:
+    land = Landscape(np.array([0.0, 0.03]), np.arange(2)[:, None])
+    racing, machine = new_race(land), Machine(land, 0.2, np.random.default_rng(2))
+    for _ in range(4):
+        machine.block([0, 1])
+    verdict = racing.verdicts(machine.runs, everyone(racing))[-1]
+    assert verdict.num_runs.tolist() == [4, 4]
+    assert verdict.chance_of_better > LEVEL
     assert not verdict.is_settled
 
 

@@ -1,7 +1,7 @@
 """What a bundle claims: ratios with their intervals, each with a margin in which others find it again."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -94,8 +94,7 @@ def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:
 
 def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
     ratio, low, high = (float(row[c]) for c in ("speedup", "speedup_low", "speedup_high"))
-    own = max(high / ratio, ratio / low) - 1
-    return Claim(
+    claim = Claim(
         cell_id=row["cell_id"],
         baseline_cell_id=row["baseline_cell_id"],
         cell=row["cell"],
@@ -105,8 +104,9 @@ def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
         high=high,
         num_pairs=int(row["num_pairs"]),
         claim=str(row["claim"]),
-        margin=max(margin, own),
+        margin=margin,
     )
+    return replace(claim, margin=max(margin, claim.half_width))
 
 
 _KINDS = {"ratio": (int, float), "low": (int, float), "high": (int, float), "margin": (int, float),

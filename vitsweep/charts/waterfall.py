@@ -13,7 +13,8 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the waterfall where at least two techniques stand alone or on top of each other."""
-    if any(mixed(group) for _, group in tables.settings.groupby("baseline_cell_id")):
+    cells = tables.settings
+    if mixed(cells) and any(mixed(group) for _, group in cells.groupby("baseline_cell_id")):
         return NOTHING
     table = tables.waterfall
     return table if table["speedup"].notna().sum() > 2 else NOTHING
