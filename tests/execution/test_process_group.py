@@ -66,13 +66,15 @@ def test_the_fork_server_has_not_initialised_cuda_and_started_no_compiler() -> N
 
 @pytest.mark.slow
 def test_imports_of_the_fork_server_do_not_ask_for_gpus() -> None:
-    """Even counting them makes CUDA unusable in forked processes."""
+    """Even counting them makes CUDA unusable in forked processes. And each command waits for them all."""
     script = f"""
+import sys
 import torch
 touched = []
 torch.cuda._lazy_init = lambda: touched.append("initialised")
 torch.cuda.is_available = torch.cuda.device_count = lambda: touched.append("counted") or 0
 __import__({PRELOADED!r})
+touched += sys.modules.keys() & {{"pandas", "scipy", "sklearn"}}
 raise SystemExit(", ".join(touched) or 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

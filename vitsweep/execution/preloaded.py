@@ -16,8 +16,6 @@ MODULES = (
     "torch._dynamo",
     "vitsweep.cell",
     "vitsweep.execution.worker",
-    "sklearn.datasets",
-    "scipy.stats",
 )
 
 gc.disable()  # collections amid these imports free nothing and take an eighth of their time
