@@ -133,7 +133,13 @@ BESIDE = {
     "task=train": TRAINED,
     **{f"recipe={name}": ["task=train", *TRAINED] for name in RECIPES},
 }
-"""What a choice needs beside it to run as a tiny cell on two ranks."""
+"""What a choice needs beside it to run as a tiny cell."""
+
+OVER_RANKS = ("averaging", "precision", "recipe", "sharding", "task")
+"""Groups besides those that share a model whose choices do something else on two ranks than on one.
+
+What the others do over ranks is in their rooms' tests and, pair by pair, in tests/test_equivalence.py.
+"""
 
 
 def yamls(*, of_cells: bool = False) -> list[Path]:
@@ -162,12 +168,17 @@ def tiny(choice: str, pictures: Path) -> PlannedCell:
             ]
         )
         two_patches = [f"batch.resolution_px={side}"]
+    group = choice.partition("=")[0]
+    shared = group in OVER_RANKS or group.endswith("parallel")
+    ranks = [] if shared else ["resources.ranks_per_node=1"]
     shape = [
         t
         for t in TINY
         if not (choice.startswith(("model=resnet", *OF_USERS)) and t.startswith("model."))
     ]
-    return entry(*ON_CPU, *shape, *ONE_STEP, *two_patches, *beside, choice, machine=THIS_LAPTOP)
+    return entry(
+        *ON_CPU, *ranks, *shape, *ONE_STEP, *two_patches, *beside, choice, machine=THIS_LAPTOP
+    )
 
 
 def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:

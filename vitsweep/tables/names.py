@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,15 @@ def _follows(groups: NDArray[np.int64], codes: NDArray[np.int64]) -> bool:
 
 def comparable(table: DataFrame) -> DataFrame:
     """Return every value as text, missing ones as empty text, so that rows can be compared."""
-    return table.astype(object).where(table.notna(), "").astype(str)
+    known = table.notna()
+    texts = {
+        c: [
+            str(v) if is_known else ""
+            for v, is_known in zip(table[c].tolist(), known[c], strict=True)
+        ]
+        for c in table
+    }
+    return DataFrame(texts, table.index, dtype=object)
 
 
 def _varies(values: Series) -> bool:
@@ -99,9 +108,9 @@ def _varies(values: Series) -> bool:
 
     A missing field counts as a value (fp32 has no loss scale); a missing choice is unknown.
     """
-    known = values.notna()
-    missing_counts = values.name not in CHOICES and not known.all()
-    return len(set(map(str, values[known].tolist()))) + missing_counts > 1
+    known = values.notna().tolist()
+    missing_counts = values.name not in CHOICES and not all(known)
+    return len(set(map(str, compress(values.tolist(), known)))) + missing_counts > 1
 
 
 def _sizes_first(columns: list[str]) -> list[str]:

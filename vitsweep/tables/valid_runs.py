@@ -189,7 +189,8 @@ def _checked(table: DataFrame, required: Iterable[str], optional: Iterable[str])
             f"{int(table['cell_id'].isna().sum())} of {len(table)} rows have none."
         )
     metrics = known_metrics(table)
-    numbers = {c: n for c in table if (n := _numbers(table[c], str(c), metrics)) is not None}
+    numeric = [c for c in table if _is_number(str(c), metrics)]
+    numbers = {c: n for c in numeric if (n := _numbers(table[c], str(c), metrics)) is not None}
     absent = [c for c in (*lacking, *optional) if c not in table]
     filled = {c: Series(missing_value(c), table.index, dtype=_dtype(c)) for c in absent}
     return (
@@ -215,8 +216,6 @@ def _is_number(column: str, metrics: Metrics = METRICS) -> bool:
 
 def _numbers(column: Series, name: str, metrics: Metrics) -> Series | None:
     """Return the checked numbers of a numeric column; None where nothing has to change."""
-    if not _is_number(name, metrics):
-        return None
     values = column
     if pd.api.types.is_complex_dtype(values):
         raise VitsweepError(f"Column `{name}` must hold real numbers; it holds complex ones.")
