@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Index, Series
+from pandas import DataFrame, Index, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
@@ -46,13 +46,16 @@ def final_status(runs: DataFrame, by: str = "cell_id") -> DataFrame:
     """
     columns = [c for c in ("status", "reason", "failed_rank", "attempt") if c in runs]
     ordered = _in_order(runs, by, *columns)
-    latest = ordered.groupby(by, sort=False, observed=True).tail(1).set_index(by)
-    measured = ordered[ordered["status"] == Status.measured]
-    good = measured.groupby(by, sort=False, observed=True).tail(1).set_index(by)
-    stands = good.index.difference(latest.index[latest["status"].isin(DISQUALIFYING)])
-    rows = latest[columns].copy()
-    rows.loc[stands] = good.loc[stands, columns]
-    return rows.reset_index()
+    codes, keys = factorize(ordered[by])
+    has_key = codes >= 0
+    measured = ordered["status"].eq(Status.measured).to_numpy(bool, na_value=False)
+    disqualified = ordered["status"].isin(DISQUALIFYING).to_numpy(bool)
+    latest, good = np.full((2, len(keys)), -1)
+    for last, counted in ((latest, has_key), (good, has_key & measured)):
+        rows = np.flatnonzero(counted)
+        last[codes[rows]] = rows  # of rows of one key the last stays
+    stands = np.where((good >= 0) & ~disqualified[latest], good, latest)
+    return ordered[[by, *columns]].iloc[stands[np.argsort(latest)]].reset_index(drop=True)
 
 
 def valid_runs(runs: DataFrame, by: str = "cell_id", known: DataFrame | None = None) -> DataFrame:
