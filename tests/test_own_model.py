@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import vitsweep
-from tests.command import ROOT
+from tests.command import NO_REPORT, ROOT
 from vitsweep.api.conf_check import Finding, check_conf, is_sentence
 
 QUICK = ["measurement=smoke", "measurement.prove=twin", "measurement.warmup_steps=0",
@@ -33,7 +33,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_its_script_measures_own_model_data_technique_and_metric(outside):
-    done = python(outside, "run.py", *QUICK)
+    done = python(outside, "run.py", *QUICK, NO_REPORT)  # the script asks for it itself
     assert done.returncode == 0, done.stderr
     cells = pd.read_parquet(outside / "results" / "own_model" / "cells.parquet")
     assert len(cells) == 5, "four cells and their baseline"
@@ -46,14 +46,14 @@ def test_its_script_measures_own_model_data_technique_and_metric(outside):
 
 
 @pytest.mark.slow
-def test_a_model_with_frozen_parameters_is_measured_proved_and_predicted(tmp_path):
-    done = python(
-        tmp_path, "-m", "vitsweep", "-m", "model=module", "model.target=tests.user_modules.frozen",
-        "sharding=fsdp", "resources.ranks_per_node=2", "batch.images_per_step=16",
-        "resources.threads_per_rank=1", "sweep.name=frozen", "sweep.report=false", *QUICK,
+def test_a_model_with_frozen_parameters_is_measured_proved_and_predicted(vitsweep):
+    done = vitsweep(
+        "-m", "model=module", "model.target=tests.user_modules.frozen", "sharding=fsdp",
+        "resources.ranks_per_node=2", "batch.images_per_step=16", "resources.threads_per_rank=1",
+        NO_REPORT, *QUICK, quick=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    cells = pd.read_parquet(tmp_path / "results" / "frozen" / "cells.parquet")
+    cells = vitsweep.cells()
     assert set(cells["status"]) == {"measured"}, cells["reason"]
     assert cells["proved"].str.startswith("twin ").all()
     assert cells["activation_gib"].notna().all()

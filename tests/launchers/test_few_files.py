@@ -1,37 +1,30 @@
 """A long sweep keeps few files while it runs."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.command import QUICK, ROOT
+import pytest
+
+import vitsweep
+from tests.command import NO_REPORT, QUICK
+from vitsweep.launchers import local
+from vitsweep.results import store as store_module
 from vitsweep.results.pack import FILE
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-SWEEP = f"""
-import vitsweep
-from vitsweep.launchers import local
-from vitsweep.results import store
-
-local.MANY_FILES, store.MANY_FILES = 2, 3
-settings = [*{list(QUICK)}, "resources.ranks_per_node=1", "sweep.baseline=null", "sweep.report=false"]
-for blocks in (2, 3):
-    vitsweep.sweep([*settings, f"measurement.blocks={{blocks}}"], seed=[0, 1], name="mine")
-"""
+SETTINGS = (*QUICK, NO_REPORT, "resources.ranks_per_node=1", "sweep.baseline=null")
 
 
-def test_runs_are_packed_between_blocks_and_packed_cells_run_again(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SWEEP],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("files of cells moved") == 3, done.stdout
+def test_runs_are_packed_between_blocks_and_packed_cells_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "MANY_FILES", 2)
+    monkeypatch.setattr(store_module, "MANY_FILES", 3)
+    for blocks in (2, 3):
+        vitsweep.sweep([*SETTINGS, f"measurement.blocks={blocks}"], seed=[0, 1], name="mine")
+    said = capsys.readouterr().out
+    assert said.count("files of cells moved") == 3, said
     store = Store(tmp_path / "results" / "mine")
     assert [path.name for path in store.cells.iterdir()] == [FILE]
     runs = [*store.runs()]

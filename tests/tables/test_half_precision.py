@@ -1,6 +1,8 @@
 """The sentence that says why half precision is not faster on a CPU."""
 
 import io
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from pandas import DataFrame
@@ -10,6 +12,8 @@ from tests.builders import run, table
 from vitsweep.tables.cells import cells
 from vitsweep.tables.notes import half_precision_note
 from vitsweep.tables.render import CellTable
+
+Found = Callable[[], DataFrame]
 
 
 def compared(pace: float, instructions: str | None, width: int, device: str = "cpu") -> DataFrame:
@@ -31,17 +35,20 @@ def compared(pace: float, instructions: str | None, width: int, device: str = "c
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (compared(240, "none", 128), "no bfloat16 instructions: it emulates half precision"),
-        (compared(240, "none", 768), "no bfloat16 instructions"),
         (
-            compared(900, "amx_bf16", 128),
+            partial(compared, 240, "none", 128),
+            "no bfloat16 instructions: it emulates half precision",
+        ),
+        (partial(compared, 240, "none", 768), "no bfloat16 instructions"),
+        (
+            partial(compared, 900, "amx_bf16", 128),
             "With a width of 128 matrix products are a small part of the step",
         ),
     ],
 )
-def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:
+def test_the_reason_stands_above_the_table(found: Found, said: str) -> None:
     text = io.StringIO()
-    Console(file=text, width=140).print(CellTable(found, "first"))
+    Console(file=text, width=140).print(CellTable(found(), "first"))
     title, note, *rest = text.getvalue().splitlines()
     assert title.startswith("Sweep first")
     assert said in note
@@ -51,13 +58,13 @@ def test_the_reason_stands_above_the_table(found: DataFrame, said: str) -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        compared(1400, "none", 128),
-        compared(900, "amx_bf16", 768),
-        compared(900, None, 128),
-        compared(900, "none", 128, device="cuda"),
-        compared(900, "none", 128).drop(columns="cpu_half_precision"),
+        partial(compared, 1400, "none", 128),
+        partial(compared, 900, "amx_bf16", 768),
+        partial(compared, 900, None, 128),
+        partial(compared, 900, "none", 128, device="cuda"),
+        lambda: compared(900, "none", 128).drop(columns="cpu_half_precision"),
     ],
     ids=["faster", "wide", "unknown", "on a GPU", "an older record"],
 )
-def test_nothing_is_said_where_the_reason_is_another_or_unknown(found: DataFrame) -> None:
-    assert half_precision_note(found) == ""
+def test_nothing_is_said_where_the_reason_is_another_or_unknown(found: Found) -> None:
+    assert half_precision_note(found()) == ""

@@ -19,9 +19,9 @@ from tests.launchers.slurm.fabricated import slurm, store
 __all__ = ["slurm", "store"]
 
 
-def eventually(done: Callable[[], bool], seconds: float, what: str) -> None:
+def eventually(done: Callable[[], bool], seconds: float, what: str, step: float = 0.2) -> None:
     """Wait for what Slurm does in its own time; `what` is the message when it does not."""
-    assert local_cluster.until(done, seconds, step=0.2), f"not within {seconds} s: {what}"
+    assert local_cluster.until(done, seconds, step), f"not within {seconds} s: {what}"
 
 
 class SlurmClient:

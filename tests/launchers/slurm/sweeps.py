@@ -71,9 +71,8 @@ class Sweep:
         from vitsweep.launchers.slurm.state.poll import poll
 
         store = self.command.store
-        eventually(
-            lambda: not any(state.is_live for state in poll(store)), seconds, "the end of all jobs"
-        )
+        is_over = lambda: not any(state.is_live for state in poll(store))  # noqa: E731
+        eventually(is_over, seconds, "the end of all jobs", step=1.0)  # it asks three daemons
         done = self.command("collect", "--reconcile", quick=False)
         assert done.returncode == 0, done.stderr
         return self.command.cells()
