@@ -2,17 +2,21 @@
 
 import ast
 import random
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.cells import GPU_NODE, TINY, composer, entry
 from tests.command import ROOT
+from tests.ranks import RankFailedError, on_ranks
 from vitsweep.cli.export import chosen
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
@@ -22,6 +26,7 @@ from vitsweep.export.write import written
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns
+from vitsweep.world import World
 
 OWN = ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16")
 TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
@@ -94,18 +99,20 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
         assert not leg.equal
 
 
+def _step_of_five(world: World, file: Path) -> None:
+    train = SimpleNamespace(**runpy.run_path(str(file)))
+    training = train.Training(train.build_model(), train.start())
+    side = train.IMAGE_SIDE
+    training.step(torch.randn(5, train.CHANNELS, side, side), torch.zeros(5).long())
+
+
 def test_a_file_takes_no_batch_that_does_not_split_evenly(tmp_path: Path) -> None:
-    spec = cell(*CELLS[0])
-    (tmp_path / "train.py").write_text(written(spec, "train.py", ["Header."]))
-    script = (
-        "import torch, train; t = train.Training(train.build_model(), train.start()); "
-        "t.step(torch.randn(5, train.CHANNELS, train.IMAGE_SIDE, train.IMAGE_SIDE), torch.zeros(5).long())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "ValueError: 5 images do not split into 2 equal parts" in done.stderr
+    spec, file = cell(*CELLS[0]), tmp_path / "train.py"
+    file.write_text(written(spec, file.name, ["Header."]))
+    with pytest.raises(
+        RankFailedError, match="ValueError: 5 images do not split into 2 equal parts"
+    ):
+        on_ranks(1, _step_of_five, spec, file, folder=tmp_path)
 
 
 def of_named_sweeps(ranks: int) -> list[CellSpec]:
