@@ -107,8 +107,9 @@ def typed(table: DataFrame) -> DataFrame:
     whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs")}
     flags = {c: "boolean" for c in FLAGS}
     floats = {c: "float64" for c in col.metric_columns(table)}
-    types = whole | flags | floats
-    return table.astype({c: t for c, t in types.items() if c in table}).copy()  # one block
+    types, known = whole | flags | floats, dict(table.dtypes.items())
+    other = {c: t for c, t in types.items() if c in known and known[c] != t}
+    return table.astype(other).copy()  # one block
 
 
 def in_record_order(table: DataFrame) -> DataFrame:
@@ -147,7 +148,8 @@ def _medians(known: KeyedRuns) -> DataFrame:
     runs, good = known.runs, known.valid
     used = pd.concat([good, runs[~runs[ROW].isin(set(good[ROW]))]])
     metrics = col.metric_columns(used)
-    numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in metrics})
+    other = [m for m in metrics if used[m].dtype != "float64"]
+    numbers = used.assign(**{m: pd.to_numeric(used[m], errors="coerce") for m in other})
     times = [t for t in metrics_with(follows="step_time") if t in metrics]
     numbers[times] = 1 / numbers[times].where(numbers[times] > 0)
     groups = numbers.groupby(ROW, sort=False, observed=True)
