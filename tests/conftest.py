@@ -11,6 +11,9 @@ import pytest
 # NumPy reads this when it is loaded. Its threads wait for each other in a loop: beside as many test processes
 # as there are cores, fits of small matrices took 8 times longer.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Torch's OpenMP reads this when it is loaded. Threads of a rank that wait in a loop took half of the
+# processor time of a run on two threads, from the test process beside it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
