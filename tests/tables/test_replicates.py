@@ -133,13 +133,14 @@ def test_the_key_is_that_of_the_latest_command() -> None:
     assert replicate_key([]) == ""
 
 
-def to_target(*seconds: float | Status | None) -> Series:
+def to_target(*seconds: float | Status | None, epoch: float = 1.0) -> Series:
     """The row of one setting whose seeds reached the target after these seconds, never, or ended so."""
     runs = [
         run(f"fp32-{seed}", f"s{seed}b{block}", 100.0, precision="fp32", seed=seed,
             **({"status": after, "reason": "..."} if isinstance(after, Status)
-               else {"metrics": {"seconds_to_target": after}}),
-            **{"task.target_accuracy": 0.9})
+               else {"metrics": {"seconds_to_target": after,
+                                "epochs_to_target": after and round(after / epoch)}}),
+            **{"task.target_accuracy": 0.9, "task.evaluate_every_epochs": 1})
         for seed, after in enumerate(seconds)
         for block in range(3)
     ]  # fmt: skip
@@ -159,6 +160,25 @@ def test_a_seed_that_never_arrived_is_not_left_out_of_the_time_to_the_target() -
     assert some[spreads].isna().all()
     texts = [_time_to_target(row.to_dict()) for row in (every, some, few)]
     assert texts == ["20.0", "median 20.4 (2 of 3)", "not reached by 2 of 3"]
+
+
+def test_seeds_that_arrive_at_the_same_evaluation_have_a_wide_interval() -> None:
+    row = to_target(20.0, 20.0, 20.0, epoch=4.0)
+    half = student.ppf(0.975, 2) * (1 / 5) / sqrt(12) / sqrt(3)
+    assert row["seconds_to_target_high"] == pytest.approx(20.0 * exp(half))
+    assert row["seconds_to_target_low"] == pytest.approx(20.0 * exp(-half))
+
+
+@pytest.mark.full
+def test_the_time_to_the_target_knows_that_evaluations_are_rare() -> None:
+    """Seeds that need 4.8 to 5.6 epochs arrive after 5 or 6: of three, often all after the same."""
+    generator, held, number = np.random.default_rng(0), 0, 40
+    for _ in range(number):
+        epochs = np.ceil(generator.normal(5.2, 0.3, 3))
+        seconds = 4.0 * epochs * np.exp(generator.normal(0, 0.01, 3))
+        row = to_target(*seconds, epoch=4.0)
+        held += row["seconds_to_target_low"] <= 4.0 * 5.73 <= row["seconds_to_target_high"]
+    assert held >= 0.93 * number
 
 
 @pytest.mark.parametrize("status", [Status.diverged, Status.timed_out, Status.failed])

@@ -20,7 +20,16 @@ from vitsweep.tables.formatting import count, missing, number, plain, ratio
 from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN, ranked
 from vitsweep.tables.speedup import flattered
-from vitsweep.tables.stats import MIN_BLOCKS, Claim, adjusted, claims, estimate, holm, interval
+from vitsweep.tables.stats import (
+    MIN_BLOCKS,
+    Claim,
+    adjusted,
+    claims,
+    estimate,
+    half_width,
+    holm,
+    interval,
+)
 from vitsweep.tables.valid_runs import checked_cells
 
 OF_COMMAND = {
@@ -120,7 +129,7 @@ def _row(group: DataFrame, key: str) -> dict[str, Any]:
     spreads: dict[str, Any] = {}
     for metric in metrics_with(spread=True):
         known_ = good[metric].iloc[:0] if censored and metric in TO_TARGET else good[metric]
-        spreads |= _spread(known_, metric)
+        spreads |= _spread(known_, metric, _rounding(good) if metric in TO_TARGET else 0.0)
     return (
         head
         | _outcome(group, good, key)
@@ -192,13 +201,35 @@ def _is_geometric(metric: str) -> bool:
     return metric in METRICS and METRICS[metric].mean == "geometric"
 
 
-def _spread(values: Series, metric: str) -> dict[str, float]:
-    """Return standard deviation and ends of the 95 % interval on the mean over repetitions."""
+def _rounding(good: DataFrame) -> float:
+    """Return the variance of the log of times to the target that is hidden by evaluations being rare.
+
+    A target is reached somewhere between two evaluations: seeds that all arrive at the same one look alike.
+    """
+    if not {"epochs_to_target", "task.evaluate_every_epochs"} <= set(good):
+        return 0.0
+    share = (good["task.evaluate_every_epochs"] / good["epochs_to_target"]).astype(float).mean()
+    return float(np.nan_to_num(share)) ** 2 / 12
+
+
+def _spread(values: Series, metric: str, hidden: float = 0.0) -> dict[str, float]:
+    """Return standard deviation and ends of the 95 % interval on the mean over repetitions.
+
+    Args:
+        values: one per repetition.
+        metric: their column.
+        hidden: variance of their logs that the values do not show.
+    """
     numbers = values.dropna().astype(float)
     logs = np.log(numbers) if _is_geometric(metric) else numbers
     found = estimate(DataFrame({"cell_id": "", "log_ratio": logs}))
     ends = found[["speedup_low", "speedup_high"]].to_numpy(float)
     low, high = ends[0] if len(found) else (np.nan, np.nan)
+    if hidden and low == low:
+        middle = float(np.exp(logs.mean()))
+        more = float(half_width(np.sqrt(hidden / len(logs)), len(logs) - 1.0))
+        half = np.sqrt(np.log(high / middle) ** 2 + more**2)
+        low, high = middle * np.exp(-half), middle * np.exp(half)
     if not _is_geometric(metric):
         low, high = np.log(low), np.log(high)  # `estimate` has raised them
     return {f"{metric}_sd": float(numbers.std()), f"{metric}_low": low, f"{metric}_high": high}
