@@ -1,14 +1,15 @@
 """Main effects and interactions: by hand on two by two, against simulated truths, on broken tables."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 from scipy import stats
 
 from tests.builders import run, table
-from tests.noise import normal, simulate
+from tests.noise import autocorrelated, normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import within_blocks
@@ -21,6 +22,7 @@ LEVELS = {
     "attention": ["sdpa_auto", "sdpa_math", "sdpa_flash"],
 }
 TWO = {k: LEVELS[k][:2] for k in ("compilation", "attention")}
+PAGE = Path(__file__).parents[2] / "docs" / "numbers.md"
 AVERAGE = {"compile": 0.27, "O1": 0.2, "sdpa_flash": 0.05}
 TOGETHER = {("compile", "sdpa_math"): -0.25}
 
@@ -136,6 +138,33 @@ def test_effects_are_unbiased_and_their_intervals_cover_the_truth(sweeps, noisie
     assert np.mean(errors) == pytest.approx(0.0, abs=0.002)
     assert np.mean(hits) == pytest.approx(0.95, abs=within)
     assert np.mean(of_ratio) == pytest.approx(0.95, abs=within)
+
+
+DEPENDENT = {
+    "gaussian": normal(),
+    "neighbouring blocks correlate by 0.3": autocorrelated(correlation=0.3),
+    "neighbouring blocks correlate by 0.6": autocorrelated(correlation=0.6),
+}
+
+
+def rates(noise, num_blocks, sweeps=210):
+    """Coverage, and sweeps with a false claim, of averages and of effects with another choice."""
+    logs, specs = grid(
+        {"precision": ["fp32", "O1", "O2"], "compilation": ["eager", "compile"]}, {}, {}
+    )
+    runs = [simulated(logs, specs, noise, seed, num_blocks=num_blocks) for seed in range(sweeps)]
+    found = concat([effects(*sweep).assign(sweep=i) for i, sweep in enumerate(runs)])
+    holds = (found["effect_low"] <= 1) & (found["effect_high"] >= 1)
+    false = found["claim"].isin(["faster", "slower"]).groupby([found["kind"], found["sweep"]]).any()
+    shares = [holds.groupby(found["kind"]).mean(), false.groupby(level=0).mean()]
+    return "; ".join(", ".join(f"{100 * s[k]:.0f} %" for k in ("average", "given")) for s in shares)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("noise", DEPENDENT)
+def test_the_page_states_what_blocks_that_depend_on_one_another_do_to_effects(noise):
+    found = [rates(DEPENDENT[noise], num_blocks) for num_blocks in (5, 14)]
+    assert f"| {noise} | {' | '.join(found)} |" in PAGE.read_text(encoding="utf-8")
 
 
 def four(levels, pace=lambda block: 1.0, cells=()):
