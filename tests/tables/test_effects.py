@@ -196,7 +196,8 @@ def test_an_effect_of_cells_whose_slow_runs_failed_is_not_called_faster():
     runs, baselines = simulated(logs, specs, normal(0.01))
     failed = (runs["block"] == "b1") & (runs["cell_id"] == "compile-sdpa_math")
     found = effects(runs.assign(status=runs["status"].mask(failed, "failed")), baselines)
-    assert one(found, "compilation=compile")["claim"] == "blocks lost"
+    lost = one(found, "compilation=compile")
+    assert (lost["claim"], lost["note"]) == ("blocks lost", "blocks lost runs of its faster side")
     assert one(found, "attention=sdpa_math")["claim"] == "slower"
 
 

@@ -278,10 +278,13 @@ def _claimed(table: DataFrame) -> DataFrame:
         "more than on average": table["ratio_to_average"] > 1,
     }
     unclear = table["effect"].isna() & (table["note"] == "")
+    lost = table["_flattered"] & (table["note"] == "")
     return table.assign(
         claim=chosen(speed, Claim.slower, table.index),
         interaction=chosen(together, "less than on average", table.index),
-        note=table["note"].mask(unclear, "cannot be told apart from the effect of another column"),
+        note=table["note"]
+        .mask(unclear, "cannot be told apart from the effect of another column")
+        .mask(lost, "blocks lost runs of its faster side"),
     )
 
 
