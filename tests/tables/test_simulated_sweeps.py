@@ -351,7 +351,7 @@ def test_the_corrected_figure_of_equal_cells_is_1_though_first_runs_are_slow(noi
 def test_the_interval_of_the_corrected_figure_holds_the_speedup_of_the_best(
     noise: str, better: float, cells: str
 ) -> None:
-    assert corrected(NOISE[noise], 2, cells, better)[2] >= 0.96
+    assert corrected(NOISE[noise], 2, cells, better)[2] >= 0.94
 
 
 @pytest.mark.full
