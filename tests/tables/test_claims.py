@@ -18,6 +18,7 @@ from tests.noise import (
 )
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
+from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import ratio
@@ -128,6 +129,9 @@ def test_equality_is_claimed_on_request_only_and_needs_a_narrow_interval():
     equal = with_equal_claims(rows, margin=0.03).set_index("cell_id")["claim"]
     assert equal["same"] == "equal within 3 %"
     assert equal["unsure"] == "no difference shown"
+    failed = run("same", "gone", status=Status.failed, reason="hung")
+    lost = with_equal_claims(cells(table_of(runs, [failed]), baselines), margin=0.03)
+    assert claim_of(lost, "same")["claim"] == "no difference shown"
     with pytest.raises(VitsweepError, match="`margin` must be above 0; got 0"):
         with_equal_claims(rows, margin=0)
 
