@@ -5,14 +5,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import plain_name
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.reference import plain_model, train_plain
+from vitsweep.training.reference import _cast, _loss_of_replica, cut, is_cut, plain_model
+from vitsweep.training.trainer import MicroBatch
 from vitsweep.training.twin import global_batch, mean_over_replicas, my_share
+from vitsweep.training.update import parameter_groups
 from vitsweep.world import World
 
 STEPS = 3
@@ -67,6 +69,31 @@ def trained_plainly(
         losses = train_plain(model, twin, batches)
         known[key] = losses, whole_weights(model.named_parameters())
     return known[key]
+
+
+def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> list[float]:
+    """Train `model` with the cell's optimizer, in place; return the loss of each step.
+
+    Float32, or float64 where the cell computes in it.
+    """
+    dtype = torch.float64 if cell.precision.plan().param_dtype == "float64" else torch.float32
+    _cast(model, dtype)
+    optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
+    losses = []
+    for step, batch in enumerate(batches):
+        replicas = cut(batch, cell.mesh.data_parallel_size if is_cut(cell) else 1)
+        parts = [
+            _loss_of_replica(cell, model, own, dtype, step, replica)
+            for replica, own in enumerate(replicas)
+        ]
+        loss = torch.stack(parts).mean()
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        if cell.optimizer.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
+        optimizer.step()
+    return losses
 
 
 def _read_by_plain_training(twin: CellSpec) -> Any:

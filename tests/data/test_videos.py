@@ -3,7 +3,6 @@ import torch
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
 from vitsweep.data.digits import moving, open_moving_digits
-from vitsweep.data.synthetic import open_synthetic_video
 
 
 def test_a_digit_moves_its_way_round_the_torus():
@@ -35,6 +34,6 @@ def test_videos_are_those_of_the_seed_and_labels_need_space_and_time():
 
 def test_synthetic_videos_have_the_shape_asked_for():
     data = choice("data", "synthetic_video", num_frames=4, num_distinct=3, num_train=32)
-    videos, labels = next(open_synthetic_video(data, cell(resolution_px=8), world()).train(0))
+    videos, labels = next(data.open(cell(resolution_px=8), world()).train(0))
     assert videos.shape == (16, 3, 4, 8, 8)
     assert labels.shape == (16,)

@@ -12,7 +12,6 @@ from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_confli
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from vitsweep.data.batches import DeviceBatches
     from vitsweep.world import World
 
 
@@ -48,8 +47,30 @@ class Synthetic(Data):
         return self.num_train, self.num_test
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
-        """Make the images on this rank's device; the same on every rank."""
-        return open_synthetic(self, cell, world)
+        """Make the images on this rank's device; those of the seed, the same on every rank."""
+        from torch import Generator
+
+        from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
+
+        generator = Generator(world.device).manual_seed(cell.seed)
+
+        def part(num_images: int) -> Images:
+            count = min(num_images, self.num_distinct)
+            return Images(*self.drawn(count, cell.batch.resolution_px, generator), num_images)
+
+        sampler = ReplicaSampler.of(cell, world)
+        return DeviceBatches(part(self.num_train), part(self.num_test), sampler)
+
+    def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
+        """Return images (count, C, side_px, side_px) and labels (count,), on the generator's device."""
+        return self._labelled((count, self.num_channels, side_px, side_px), generator)
+
+    def _labelled(self, shape: tuple[int, ...], generator: "Generator") -> "tuple[Tensor, Tensor]":
+        import torch
+
+        images, device = noise(shape, generator), generator.device
+        labels = torch.randint(self.num_classes, shape[:1], generator=generator, device=device)
+        return images, labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +98,11 @@ class SyntheticField(Synthetic):
                 f"`data.num_channels={self.num_channels}`: targets are the inputs one step ahead."
             )
 
-    def open(self, cell: CellSpec, world: "World") -> Batches:
-        """Make the fields on this rank's device; the same on every rank."""
-        return open_synthetic_field(self, cell, world)
+    def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
+        """Return fields (count, C, side_px, side_px) and their targets."""
+        white = noise((count, self.num_channels, side_px, side_px), generator)
+        fields = smooth(white, self.smoothness)
+        return fields, fields[:, : self.num_classes].roll(self.wind_px, dims=-1)
 
 
 def enough_images(data: Synthetic, cell: CellSpec) -> Iterator[str]:
@@ -98,69 +121,10 @@ class SyntheticVideo(Synthetic):
 
     num_frames: Annotated[int, Gt(0)]
 
-    def open(self, cell: CellSpec, world: "World") -> Batches:
-        """Make the videos on this rank's device; the same on every rank."""
-        return open_synthetic_video(self, cell, world)
-
-
-def open_synthetic(data: "Synthetic", cell: CellSpec, world: "World") -> "DeviceBatches":
-    """Return batches of noise; the images are those of the seed on every rank."""
-    import torch
-    from torch import Generator
-
-    from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
-
-    generator = Generator(world.device).manual_seed(cell.seed)
-
-    def part(num_images: int) -> Images:
-        count = min(num_images, data.num_distinct)
-        side = cell.batch.resolution_px
-        images = noise((count, data.num_channels, side, side), generator)
-        labels = torch.randint(
-            data.num_classes, (count,), generator=generator, device=generator.device
-        )
-        return Images(images, labels, num_images)
-
-    return DeviceBatches(part(data.num_train), part(data.num_test), ReplicaSampler.of(cell, world))
-
-
-def open_synthetic_field(data: "SyntheticField", cell: CellSpec, world: "World") -> "DeviceBatches":
-    """Return batches of fields and their targets; those of the seed on every rank."""
-    from torch import Generator
-
-    from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
-
-    generator = Generator(world.device).manual_seed(cell.seed)
-
-    def part(num_images: int) -> Images:
-        count = min(num_images, data.num_distinct)
-        side = cell.batch.resolution_px
-        fields = smooth(noise((count, data.num_channels, side, side), generator), data.smoothness)
-        targets = fields[:, : data.num_classes].roll(data.wind_px, dims=-1)
-        return Images(fields, targets, num_images)
-
-    return DeviceBatches(part(data.num_train), part(data.num_test), ReplicaSampler.of(cell, world))
-
-
-def open_synthetic_video(data: "SyntheticVideo", cell: CellSpec, world: "World") -> "DeviceBatches":
-    """Return batches of noise; the videos are those of the seed on every rank."""
-    import torch
-    from torch import Generator
-
-    from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
-
-    generator = Generator(world.device).manual_seed(cell.seed)
-    side = cell.batch.resolution_px
-
-    def part(num_videos: int) -> Images:
-        count = min(num_videos, data.num_distinct)
-        videos = noise((count, data.num_channels, data.num_frames, side, side), generator)
-        labels = torch.randint(
-            data.num_classes, (count,), generator=generator, device=generator.device
-        )
-        return Images(videos, labels, num_videos)
-
-    return DeviceBatches(part(data.num_train), part(data.num_test), ReplicaSampler.of(cell, world))
+    def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
+        """Return videos (count, C, T, side_px, side_px) and labels (count,)."""
+        shape = (count, self.num_channels, self.num_frames, side_px, side_px)
+        return self._labelled(shape, generator)
 
 
 def noise(shape: tuple[int, ...], generator: "Generator") -> "Tensor":

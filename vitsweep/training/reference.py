@@ -20,7 +20,6 @@ from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
-from vitsweep.training.update import parameter_groups
 
 LEAST_SHARES, MOST_SHARES = 8, 64
 """Different shares of a batch: of 2,048 replicas, the plain model would compute 8,192 images at once."""
@@ -49,31 +48,6 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
     for technique in cell.techniques.values():
         model = technique.plain_twin(model)
     return model.to(device)
-
-
-def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> list[float]:
-    """Train `model` with the cell's optimizer, in place; return the loss of each step.
-
-    Float32, or float64 where the cell computes in it.
-    """
-    dtype = torch.float64 if cell.precision.plan().param_dtype == "float64" else torch.float32
-    _cast(model, dtype)
-    optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
-    losses = []
-    for step, batch in enumerate(batches):
-        replicas = cut(batch, cell.mesh.data_parallel_size if is_cut(cell) else 1)
-        parts = [
-            _loss_of_replica(cell, model, own, dtype, step, replica)
-            for replica, own in enumerate(replicas)
-        ]
-        loss = torch.stack(parts).mean()
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        if cell.optimizer.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), cell.optimizer.clip_norm)
-        optimizer.step()
-    return losses
 
 
 @dataclass(frozen=True)
