@@ -8,6 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+import torch.distributed as dist
+
 from vitsweep.api.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.execution.process import joined_process_group, own_world
@@ -27,8 +30,8 @@ from vitsweep.training.checkpoint import (
     shards_of_training,
     state_dict_of,
 )
-from vitsweep.training.shards import Shard, whole
-from vitsweep.training.trainer import Trainer
+from vitsweep.training.shards import Shard, plain_weights, whole
+from vitsweep.training.trainer import Trainer, labels_of, unwrapped
 from vitsweep.world import World, process_flags_kept
 
 if TYPE_CHECKING:
@@ -193,7 +196,6 @@ class Applied:
         from vitsweep.model.module_look import listed, logits_of
         from vitsweep.model.user_module import look_at_given
         from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
-        from vitsweep.training.trainer import labels_of, unwrapped
 
         cell, trainer, model = self.cell, self._trainer, unwrapped(self.model)
         classes = 0 if isinstance(cell.model, ModuleSpec) else cell.model.num_classes
@@ -276,7 +278,6 @@ class Applied:
 
         `model.load_state_dict` of a plain model takes them.
         """
-        from vitsweep.training.shards import plain_weights
 
         return plain_weights(self._trainer)
 
@@ -350,8 +351,6 @@ class Applied:
 
 
 def _on_any_rank(flag: bool, world: World) -> bool:
-    import torch
-    import torch.distributed as dist
 
     if world.size == 1:
         return flag
@@ -362,8 +361,6 @@ def _on_any_rank(flag: bool, world: World) -> bool:
 
 def _refuse_other_weights(model: "nn.Module", world: World) -> None:
     """Refuse a model whose weights or buffers differ between ranks: some shardings would train a mixture."""
-    import torch
-    import torch.distributed as dist
 
     named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if world.size == 1 or not named:
@@ -397,8 +394,6 @@ class _Process:
 
     def enter(self, user: Applied) -> World:
         """Join the ranks, where nobody has; note the flags, where nobody has changed them."""
-        import torch
-        import torch.distributed as dist
 
         cell = user.cell
         if not self._users:
@@ -421,7 +416,6 @@ class _Process:
         Raises:
             VitsweepError: it is closed.
         """
-        import torch
 
         from vitsweep.model.precision import set_process_flags
 
@@ -456,7 +450,6 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
     Raises:
         VitsweepError: they do not split evenly, or there are texts.
     """
-    import torch
     from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_only
 
     texts = [keystr(path) for path, leaf in tree_leaves_with_path(batch) if isinstance(leaf, str)]

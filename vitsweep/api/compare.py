@@ -337,7 +337,6 @@ def compared_sweeps(a: Sweep, b: Sweep) -> "DataFrame":
     Returns:
         The table of `tables.sweep_diff.sweep_diff`, one row per cell, largest change first.
     """
-    from vitsweep.results.store import Store
     from vitsweep.tables.sweep_diff import sweep_diff
 
     baselines = (Store(sweep.folder).baselines() for sweep in (a, b))

@@ -215,7 +215,6 @@ def plan(
     Raises:
         BadValueError: an override is wrong.
     """
-    from pandas import DataFrame
 
     from vitsweep.api.plan import overview
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import find_sweep
+from vitsweep.results.sweeps import find_sweep, read_race
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -105,7 +105,6 @@ class Sweep:
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""
         from pandas import DataFrame
 
-        from vitsweep.results.sweeps import read_race
         from vitsweep.tables.race import race_table
 
         found = read_race(self.folder)
@@ -177,7 +176,6 @@ class Sweep:
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
         from vitsweep.report.answer import answers
-        from vitsweep.results.sweeps import read_race
         from vitsweep.tables.race import race_answer, race_lines
         from vitsweep.tables.render import cell_text
 

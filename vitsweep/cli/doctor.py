@@ -19,6 +19,7 @@ from vitsweep.errors import ExitCode
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.execution.runner import calibrated
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.rates.profile import cpu_half_precision, device_name
 from vitsweep.results.sweeps import RESULTS
 from vitsweep.spec.resources import Machine
 
@@ -81,7 +82,6 @@ def _unwritable_results() -> list[str]:
 
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
-    from vitsweep.rates.profile import device_name
 
     memory = psutil.virtual_memory()
     disk = shutil.disk_usage(Path.cwd())
@@ -97,7 +97,6 @@ def _machine(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _half_precision() -> str:
-    from vitsweep.rates.profile import cpu_half_precision
 
     found = cpu_half_precision()
     none = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"

@@ -22,7 +22,7 @@ from vitsweep.execution.attempts import (
 )
 from vitsweep.execution.code_hash import MOST_FILES, CellCode, Sources, changed_files
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
-from vitsweep.execution.process import end_with_launcher, exit_now
+from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -445,7 +445,6 @@ def calibrate_rank(
     cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int
 ) -> None:
     """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
-    from vitsweep.execution.process import joined_process_group
     from vitsweep.rates.operators import calibrate
 
     end_with_launcher()

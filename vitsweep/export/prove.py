@@ -16,6 +16,7 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
@@ -185,7 +186,6 @@ def compared(specs: Mapping[Path, CellSpec]) -> list[Leg]:
 
 def _prepare(folder: Path, cell: CellSpec) -> None:
     """Write the file, its first weights and the batches of all ranks."""
-    import torch
 
     from vitsweep.model.build import build_model, first_model
 
@@ -235,7 +235,6 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
 
 
 def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
-    import torch
 
     found, wanted = (
         torch.load(folder / f"{side}.pt", weights_only=True) for side in ("file", "cell")
@@ -345,7 +344,6 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _proved(proof: Proof) -> Iterator[str]:
-    import torch
 
     verdict = "equal to the cell" if proof.equal else "NOT EQUAL TO THE CELL"
     yield from wrap(

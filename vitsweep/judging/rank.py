@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 PERTURBATION = 2.0**-22
 """Relative change of weights and inputs whose effect shows how far rounding leads in float32."""
@@ -322,7 +322,6 @@ def _varied(examples: Any, seed: int) -> Any:
 
 
 def _first(examples: Any) -> Tensor:
-    from torch.utils._pytree import tree_leaves
 
     tensor: Tensor = tree_leaves(examples)[0]
     return tensor

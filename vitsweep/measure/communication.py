@@ -6,20 +6,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
 from vitsweep.files import make_folder, remove
 from vitsweep.world import World
-
-if TYPE_CHECKING:
-    from torch.profiler import ProfilerActivity, profile
-
 
 # torch's profiler, without the messages that it prints.
 
@@ -32,7 +29,6 @@ def quiet_profile(
     activities: "Sequence[ProfilerActivity]", *, record_shapes: bool = False
 ) -> "profile":
     """Return a profiler for a `with` block; Kineto reads its log level when the first one starts."""
-    from torch.profiler import profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", ABOVE_ALL)
     return profile(activities=activities, record_shapes=record_shapes)
@@ -255,7 +251,6 @@ def profile_collectives(step: Callable[[], object], device: torch.device) -> Col
     if not dist.is_initialized() or dist.get_world_size() == 1:
         step()
         return []
-    from torch.profiler import ProfilerActivity
 
     cuda = device.type == "cuda"
     with quiet_profile([ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
@@ -318,7 +313,6 @@ def transfer_and_wait_ms(
 
 def traced(step: Callable[[], object], folder: Path, world: World) -> Path | None:
     """Run `step` on every rank under the profiler; rank 0 writes `trace.json.gz`."""
-    from torch.profiler import ProfilerActivity
 
     on_gpu = world.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -39,6 +39,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
 from vitsweep.collectives.primitives import gathered
@@ -420,8 +422,6 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
     Returns:
         The checkpoint's folder.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
     folder, info, shards = _prepared(trainer, position, training)
     with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
@@ -452,8 +452,6 @@ def start_save(
         training: folder of the training's checkpoints.
         group: of all ranks, on the CPU, which nothing else uses: the writing threads talk over it.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     folder, info, shards = _prepared(trainer, position, training)
     with warnings.catch_warnings(action="ignore"):

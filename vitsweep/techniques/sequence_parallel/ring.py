@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vitsweep.spec.model_parallel import SequenceParallel
+from vitsweep.spec.model_parallel import SequenceParallel, padded_share
 from vitsweep.techniques.sequence_parallel.shared_conflicts import kernel_conflicts, order_conflicts
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Ring(SequenceParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; run attention along them as ring attention."""
-        from vitsweep.spec.model_parallel import padded_share
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
 

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -86,7 +87,6 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     A cell without a run that a live job will still do is waiting or running, whatever became of an
     earlier job.
     """
-    from pandas import DataFrame
 
     from vitsweep.tables.valid_runs import final_status
 
@@ -127,7 +127,6 @@ def _started_at(run: RunRecord) -> str | None:
 
 
 def _arrays_table(job_states: Sequence[JobState]) -> RenderableType:
-    from pandas import DataFrame
 
     from vitsweep.tables.render import TextTable
 
@@ -174,7 +173,6 @@ def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     going = (Status.measured, WAITING, RUNNING)
     if all(outcome.status in going for outcome in outcomes.values()):
         return
-    from pandas import DataFrame
 
     from vitsweep.tables.notes import lines_of
 
