@@ -6,10 +6,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from vitsweep.api.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
@@ -33,10 +35,6 @@ from vitsweep.training.checkpoint import (
 from vitsweep.training.shards import Shard, plain_weights, whole
 from vitsweep.training.trainer import Trainer, labels_of, unwrapped
 from vitsweep.world import World, process_flags_kept
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
 
 Loss = Callable[[Any, Any], "Tensor"]
 IGNORED = -100

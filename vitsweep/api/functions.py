@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pandas import DataFrame
 from rich.console import Console
@@ -27,9 +27,7 @@ from vitsweep.planning.sweep_plan import (
     all_refused,
     plan_pair,
 )
-
-if TYPE_CHECKING:
-    from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
 

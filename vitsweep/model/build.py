@@ -1,7 +1,5 @@
 """From a cell to its plain model, before any technique wraps it."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,11 +9,9 @@ from vitsweep.model.initialize import draw_norm_or_bias, draw_weights
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import build_module, look_of
 from vitsweep.model.vit import MultiDimViT, ViT
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import MultiDimSpec, ViTSpec
 from vitsweep.spec.resnet_spec import BottleneckShape, Convolution, ResNetSpec
-
-if TYPE_CHECKING:
-    from vitsweep.spec.cell_spec import CellSpec
 
 # A residual network (He et al., arXiv:1512.03385), version 1.5, in the manner of torchvision's.
 

@@ -3,16 +3,14 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import imported_function, is_function_path, wrong_function
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
-
-if TYPE_CHECKING:
-    from vitsweep.spec.cell_spec import CellSpec
 
 SHAPES = ("num_classes", "in_channels", "resolution_px")
 """What `shape_arguments` may pass on."""

@@ -1,12 +1,9 @@
 """Reasons for refusing a cell that several sequence-parallel methods share."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.rules import largest_degree
-
-if TYPE_CHECKING:
-    from vitsweep.spec.cell_spec import CellSpec
 
 
 def heads_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
