@@ -1,6 +1,7 @@
 """Imports point downwards only, and what plans a sweep loads no torch."""
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -194,3 +195,12 @@ def test_torch_is_not_loaded_by(code: str) -> None:
     shown = "\nimport sys; print([name for name in sys.modules if name.split('.')[0] == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_collecting_a_sweep_loads_neither_hydra_nor_what_plans(tmp_path: Path) -> None:
+    folder = shutil.copytree(HOUSE / "analysis" / "sample", tmp_path / "sample")
+    code = f"from vitsweep.cli.verbs import VERBS; VERBS['collect'].run([{str(folder)!r}])"
+    planning = {"hydra", "vitsweep.composition", "vitsweep.planning"}
+    shown = f"\nimport sys; print(sorted({planning} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
