@@ -18,7 +18,7 @@ from tests.cells import GPU_NODE, cell, entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
-from tests.training.alone import alone
+from tests.training.alone import ONE, alone
 from vitsweep.equivalence import _Leg, proof_of, prove
 from vitsweep.model import initialize, linear_attention
 from vitsweep.model.attention import attend
@@ -190,6 +190,29 @@ def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
     apart = replace(cell(), sharding=Unsharded(name="none"))
     for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
         assert told.startswith("The nano twin's gradient of")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Unsharded):
+    """Moves the running statistics of BatchNorm after each pass."""
+
+    def apply(self, model: nn.Module, plan: PrecisionPlan, world: World) -> nn.Module:
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.register_forward_hook(_moved)
+        return super().apply(model, plan, world)
+
+
+def _moved(norm: nn.BatchNorm2d, *_: object) -> None:
+    assert norm.running_mean is not None
+    norm.running_mean.data += 0.1  # autograd does not see it
+
+
+def test_running_statistics_that_a_technique_moves_are_found() -> None:
+    resnet = entry("model=resnet_nano", "data=digits", *ONE).spec
+    prove(resnet, lone_world())
+    with pytest.raises(WrongResultError, match=r"buffer of `.*running_mean` differs"):
+        prove(replace(resnet, sharding=Drifting(name="none")), lone_world())
 
 
 def test_a_twin_of_very_many_replicas_computes_few_shares_and_no_group_has_all_of_them() -> None:

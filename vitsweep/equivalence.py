@@ -130,11 +130,14 @@ def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = Fal
     twin = twin_of(cell)
     if exactly:
         _prove_optimizer(twin, world)
-        exact = _Leg(exact_twin(twin), world).run()
+        exact = _Leg(exact_twin(twin), world)
+        exact.run()
         if exact_twin(twin) == twin:
             return exact
         bit_for_bit = exact.bit_for_bit
-    return _Leg(twin, world, bit_for_bit).run()
+    leg = _Leg(twin, world, bit_for_bit)
+    leg.run()
+    return leg
 
 
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
@@ -232,8 +235,8 @@ class _Leg:
         apart, size = self._squares
         return (apart / size) ** 0.5 if size else None
 
-    def run(self) -> "_Leg":
-        """Take the steps; return the leg."""
+    def run(self) -> None:
+        """Take the steps."""
         held, seen = self._held(), self._seen()
         average = {n: wide(w) for n, w in held.items()}
         start = {plain_name(n): p.detach() for n, p in self._plain.model.named_parameters()}
@@ -264,7 +267,6 @@ class _Leg:
             agree(faults, f"in step {step + 1}", self._twin)
         faults = [(EITHER, self._lengths_apart()), (EITHER, self._orders_apart())]
         agree(faults, f"over {STEPS} steps", self._twin)
-        return self
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
         """Take one step; return the mean loss, and the gradients unless the step is replayed."""
