@@ -75,6 +75,8 @@ def masked(text: str, folder: Path) -> str:
         text = text.replace(str(path), name)
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(\+00:00)?", "TIME", text)
     text = re.sub(r"\b(Submitted|written) in [\d.]+ s", r"\1 in SECONDS s", text)
+    # the key of the marks is made anew
+    text = re.sub(r"(\bmark\"?: [\"']?)[0-9a-f]{32}\b", r"\1MARK", text)
     return re.sub(r"\b[0-9a-f]{40}\b", "COMMIT", text)
 
 
