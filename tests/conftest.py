@@ -22,6 +22,7 @@ from vitsweep.execution.rank_processes import PRELOADED, fork_server, start_fork
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until the tests are collected: nothing that is imported becomes free
     os.environ.setdefault("VITSWEEP_PREDICT", "never")  # the few tests of it ask for predictions
     torch.set_num_threads(1)  # tensors of tests are tiny: threads would only wait for each other
 
@@ -34,6 +35,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session.config.getoption("numprocesses", None):
+        gc.enable()
         return  # this process only hands tests to the workers
     fork_server().set_forkserver_preload(
         [PRELOADED, "hydra", "vitsweep.report.html", "tests.preloaded"]
@@ -60,6 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # a collection looks at a million objects of imports and tests otherwise: half a second
+    gc.enable()
 
 
 @pytest.fixture
