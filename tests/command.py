@@ -21,6 +21,7 @@ from pandas import DataFrame
 from tests.cells import TINY
 from vitsweep.cli.verbs import VERBS
 from vitsweep.execution.rank_processes import fork_server
+from vitsweep.planning import freeze
 from vitsweep.results.store import Store
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +174,7 @@ def _front_door(words: list[str], folder: Path, environment: dict[str, str], *to
     os.environ.update(environment)
     _fork_the_server_of_ranks()
     sys.argv = [str(ROOT / "vitsweep" / "__main__.py"), *words]
+    freeze._TYPED = tuple(sys.argv)  # the fork server has imported it, with words of its own
     from vitsweep.__main__ import main
 
     main()

@@ -12,7 +12,6 @@ from vitsweep.launchers.slurm.state.poll import poll
 
 CELLS = (
     "measurement=standard",
-    "measurement.blocks=3",
     "measurement.warmup_min_seconds=0",
     "measurement.min_seconds=0.05",
     "measurement.prove=none",
@@ -32,8 +31,8 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
     cells = sweep.run(*CELLS)
     runs = list(sweep.command.store.runs())
-    assert Counter(run.is_look for run in runs) == {True: 3, False: 6}
-    assert sorted(cells["blocks"]) == [0, 3, 3]
+    assert Counter(run.is_look for run in runs) == {True: 3, False: 10}
+    assert sorted(cells["blocks"]) == [0, 5, 5]
     assert cells["speedup_note"].str.contains("one look").sum() == 1
     assert sweep.events.of_kind("warm_up_start") == [], "looks warm the node up"
     [state] = poll(sweep.command.store)
