@@ -187,13 +187,17 @@ def test_a_cell_ahead_in_its_only_run_runs_again_before_the_race_is_settled() ->
     assert not verdict.is_settled
 
 
-def test_a_race_whose_cells_ran_often_is_not_settled_while_another_one_may_be_better() -> None:
+@pytest.mark.parametrize("for_front", [False, True], ids=["fastest", "front"])
+def test_a_race_whose_cells_ran_often_is_not_settled_while_another_one_may_be_better(
+    for_front: bool,
+) -> None:
     land = Landscape(np.array([0.0, 0.03]), np.arange(2)[:, None])
+    land = land.with_cost(np.random.default_rng(0)) if for_front else land
     racing, machine = new_race(land), Machine(land, 0.2, np.random.default_rng(2))
-    for _ in range(4):
+    for _ in range(6):
         machine.block([0, 1])
     verdict = racing.verdicts(machine.runs, everyone(racing))[-1]
-    assert verdict.num_runs.tolist() == [4, 4]
+    assert verdict.num_runs.tolist() == [6, 6]
     assert verdict.chance_of_better > LEVEL
     assert not verdict.is_settled
 
