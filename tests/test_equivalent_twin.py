@@ -192,6 +192,14 @@ def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
         assert told.startswith("The nano twin's gradient of")
 
 
+def test_equal_gradients_of_pooled_tokens_may_add_up_in_two_halves(tmp_path: Path) -> None:
+    """The last bias sums 512 equal rows: one by one, or half of them on each rank."""
+    video = ["model=video_vit_nano", "data=moving_digits", "sequence_parallel=dsp"]
+    spec = entry(*video, "resources.ranks_per_node=2").spec
+    for told in on_ranks(2, _verdict, spec, spec, folder=tmp_path):
+        assert told.startswith("equal")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drifting(Unsharded):
     """Moves the running statistics of BatchNorm after each pass."""
