@@ -363,8 +363,8 @@ class _Leg:
             self.bit_for_bit &= not any(apart.values())
         else:
             own = self._own_rounding
-            # A CPU sums a vector's gradient over all tokens, one by one. Those of pooled tokens are equal, and
-            # so may their rounding errors be: n u / 2 of n equal terms (Higham, "Accuracy and Stability
+            # A CPU sums a vector's gradient over all tokens, one by one. Those of pooled tokens are equal,
+            # and so may their rounding errors be: n u / 2 of n equal terms (Higham, "Accuracy and Stability
             # of Numerical Algorithms", section 4.2); 100 u were seen of 512 tokens.
             num_rows = self._twin.images_per_step * (self._twin.num_tokens or 1)
             summed = num_rows * ROUNDOFF[torch.float32] / 2
