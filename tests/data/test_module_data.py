@@ -7,6 +7,7 @@ import pytest
 from tests.cells import TINY, entry
 from tests.data.cells_and_worlds import world
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.outcome import classify
 
 MODULE = (
     *TINY, "data=module", "data.num_channels=1", "data.num_classes=10", "data.native_resolution_px=8",
@@ -120,3 +121,40 @@ def test_a_batch_that_the_model_cannot_take_is_shown(target, words):
     with pytest.raises(VitsweepError) as refused:
         next(batches.train(0))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "workers", "kind", "status", "words"),
+    [
+        ("NoPicture", 1, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
+        ("NoPicture", 0, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
+        ("no_picture_stream", 0, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
+        ("NoPicture", 1, "memory", "out_of_memory", "MemoryError"),
+        ("NoPicture", 1, "lines", "failed", "KeyError: 'no label\\n  of {file}'"),
+    ],
+)  # fmt: skip
+def test_an_item_that_raises_is_named_with_the_last_line_of_its_own_traceback(
+    tmp_path, target, workers, kind, status, words
+):
+    file = tmp_path / "cat.jpg"
+    file.write_text("no picture")
+    of_kind = ("++data.arguments.kind=" + kind,) if kind else ()
+    number = ("data.num_images=64",) if target == "no_picture_stream" else ()
+    asked = (f"++data.arguments.file={file}", *of_kind, *number, f"data.num_workers={workers}")
+    batches = opened(target, *asked)
+    with pytest.raises((Exception, MemoryError)) as raised:
+        list(batches.train(0))
+    batches.close()
+    found, reason = classify(raised.value)
+    expected = words.format(file=file) + f" (item 37 of `data.target=tests.user_data.{target}`)"
+    assert (found, reason.removeprefix("PIL.")) == (status, expected)
+
+
+def test_a_refusal_in_a_worker_is_the_sentence_alone():
+    batches = opened("Labelled", "++data.arguments={label:half,since:63}", "data.num_workers=1")
+    with pytest.raises(VitsweepError) as raised:
+        list(batches.train(0))
+    batches.close()
+    assert classify(raised.value)[1].startswith(
+        "`data.target=tests.user_data.Labelled` gave item 63"
+    )

@@ -1,6 +1,6 @@
 """Batches of a dataset of the user's (needs torch)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
@@ -252,11 +252,34 @@ class PairReader(Dataset[Pair]):
         if self._dataset is None:
             self._dataset = self._data.call(training=self._training)
         rows = request.rows.tolist()
-        return _stacked([(row, self._dataset[row]) for row in rows], self._data.target)
+        return _stacked([(row, self._item(row)) for row in rows], self._data.target)
+
+    def _item(self, row: int) -> Any:
+        try:
+            return self._dataset[row]
+        except Exception as error:  # the code is the user's
+            error.add_note(_place(row, self._data.target))
+            raise
 
 
 Item = tuple[int, Any]
 """What a dataset gives, with its place in it."""
+
+
+def _place(index: int, target: str | None) -> str:
+    return f"(item {index} of `data.target={target}`)"
+
+
+def _numbered(items: Iterable[Any], target: str | None) -> Iterator[Item]:
+    """Yield the items of an iterable with their indices; an error is given the index of its item."""
+    index = 0
+    try:
+        for item in items:
+            yield index, item
+            index += 1
+    except Exception as error:  # the code is the user's
+        error.add_note(_place(index, target))
+        raise
 
 
 def _stacked(items: list[Item], target: str | None) -> Any:
@@ -307,7 +330,8 @@ class IterableBatches(Batches):
 
     def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
         """Pass over the iterable once; `first` micro-batches are left out."""
-        sampler, items = self._sampler, enumerate(self._data.call(training=True))
+        sampler = self._sampler
+        items = _numbered(self._data.call(training=True), self._data.target)
         own = sampler.accumulation_steps * sampler.micro_batch
         micro_batches: Iterator[list[Item]] = chain.from_iterable(
             _cut(step[sampler.replica * own :][:own], sampler.micro_batch)
@@ -319,7 +343,8 @@ class IterableBatches(Batches):
 
     def test(self) -> Iterator[Pair]:
         """Yield this replica's held-out images, in the order of the iterable."""
-        items = list(islice(enumerate(self._data.call(training=False)), self.num_test))
+        passed = _numbered(self._data.call(training=False), self._data.target)
+        items = list(islice(passed, self.num_test))
         for rows in self._sampler.test(len(items)):
             yield self._checked(_stacked([items[row] for row in rows], self._data.target))
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import time
@@ -262,8 +263,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
     if full := disk_full_error(error):
         return Status.killed, f"The run could not write its files: {full.strerror}."
-    text = str(error).strip() or type(error).__name__
-    first_line = _essence(text)
+    name, text, where = _own_words(error)
+    first_line = _essence(text) + where
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):
         return Status.out_of_memory, first_line
     if isinstance(error, DivergedError):
@@ -272,7 +273,29 @@ def classify(error: BaseException) -> tuple[Status, str]:
         return Status.wrong, text
     if isinstance(error, VitsweepError):
         return Status.failed, text
-    return Status.failed, f"{type(error).__name__}: {first_line}"
+    return Status.failed, f"{name}: {first_line}"
+
+
+FRAMES_IN_WORKER = re.compile(
+    r'.*Original Traceback \(most recent call last\):\n.*^  File "[^\n]*\n(  [^\n]*\n)*',
+    re.S | re.M,
+)
+"""What torch writes before the last lines of the traceback of a loader's worker."""
+
+
+def _own_words(error: BaseException) -> tuple[str, str, str]:
+    """Return the type of an exception, its message, and its last note (which item was read), or "".
+
+    Of one that a loader's worker raised, those of the worker: torch's own message names the worker alone.
+    """
+    name, text = type(error).__name__, str(error).strip()
+    notes = getattr(error, "__notes__", [])
+    if found := FRAMES_IN_WORKER.match(text):
+        raised, *notes = text[found.end() :].splitlines()
+        name, _, text = raised.partition(": ")
+        if isinstance(error, VitsweepError):
+            text = "\n".join([text, *notes])
+    return name, text or name, "".join(f" {note}" for note in notes[-1:])
 
 
 def _essence(text: str) -> str:
