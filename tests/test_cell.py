@@ -1,6 +1,7 @@
 """One cell on one rank, from its spec to the summary of its run."""
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import torch
 import torch.distributed._tools
 
 from tests.data.cells_and_worlds import world
+from tests.ranks import on_ranks
 from tests.training.alone import alone
 from vitsweep.cell import DivergedError, RunContext, run_cell
 from vitsweep.measure.summarize import Summary
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.training.timed_steps import PHASES
+from vitsweep.world import World
 
 EXPLOSIVE = ("optimizer=sgd_loop", "optimizer.learning_rate=1e15")
 
@@ -69,6 +73,26 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
 
 def test_without_phase_steps_there_are_no_phases() -> None:
     assert "forward_ms" not in run(short(alone(), phases=0)).metrics
+
+
+def beside_a_late_rank(world: World, spec: CellSpec) -> dict[str, float | None]:
+    context = RunContext(
+        calibration={},
+        proved="",
+        folder=Path(),
+        keep=lambda _: time.sleep(0 if world.rank else LATE_S),
+    )
+    return run_cell(spec, world, context).metrics
+
+
+LATE_S = 4.0
+
+
+def test_no_phase_contains_what_the_first_rank_writes_meanwhile(tmp_path: Path) -> None:
+    spec = short(alone("resources.ranks_per_node=2", "sharding=ddp"))
+    found = on_ranks(2, beside_a_late_rank, spec, spec, folder=tmp_path)[0]
+    phases = [found[f"{phase}_ms"] for phase in PHASES]
+    assert all(ms is not None and ms < 1e3 * LATE_S / 2 for ms in phases), phases
 
 
 def test_a_cell_is_proved_unless_it_was_or_trusts_its_techniques() -> None:

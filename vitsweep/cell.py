@@ -196,6 +196,7 @@ def _instruments(
 ) -> dict[str, Any]:
     """Take further steps with what would disturb the timing; return fields of `RankSamples`."""
     phase_steps = 0 if timed.cut_short else trainer.cell.measurement.phase_steps
+    _sync_ranks(trainer.world)  # the first one has summarised and written meanwhile
     phases = instrumented_steps(trainer, stream, phase_steps)
     memory: dict[str, float | None] = {}
     memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
@@ -312,7 +313,7 @@ def _skipped(trainer: Trainer, steps: int) -> list[bool]:
 
 
 def _sync_ranks(world: World) -> None:
-    """Let all ranks start the timed steps together."""
+    """Let all ranks start the next steps together."""
     if dist.is_initialized():
         dist.barrier()
     if world.device.type == "cuda":

@@ -83,7 +83,7 @@ def test_a_run_of_skipped_steps_has_no_speed_and_no_utilisation() -> None:
     assert not found.validity["drifting"]
 
 
-def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
+def test_phases_are_those_of_the_slowest_rank_and_bytes_the_mean() -> None:
     slow = samples(
         TIMES,
         phases_ms={"data": 9.0, "forward": 1.0, "backward": 3.5, "optimizer": 4.0},
@@ -91,7 +91,7 @@ def test_phases_are_the_slowest_ranks_and_bytes_the_mean() -> None:
         sent=SentBytes(by_purpose={"parameter": 10.0, "gradient": 300.0, "activation": 0.0}),
     )
     found = summarize(spec(), [samples(TIMES), slow], {}).metrics
-    assert (found["data_ms"], found["forward_ms"]) == (9.0, 2.0)
+    assert (found["data_ms"], found["forward_ms"]) == (9.0, 1.0), "not 2.0, of the other rank"
     assert (found["backward_ms"], found["optimizer_ms"]) == (3.5, 4.0)
     assert found["communication_ms"] == 5.0, "the rank that came last did not wait"
     assert found["communication_wait_ms"] == 1.0

@@ -338,8 +338,8 @@ def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
 
 
 def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
-    names = ranks[0].phases_ms
-    phases = {f"{name}_ms": max(rank.phases_ms[name] for rank in ranks) for name in names}
+    slowest = max((rank.phases_ms for rank in ranks), key=lambda phases: sum(phases.values()))
+    phases: dict[str, float | None] = {f"{name}_ms": ms for name, ms in slowest.items()}
     known = [(r.collectives, r.machine) for r in ranks if r.collectives is not None]
     if not known:
         return phases | {"communication_ms": None, "communication_wait_ms": None}

@@ -61,8 +61,8 @@ def roofline(cells: DataFrame) -> DataFrame:
             points.
 
     Returns:
-        One row per cell and phase: `cell_id`, what varies, `time_ms` (instrumented steps, median of
-        the slowest rank; backward holds the gradient exchange), `flops` and `bytes_at_least` per rank
+        One row per cell and phase: `cell_id`, what varies, `time_ms` (median instrumented step
+        of the slowest rank; backward holds the gradient exchange), `flops` and `bytes_at_least` per rank
         and step, `bytes_from` (`parameters and activations`, or `parameters` where activations were
         not counted), `intensity_flop_per_byte`, `tflops_per_rank`; the limits with their source:
         rates measured on the machine (`mfu_of_measured_peak`, `copy_gb_per_s`) where recorded, else

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -256,16 +255,18 @@ def instrumented_steps(
 ) -> dict[str, float]:
     """Train for some steps with a device synchronisation at the end of each phase.
 
+    One step more is taken and dropped: in the first one a rank may wait for another that came late.
+
     Returns:
-        Phase -> median over the steps in milliseconds; empty where a step is replayed as a whole.
+        Phase -> milliseconds in the median step; empty where a step is replayed as a whole.
     """
-    if trainer.captured:
+    if trainer.captured or not steps:
         return {}
     clock = PhaseClock(trainer.world.device)
-    for _ in range(steps):
+    for _ in range(1 + steps):
         clock.begin_step()
         trainer.step(stream, clock)
-    return clock.medians_ms()
+    return clock.median_step_ms(dropped=1)
 
 
 @contextmanager
@@ -347,15 +348,20 @@ class PhaseClock:
         self._steps[-1][phase] += now - self._last
         self._last = now
 
-    def medians_ms(self) -> dict[str, float]:
-        """Return phase -> median over the instrumented steps, in milliseconds.
+    def median_step_ms(self, dropped: int = 0) -> dict[str, float]:
+        """Return phase -> milliseconds in the step of median length; together they are that step.
 
-        Only pipelines have a bubble.
+        Of an even number of steps it is the mean of the two in the middle. Only pipelines have a bubble.
+
+        Args:
+            dropped: steps at the beginning that do not count.
         """
-        if not self._steps:
+        steps = sorted(self._steps[dropped:], key=lambda step: sum(step.values()))
+        if not steps:
             return {}
-        phases = [*PHASES, *([BUBBLE] if any(BUBBLE in s for s in self._steps) else [])]
-        return {phase: float(np.median([s[phase] for s in self._steps])) for phase in phases}
+        middle = steps[(len(steps) - 1) // 2 : len(steps) // 2 + 1]
+        phases = [*PHASES, *([BUBBLE] if any(BUBBLE in s for s in steps) else [])]
+        return {phase: statistics.mean(s.get(phase, 0.0) for s in middle) for phase in phases}
 
     def _now_ms(self) -> float:
         if self._cuda:
