@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -77,6 +78,40 @@ def test_an_unusual_environment(
         assert unwanted not in printed
     if line.startswith(ONE_CELL):
         assert list(tmp_path.glob("results/*/cells/*/runs/*.json"))
+
+
+PLACES = """
+import multiprocessing.util, os, tempfile, torch
+
+class Pictures:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        assert tempfile.gettempdir() == os.environ["TMPDIR"]
+        if multiprocessing.parent_process():  # a loader's process
+            sockets = multiprocessing.util.get_temp_dir()
+            assert sockets.startswith(os.environ["XDG_RUNTIME_DIR"])
+            assert os.stat(sockets).st_mode & 0o777 == 0o700
+        return torch.zeros(3, 32, 32), 0
+"""
+
+
+@pytest.mark.parametrize("runtime", ["plain", pytest.param("huge_pages", marks=full)])
+def test_a_temporary_folder_with_a_long_path(runtime: str, tmp_path: Path) -> None:
+    """No socket fits there: those of ranks and loaders lie elsewhere, and user code keeps its `TMPDIR`."""
+    (tmp_path / "places.py").write_text(PLACES)
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    data = "data=module data.target=places.Pictures data.native_resolution_px=32 data.num_workers=1"
+    with tempfile.TemporaryDirectory() as short:
+        places = {"TMPDIR": str(long), "XDG_RUNTIME_DIR": short}
+        done = shell(
+            f"{ONE_CELL} {data} runtime={runtime} batch.resolution_px=32", tmp_path, **places
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not os.listdir(short)
+    assert list(tmp_path.glob("results/*/cells/*/runs/*.json"))
 
 
 @pytest.mark.full

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitsweep.data.batches import ReplicaSampler
+from vitsweep.files import make_socket_folder
 from vitsweep.spec.data import Batches
 
 # Processes that read ahead, started so that they can neither hang nor outlive their rank.
@@ -35,6 +36,7 @@ START_METHOD = "forkserver"
 def start_fork_server() -> None:
     """Let the server import torch while the rank builds its model."""
     forkserver.set_forkserver_preload(["torch", "vitsweep.data.image_loader"])
+    make_socket_folder()
     forkserver.ensure_running()
 
 

@@ -21,6 +21,7 @@ import psutil
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd, killed_for_memory, read_failure
 from vitsweep.execution.process import main_module_left_alone
+from vitsweep.files import make_socket_folder
 from vitsweep.spec.cell_spec import CellSpec
 
 # Kills by the kernel because the memory of this process's control group ran out.
@@ -122,6 +123,7 @@ class LocalRanks:
     ) -> None:
         self._ranks, self._folder = list(ranks), folder
         self._oom_kills = num_oom_kills()
+        make_socket_folder()  # before the ranks, whose loaders then use it too
         self._parent: psutil.Process | None = None
         self._handles: list[psutil.Process] = []
         self._processes: list[BaseProcess] = [
@@ -254,6 +256,7 @@ def start_fork_server() -> None:
     filters = os.environ.get("PYTHONWARNINGS", "")
     if quiet not in filters:
         os.environ["PYTHONWARNINGS"] = f"{filters},{quiet}".lstrip(",")
+    make_socket_folder()
     resource_tracker.ensure_running()  # before, because its start unblocks SIGINT again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

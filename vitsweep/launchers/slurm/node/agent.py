@@ -5,6 +5,7 @@ that. On the first node the same command is also the job's coordinator, with the
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from vitsweep.execution.rank_processes import (
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.execution.runner import calibrate_rank
 from vitsweep.execution.worker import rank_main
+from vitsweep.files import make_socket_folder
 from vitsweep.launchers.slurm.node.coordinator import coordinate
 from vitsweep.launchers.slurm.node.transport import (
     SECONDS_TO_CONNECT,
@@ -60,13 +62,15 @@ def main(folder: Path) -> int:
 def run_agent(env: JobEnvironment, folder: Path) -> int:
     """Follow the coordinator's orders until it shuts down or is gone; return the exit code."""
     fork_server()
-    start_fork_server()
     try:
+        start_fork_server()
         connection = connect(env, env.key(folder), SECONDS_TO_CONNECT)
+        Agent(connection, Store(folder.parents[1])).serve()
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return 1
-    Agent(connection, Store(folder.parents[1])).serve()
+    finally:  # no exit handler runs
+        shutil.rmtree(make_socket_folder(), ignore_errors=True)
     return 0
 
 
