@@ -1,10 +1,12 @@
 """What a look at a user's module shows, and that techniques do with it what plain PyTorch does."""
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -182,9 +184,10 @@ def test_ranks_that_share_an_image_draw_alike_and_the_process_goes_on_as_before(
     before, found = torch.get_rng_state(), []
     for replica in (0, 0, 1):  # ranks of one tensor group have one replica
         with Draws(7, replica).default_generators(torch.device("cpu")):
-            found.append(torch.rand(4))
+            numbers = [random.random(), np.random.rand()]  # as a loss may draw them
+            found.append(torch.cat([torch.rand(4), torch.tensor(numbers)]))
     assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert not torch.isclose(found[0], found[2]).any()
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -7,10 +7,8 @@ split over ranks and sharded is materialised one tensor at a time. A GPU draws t
 a second, for which a host needs minutes.
 """
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import sqrt
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitsweep.collectives.parallel_linear import SplitLinear
+from vitsweep.spec.generators import named_seed, seeded_generators
 
 # Names of parameters as the plain model has them.
 
@@ -144,11 +143,6 @@ def named_generator(seed: int, name: str, device: str | torch.device = "cpu") ->
     return torch.Generator(device).manual_seed(named_seed(seed, name))
 
 
-def named_seed(seed: int, name: str) -> int:
-    """Return a seed that follows from a seed and a name."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:6], "big")
-
-
 def _fill(parameter: Any, value: Tensor) -> None:
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
@@ -205,22 +199,13 @@ class Draws:
         generator = named_generator(self.seed, name, like.device)
         return torch.rand(size, generator=generator, device=like.device, dtype=torch.float32)
 
-    @contextmanager
-    def default_generators(self, device: torch.device) -> Iterator[None]:
-        """Give modules that are not ours, such as `nn.Dropout`, the numbers of this replica and step.
+    def default_generators(self, device: torch.device) -> AbstractContextManager[None]:
+        """Give code that is not ours, such as `nn.Dropout`, the numbers of this replica and step.
 
-        Inside torch's default generators and Python's `random` follow from what all draws follow from;
-        afterwards they are as before.
+        Inside the generators of `spec.generators` follow from what all draws follow from; afterwards
+        they are as before.
         """
-        python_state = random.getstate()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed = named_seed(self.seed, f"default {self.replica} {self.step}")
-            torch.manual_seed(seed)
-            random.seed(seed)
-            try:
-                yield
-            finally:
-                random.setstate(python_state)
+        return seeded_generators(self.seed, f"default {self.replica} {self.step}", device)
 
 
 def chosen(numbers: Tensor, count: int) -> Tensor:

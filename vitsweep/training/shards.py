@@ -22,7 +22,8 @@ from vitsweep.collectives.parallel_linear import (
     split_over_ranks,
 )
 from vitsweep.collectives.primitives import gathered, gathered_tensors, local
-from vitsweep.model.initialize import named_generator, named_seed, plain_name
+from vitsweep.model.initialize import named_generator, plain_name
+from vitsweep.spec.generators import named_seed
 from vitsweep.techniques.optimizer.flat_buffer import FlatBuffer
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World

@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from vitsweep.errors import VitsweepError
-from vitsweep.model.initialize import WRAPPERS, Draws, named_seed
+from vitsweep.model.initialize import WRAPPERS, Draws
 from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.model_variant import WeightAverage
 from vitsweep.spec.technique import PrecisionPlan
@@ -205,7 +206,8 @@ class Trainer:
                     group["capturable"] = True
             self.captured = CapturedStep(self._eager_step)
             if self.cell.model.draws_by_itself:  # a recorded step goes on drawing from one seed
-                torch.manual_seed(named_seed(self.draws.seed, f"default {self.draws.replica}"))
+                named = f"default {self.draws.replica}"
+                set_generators(named_seed(self.draws.seed, named), self.world.device)
 
     def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         """Train on one optimizer step's micro-batches.

@@ -1,0 +1,103 @@
+"""The generators that code of the user's draws from: `random`, `numpy.random` and torch's default ones.
+
+A state that is set follows from a seed and a purpose, such as an image of an epoch, and is given back
+afterwards. torch is asked only where it is loaded already: what plans or reads results needs none.
+"""
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+def named_seed(seed: int, name: str) -> int:
+    """Return a seed that follows from a seed and a name, in 48 bits."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:6], "big")
+
+
+def set_generators(seed: int, device: Any = None) -> None:
+    """Set the states; `torch.initial_seed()` is `seed` then.
+
+    Args:
+        seed: of all; numpy's is drawn from it, since equal seeds give torch and numpy equal bits.
+        device: whose default generator is set too, where it is a CUDA device.
+    """
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(named_seed(seed, "numpy") % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(
+            seed
+        )  # not `torch.manual_seed`, which is for all devices
+        if _is_cuda(device):
+            torch.cuda.manual_seed(seed)
+
+
+def generator_states(device: Any = None) -> Callable[[], None]:
+    """Return what gives the generators the states back that they have now."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    python, own = random.getstate(), np.random.get_state()
+    cpu = torch.get_rng_state() if torch else None
+    cuda = torch.cuda.get_rng_state(device) if torch and _is_cuda(device) else None
+
+    def give_back() -> None:
+        random.setstate(python)
+        np.random.set_state(own)
+        if torch and cpu is not None:
+            torch.set_rng_state(cpu)
+        if torch and cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    return give_back
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and device.type == "cuda"
+
+
+@contextmanager
+def kept_generators(device: Any = None) -> Iterator[None]:
+    """Context at whose end the generators have the states that they had at its beginning."""
+    give_back = generator_states(device)
+    try:
+        yield
+    finally:
+        give_back()
+
+
+@contextmanager
+def seeded_generators(seed: int, purpose: str, device: Any = None) -> Iterator[None]:
+    """Context in which the states follow from a seed and a purpose; they are given back at its end."""
+    with kept_generators(device):
+        set_generators(named_seed(seed, purpose), device)
+        yield
+
+
+class OwnGenerators(Iterator[Item]):
+    """An iterator whose reads draw from states of their own, one read going on where the last one ended.
+
+    Args:
+        items: whose reads draw.
+        seed: of the states.
+        purpose: of what is read.
+    """
+
+    def __init__(self, items: Iterator[Item], seed: int, purpose: str) -> None:
+        self._items = items
+        self._resume: Callable[[], None] = partial(set_generators, named_seed(seed, purpose))
+
+    def __next__(self) -> Item:
+        with kept_generators():
+            self._resume()
+            try:
+                return next(self._items)
+            finally:
+                self._resume = generator_states()
