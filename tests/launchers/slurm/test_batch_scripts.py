@@ -6,11 +6,13 @@ After an intended change: `UPDATE_GOLDEN=1 pytest tests/launchers/slurm/test_bat
 import os
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.test_packing import settings
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.slurm.state.jobs import job_arrays
@@ -172,3 +174,42 @@ def test_jobs_get_what_programs_need_and_no_secret(monkeypatch):
     assert PASSED.items() <= visible.items()
     assert not UNKNOWN.keys() & visible.keys()
     assert SECRETS.items() <= os.environ.items()
+
+
+OF_MODULES = {
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_PARTITION": "high",
+    "SBATCH_MEM_PER_CPU": "100",
+    "SBATCH_JOB_NAME": "theirs",
+    "SBATCH_EXCLUSIVE": "mcs",
+    "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_NETWORK": "theirs",
+    "SBATCH_QOS": "normal",
+}
+
+
+def test_what_modules_set_never_wins_over_a_setting(
+    slurm_environ: SlurmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch prefers its environment to the options of a batch script."""
+    for name, value in OF_MODULES.items():
+        monkeypatch.setenv(name, value)
+    given = settings(partition="main", mem_gb=1, additional_parameters={"hold": True, "qos": "low"})
+    request = replace(CPU, memory_gib=1)
+    own = Store(tmp_path / "sweep").create()
+    [array] = sbatch.submit(own, request, [PlannedJob((), 1.0)], given, 1000, Path("/code"), {})
+    found = slurm_environ.detail(f"{array.slurm_id}_0")
+    slurm_environ.cancel_all()
+    told = {key: found[key] for key in ("TimeLimit", "Partition", "JobName", "Requeue", "Network")}
+    assert told == {
+        "TimeLimit": "00:40:00",
+        "Partition": "main",
+        "JobName": "vitsweep-sweep",
+        "Requeue": "1",
+        "Network": "theirs",  # no setting says another
+    }
+    assert "MinMemoryNode" in found
+    options = sbatch.parameters("sweep", request, given, Path("/code"))
+    assert sbatch.left_to_the_site(options) == ["SBATCH_NETWORK=theirs"]
+    monkeypatch.setenv("SLURM_JOB_ID", "1")  # typed in a job, whose variables are hidden all
+    assert sbatch.left_to_the_site(options) == []

@@ -23,7 +23,9 @@ from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_fo
 from vitsweep.launchers.slurm.state.status import watch
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
+    left_to_the_site,
     pack,
+    parameters,
     run_minutes,
     submit,
     without_unpaired_baselines,
@@ -149,9 +151,11 @@ class _Submission:
 
     Attributes:
         deadline: of `time.monotonic`; jobs that wait in the queue then are cancelled.
+        of_site: names the options that the environment added to the last jobs.
     """
 
     deadline = inf
+    of_site = ""
 
     def __init__(
         self, sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettings, typed: str
@@ -175,8 +179,11 @@ class _Submission:
 
     def submit(self, resources: Request, jobs: Sequence[PlannedJob]) -> list[JobArray]:
         """Submit jobs that ask for the same resources."""
-        sweep, size = self._sweep, self._array_size
-        return submit(sweep.store, resources, jobs, self._settings, size, self._folder, sweep.code)
+        sweep, size, settings = self._sweep, self._array_size, self._settings
+        options = parameters(sweep.store.name, resources, settings, self._folder)
+        if left := left_to_the_site(options):
+            self.of_site = f", with {', '.join(left)} of the environment"
+        return submit(sweep.store, resources, jobs, settings, size, self._folder, sweep.code)
 
 
 class _GridSubmission(_Submission):
@@ -201,7 +208,7 @@ class _GridSubmission(_Submission):
             )
         if new:
             seconds = time.monotonic() - begin
-            self._console.print(f"Submitted in {seconds:.1f} s.")
+            self._console.print(f"Submitted in {seconds:.1f} s{self.of_site}.")
         return [*self.live_arrays(), *new]
 
     def _pack(self) -> dict[Request, list[PlannedJob]]:
@@ -269,7 +276,7 @@ class _RoundSubmission(_Submission):
         self._console.print(
             f"Round of {count(len(blocks), 'block')}, "
             f"{count(runs, 'look' if blocks[0].is_look else 'run')}: array "
-            f"{', '.join(array.slurm_id for array in arrays)}",
+            f"{', '.join(array.slurm_id for array in arrays)}{self.of_site}",
         )
         return arrays
 

@@ -382,7 +382,8 @@ def _sbatch(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        with outside_any_job(), without_secrets(settings.export):
+        hidden = overriding(options)
+        with outside_any_job(), without_secrets(settings.export), _hidden(hidden):
             return _submit_command(folder, options, command(folder, settings))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         if UNCERTAIN.search(str(error)):
@@ -488,6 +489,42 @@ def outside_any_job() -> contextlib.AbstractContextManager[None]:
     return _hidden(
         [k for k in os.environ if is_inside and k.startswith(prefixes) and k not in KEPT_IN_A_JOB]
     )
+
+
+ALWAYS_SET = frozenset(
+    "ARRAY_INX CPUS_PER_GPU ERROR EXCLUSIVE EXPORT GPUS GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK JOB_NAME "
+    "NO_REQUEUE OPEN_MODE OUTPUT REQUEUE SIGNAL TIMELIMIT WAIT".split()
+)
+"""Variables SBATCH_* for what the cell, vitsweep or a setting that is never null says of each job."""
+MEMORY = ("MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
+VARIABLES_OF = {
+    **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), MEMORY),  # sbatch takes one of them
+    "bb": ("BURST_BUFFER",),
+    "bbf": ("BURST_BUFFER",),
+    "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
+}
+"""Options of sbatch whose variables are not called as they are."""
+
+
+def overriding(options: Mapping[str, Any]) -> set[str]:
+    """Return the variables of this environment that would win over the options of a batch script.
+
+    sbatch takes an option from its command line, else from SBATCH_*, else from the script
+    (https://slurm.schedmd.com/sbatch.html, "Input environment variables").
+
+    Args:
+        options: see `parameters`.
+    """
+    given = [name.replace("-", "_") for name in (*options, *options["additional_parameters"])]
+    variables = {v for name in given for v in VARIABLES_OF.get(name, (name.upper(),))}
+    return {f"SBATCH_{name}" for name in ALWAYS_SET | variables} & os.environ.keys()
+
+
+def left_to_the_site(options: Mapping[str, Any]) -> list[str]:
+    """Return the variables of this environment that add options to a batch script, as `NAME=value`."""
+    with outside_any_job():
+        names = {name for name in os.environ if name.startswith("SBATCH_")} - overriding(options)
+        return [f"{name}={os.environ[name]}" for name in sorted(names)]
 
 
 def without_secrets(exported: Sequence[str]) -> contextlib.AbstractContextManager[None]:
