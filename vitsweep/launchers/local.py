@@ -32,6 +32,7 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
+from vitsweep.planning.alike_failures import AlikeFailures
 from vitsweep.planning.blocks import (
     Block,
     blocks_to_complete,
@@ -67,6 +68,7 @@ class BlockRunner:
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
             would end the same way in the next block.
         interrupted: (block name, cell id) -> the latest attempt at the training that continues there.
+        passes_over: tells of a cell whether it is left out of a block that runs.
     """
 
     store: Store
@@ -77,6 +79,7 @@ class BlockRunner:
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
+    passes_over: Callable[[PlannedCell], bool] = lambda entry: False
     _stopped: threading.Event = field(default_factory=threading.Event)
     _forced: threading.Event = field(default_factory=threading.Event)
 
@@ -174,7 +177,7 @@ class BlockRunner:
             raise KeyboardInterrupt
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
-        if entry.cell_id in self.skipped:
+        if entry.cell_id in self.skipped or self.passes_over(entry):
             progress.dropped(1)
             return
         progress.started(entry)
@@ -333,9 +336,14 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     minutes = request.settings.minutes
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))
-    planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
+    is_measured = any(run.status == Status.measured for run in rounds.earlier)
+    alike = AlikeFailures(plan, runner.records, begin.not_measured, doubts=not is_measured)
+    runner.passes_over = alike.passes_over
+    planned = alike.ending(blocks_in_turn(rounds, runner.records, resumed, progress.expects))
     stopped = runner.run(_packed(planned, sweep.store, runner.records, console), progress)
-    if not stopped:
+    if alike.said:
+        console.print(alike.said)
+    elif not stopped:
         announce_undecided(rounds, runner.records, request.settings, console)
     else:
         rounds.stopped(runner.records)
