@@ -48,6 +48,7 @@ from vitsweep.training.timed_steps import (
     undisturbed,
 )
 from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
+from vitsweep.training.unmoved_weights import Unmoved, watch_weights
 from vitsweep.world import World, process_flags_kept
 
 TOO_SLOW = "one step takes longer than `measurement.max_seconds`"
@@ -154,7 +155,10 @@ def _timed_samples(
     _sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
     # A first step without a warm-up would be timed.
-    sketch = sketch_next_gradients(trainer) if cell.measurement.warmup_steps else list
+    sketch: Callable[[], list[float]] = list
+    unmoved: Callable[[], Unmoved] = dict
+    if cell.measurement.warmup_steps:
+        sketch, unmoved = sketch_next_gradients(trainer), watch_weights(trainer)
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
     timed = timed_steps(trainer, stream, cell.measurement, lead_in)
     steps, compiled = len(timed.times_ms), Compiled.so_far().since(compiled_before)
@@ -170,6 +174,7 @@ def _timed_samples(
         cut_short=timed.cut_short,
         losses=torch.stack(timed.losses).tolist(),
         first_gradients=sketch(),
+        unmoved_weights=unmoved(),
         skipped=_skipped(trainer, steps),
         setup_seconds=setup_seconds,
         compiled_graphs=compiled.graphs,

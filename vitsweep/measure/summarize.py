@@ -25,6 +25,8 @@ UNEVEN = 1.1
 EXPLAINED = 0.5
 """Data is the cause where steps waited for it at least this share of the time beyond the median."""
 
+UNMOVED = 0.01
+"""Share of weights that never moved above which a run has the flag."""
 DRIFT_SHARE = 0.05
 """A trend that moves the step time by more than this share within a run counts as drift."""
 
@@ -152,6 +154,7 @@ class RankSamples:
         cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
         losses: mean loss over the rank's images, one per timed step.
         first_gradients: sketch of the first step's gradients (`training.shards`), the same on every rank.
+        unmoved_weights: what the timed steps left as it was (`training.unmoved_weights`).
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.
@@ -189,6 +192,7 @@ class RankSamples:
     memory_reason: str = ""
     trace: RankTrace | None = None
     first_gradients: list[float] = field(default_factory=list)
+    unmoved_weights: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RankSamples":
@@ -243,10 +247,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | _memory(ranks)
         | _losses(cell, ranks)
     )
+    unmoved = _unmoved([rank.unmoved_weights for rank in ranks])
     device = ranks[0].environment["device"]
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
     return Summary(
         metrics=metrics
+        | unmoved
         | used
         | {
             "compiled_graphs": ranks[0].compiled_graphs,
@@ -265,6 +271,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
             "short_window": ranks[0].cut_short,
+            "unmoved_weights": _are_unmoved(cell, unmoved),
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
             "warmup_steps_added": ranks[0].warmup_steps_added,
@@ -294,6 +301,28 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         }
         | trace_samples([rank.trace for rank in ranks]),
     )
+
+
+def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
+    """Return the shares of tensors and of numbers that never moved, of those with a gradient on any rank."""
+    total: dict[str, list[float]] = {}
+    for name, counts in (item for rank in ranks for item in rank.items()):
+        total[name] = [a + b for a, b in zip(total.get(name, [0.0, 0.0]), counts, strict=True)]
+    tensors = [(given, still) for given, still in total.values() if given]
+    if not tensors:
+        return {"unmoved_tensor_share": None, "unmoved_weight_share": None}
+    given, still = (sum(counts) for counts in zip(*tensors, strict=True))
+    tensor_share = sum(given == still for given, still in tensors) / len(tensors)
+    return {"unmoved_tensor_share": tensor_share, "unmoved_weight_share": still / given}
+
+
+def _are_unmoved(cell: CellSpec, shares: Mapping[str, float | None]) -> bool | None:
+    """Whether more than `UNMOVED` of the tensors or numbers with a gradient are as at the start."""
+    tensors, numbers = shares.values()
+    if tensors is None or numbers is None:
+        return None
+    at_random = getattr(cell.optimizer, "stochastic_rounding", False)  # each moves in some steps
+    return tensors > UNMOVED or (numbers > UNMOVED and not at_random)
 
 
 def gradient_tolerance(cell: CellSpec) -> float | None:

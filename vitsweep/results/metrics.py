@@ -172,6 +172,11 @@ _ALL = (
            "mean over ranks, after one update; none where that was skipped by the loss scaler"),
     Metric("loss_step_3", "1", "Loss of the third step", None,
            "mean over ranks, after two updates; none where one was skipped by the loss scaler"),
+    Metric("unmoved_tensor_share", "1", "Parameters that never moved", "lower",
+           "tensors bit for bit as before the first update after the timed steps / tensors with a "
+           "gradient in the first step; as the optimizer keeps them, up to 4,096 numbers of each"),
+    Metric("unmoved_weight_share", "1", "Weights that never moved", "lower",
+           "the same of single numbers"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
            "held-out images, each counted once; only where task=train",
            spread=True, heading="top-1"),
@@ -254,6 +259,9 @@ _FLAGS = (
     Flag("short_window", "time cut the window short",
          "Some windows hold fewer steps than asked for, and no phases, because they end by time "
          "(`short_window`): after `measurement.max_seconds`, those of looks after a second."),
+    Flag("unmoved_weights", "some weights never moved",
+         "More than 1 % of the weights that have a gradient never moved in the timed steps "
+         "(`unmoved_weights`): their updates round away. `precision=bf16_masters` keeps them."),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
