@@ -1,5 +1,6 @@
 """Data as users write them: good ones, and ones with a fault."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,3 +136,39 @@ def imports_what_is_missing() -> Any:
     import no_such_package
 
     return no_such_package
+
+
+def draws(index: int) -> Tensor:
+    """An image that tells its index, the seed of torch, and a number of each generator, `SHOWN` in all."""
+    numbers = [
+        index, torch.initial_seed() % 2**20, random.random(), np.random.rand(), float(torch.rand(1)),
+        float(np.random.default_rng(torch.initial_seed()).random()),
+    ]  # fmt: skip
+    return torch.tensor(numbers * 11)[:64].reshape(1, 8, 8)
+
+
+SHOWN = 6
+
+
+class Drawing(MapStyle):
+    """Items that are what they drew, below images of what the factory drew.
+
+    Args:
+        private: draw from a generator that is made here, and seeded by nobody.
+    """
+
+    def __init__(self, private: bool = False, part: str = "train", num_images: int = 64) -> None:
+        super().__init__(num_images)
+        halves = np.random.permutation(2 * num_images).reshape(2, -1)
+        self.own = halves[int(part == "test")]
+        self.generator = np.random.default_rng() if private else None
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        found = draws(index)
+        found[0, 7, 7] = self.own[index] if self.generator is None else self.generator.random()
+        return found, index % 10
+
+
+def drawing_stream(num_images: int = 64) -> Iterator[tuple[Tensor, int]]:
+    order = torch.randperm(num_images).tolist()
+    return ((draws(index), index % 10) for index in order)

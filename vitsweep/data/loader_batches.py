@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitsweep.data.batches import ReplicaSampler
 from vitsweep.files import make_socket_folder
 from vitsweep.spec.data import Batches
+from vitsweep.spec.generators import named_seed
 
 # Processes that read ahead, started so that they can neither hang nor outlive their rank.
 #
@@ -155,7 +156,8 @@ class LoaderBatches(Batches, Generic[Batch]):
             sampler=requests,
             collate_fn=as_read,
             pin_memory=self._device.type == "cuda",
-            generator=torch.Generator(),  # torch's own would lose a number for each loader
+            # torch's own would lose a number for each loader
+            generator=torch.Generator().manual_seed(named_seed(self._sampler.seed, "loader")),
             **(workers if self._num_workers else {}),
         )
         return iter(loader)

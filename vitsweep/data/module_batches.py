@@ -20,6 +20,13 @@ from vitsweep.model.user_module import example_of, in_float32
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
+from vitsweep.spec.generators import (
+    OwnGenerators,
+    kept_generators,
+    named_seed,
+    seeded_generators,
+    set_generators,
+)
 from vitsweep.world import World
 
 if TYPE_CHECKING:
@@ -62,7 +69,8 @@ class Inspected:
 def inspected(data: "ModuleData") -> Inspected:
     """Call the factory and read one pair; a second call remembers."""
     if data.key not in _INSPECTED:
-        _INSPECTED[data.key] = _inspect(data)
+        with seeded_generators(0, "look"):
+            _INSPECTED[data.key] = _inspect(data)
     return _INSPECTED[data.key]
 
 
@@ -202,9 +210,9 @@ def _is_map_style(dataset: Any) -> bool:
 def open_module_data(data: "ModuleData", cell: CellSpec, world: World) -> Batches:
     """Return the batches of this rank, from workers or from the iterable itself."""
     sampler, checked = ReplicaSampler.of(cell, world), _Checked(cell, world.device)
-    if _is_map_style(data.call(training=True)):
-        return MapStyleBatches(data, sampler, checked)
-    return IterableBatches(data, sampler, checked)
+    with seeded_generators(cell.seed, "data"):
+        is_map_style = _is_map_style(data.call(training=True))
+    return (MapStyleBatches if is_map_style else IterableBatches)(data, sampler, checked)
 
 
 class _Checked:
@@ -241,20 +249,29 @@ class _Checked:
 
 
 class PairReader(Dataset[Pair]):
-    """Reads requests of a map-style dataset, which it opens in its own process."""
+    """Reads requests of a map-style dataset, which it opens in its own process.
 
-    def __init__(self, data: "ModuleData", *, training: bool) -> None:
-        self._data, self._training = data, training
+    What an item draws follows from the seed, the split, the epoch and its place in the dataset, whoever
+    reads it; what the factory draws from the seed alone, so that one split may be what a permutation leaves
+    over of the other. A rank that reads itself draws afterwards as if it had not.
+    """
+
+    def __init__(self, data: "ModuleData", seed: int, *, training: bool) -> None:
+        self._data, self._seed, self._training = data, seed, training
+        self._split = "train" if training else "test"
         self._dataset: Any = None
 
     def __getitem__(self, request: Request) -> Pair:
         """Read one batch: images (B, C, H, W) and labels (B,), or a mapping."""
         if self._dataset is None:
-            self._dataset = self._data.call(training=self._training)
-        rows = request.rows.tolist()
-        return _stacked([(row, self._item(row)) for row in rows], self._data.target)
+            with seeded_generators(self._seed, "data"):
+                self._dataset = self._data.call(training=self._training)
+        with kept_generators():
+            items = [(row, self._item(request.epoch, row)) for row in request.rows.tolist()]
+        return _stacked(items, self._data.target)
 
-    def _item(self, row: int) -> Any:
+    def _item(self, epoch: int, row: int) -> Any:
+        set_generators(named_seed(self._seed, f"{self._split} {epoch} {row}"))
         try:
             return self._dataset[row]
         except Exception as error:  # the code is the user's
@@ -309,7 +326,7 @@ class MapStyleBatches(LoaderBatches[Pair]):
 
     def reader(self, *, training: bool) -> PairReader:
         """Return what reads one split."""
-        return PairReader(self._data, training=training)
+        return PairReader(self._data, self._sampler.seed, training=training)
 
     def deliver(self, read: Pair, *, training: bool) -> Pair:
         """Check the shapes and move the batch to the device."""
@@ -320,7 +337,8 @@ class IterableBatches(Batches):
     """Batches of an iterable, read in the rank itself: its time is time in which the rank waits.
 
     Every rank passes over all items and keeps those of its share, so that all ranks together see
-    the same global batches whatever their number. An epoch is one pass; the remainder is dropped.
+    the same global batches whatever their number. An epoch is one pass; the remainder is dropped. What
+    a pass draws follows from the seed, the split and the epoch.
     """
 
     def __init__(self, data: "ModuleData", sampler: ReplicaSampler, checked: _Checked) -> None:
@@ -330,23 +348,27 @@ class IterableBatches(Batches):
 
     def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
         """Pass over the iterable once; `first` micro-batches are left out."""
-        sampler = self._sampler
-        items = _numbered(self._data.call(training=True), self._data.target)
+        sampler, items = self._sampler, self._items(training=True)
         own = sampler.accumulation_steps * sampler.micro_batch
         micro_batches: Iterator[list[Item]] = chain.from_iterable(
             _cut(step[sampler.replica * own :][:own], sampler.micro_batch)
             for step in _steps(items, sampler.images_per_step)
         )
         wanted = sampler.micro_batches(self.num_train)
-        for items_of_one in islice(micro_batches, first, wanted):
+        read = islice(micro_batches, first, wanted)
+        for items_of_one in OwnGenerators(read, sampler.seed, f"train {epoch}"):
             yield self._checked(_stacked(items_of_one, self._data.target))
 
     def test(self) -> Iterator[Pair]:
         """Yield this replica's held-out images, in the order of the iterable."""
-        passed = _numbered(self._data.call(training=False), self._data.target)
-        items = list(islice(passed, self.num_test))
+        with seeded_generators(self._sampler.seed, "test"):
+            items = list(islice(self._items(training=False), self.num_test))
         for rows in self._sampler.test(len(items)):
             yield self._checked(_stacked([items[row] for row in rows], self._data.target))
+
+    def _items(self, *, training: bool) -> Iterator[Item]:
+        """Open the iterable when its first item is read: that draws from the states of the pass too."""
+        yield from _numbered(self._data.call(training=training), self._data.target)
 
 
 def _steps(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.generators import seeded_generators
 
 Tree = dict[str, Any]
 
@@ -287,8 +288,11 @@ def wrong_function(knob: str, path: str | None, arguments: str) -> Iterator[str]
 def imported_function(path: str) -> Any:
     """Return what stands at a path.
 
+    What its import draws is the same in every process, and leaves no trace.
+
     Raises:
         Exception: whatever importing its module raises; AttributeError where it has no such name.
     """
     module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
+    with seeded_generators(0, "import"):
+        return getattr(import_module(module), name)
