@@ -14,7 +14,8 @@ import yaml
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("spec", "errors", "console", "files")
+GROUND = ("errors", "console", "files", "foreign", "spec")
+"""Each may import those before it."""
 MAKING = (
     ("cell",),
     ("equivalence",),
@@ -53,7 +54,7 @@ def allowed(room: str) -> set[str]:
     """Rooms that a room may import from, itself included."""
     lines = [line for line in (*COMMANDING, *MAKING, *READING) if room in line]
     if not lines:
-        return {room, "errors"}
+        return {*GROUND[: GROUND.index(room) + 1]}
     [own] = lines
     if own in COMMANDING:
         below = COMMANDING[COMMANDING.index(own) + 1 :] + MAKING + READING

@@ -4,7 +4,6 @@ Below a folder given to `guard`, every folder is opened relative to the one that
 through a link, so that a copied or shared sweep cannot make a command read or write outside of it.
 """
 
-import contextlib
 import errno
 import json
 import multiprocessing.util
@@ -133,17 +132,22 @@ def open_safely(path: Path, flags: int) -> int:
     return descriptor
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a plain file.
 
+    Args:
+        path: of the file.
+        most: bytes that a file of its kind may have.
+
     Raises:
-        UnsafeFileError: it is a link or no plain file, or larger than any file of a sweep.
+        UnsafeFileError: it is a link or no plain file, or larger.
         OSError: it cannot be read.
     """
     with open(open_safely(path, os.O_RDONLY), "rb") as handle:
-        if os.fstat(handle.fileno()).st_size > MOST_BYTES:
+        if (size := os.fstat(handle.fileno()).st_size) > most:
             raise UnsafeFileError(
-                f"`{path}` is too large for a file of a sweep: remove or restore it."
+                f"`{path}` has {size} bytes and is too large for a file of its kind, which has at most "
+                f"{most}: remove or restore it."
             )
         return handle.read()
 
@@ -305,35 +309,6 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON lines of a file; lines cut in half and other damage are left out."""
-    try:
-        return parsed_lines(read_bytes(path))
-    except FileNotFoundError:
-        return []
-
-
-_CONTROL = re.compile(
-    r"(\\\\)|\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]|[\x7f-\x9f]", re.IGNORECASE
-)
-
-
-def without_controls(text: str) -> str:
-    """Return JSON without the control characters that would steer a terminal, but for line ends and tabs."""
-    if text.isascii() and "\\" not in text and "\x7f" not in text:
-        return text  # far faster than to search it
-    return _CONTROL.sub(lambda found: found[1] or "?", text)
-
-
-def parsed_lines(text: bytes) -> list[dict[str, Any]]:
-    """Return the JSON objects of a text with one per line, without the lines that hold none."""
-    entries = []
-    for line in text.split(b"\n"):
-        with contextlib.suppress(ValueError, RecursionError):  # also where it is no UTF-8
-            entries.append(json.loads(without_controls(line.decode())))
-    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def fits(

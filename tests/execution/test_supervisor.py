@@ -16,7 +16,8 @@ from vitsweep.execution.outcome import EXIT_SAVED, RECORD_DRAFT
 from vitsweep.execution.rank_processes import STOP_SIGNAL, LocalRanks, Ranks, fork_server
 from vitsweep.execution.run_request import UNFINISHED, RunRequest, attempt_folder
 from vitsweep.execution.runner import RunEnding, supervise
-from vitsweep.files import append_line, read_lines, write_atomically
+from vitsweep.files import append_line, write_atomically
+from vitsweep.foreign import read_lines
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.command import Command
-from vitsweep.files import read_lines
+from vitsweep.foreign import read_lines
 from vitsweep.launchers.slurm.submit.sbatch import AGENT
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.command import Command, fault
-from vitsweep.files import read_lines
+from vitsweep.foreign import read_lines
 from vitsweep.results.store import Store
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
 

@@ -10,11 +10,11 @@ from tests.other_process import finished, other_process
 from vitsweep.files import (
     UnsafeFileError,
     append_line,
-    read_lines,
     write_atomically,
     write_if_changed,
     write_once,
 )
+from vitsweep.foreign import read_lines
 
 
 def test_a_file_is_written_only_if_its_text_changes(tmp_path: Path) -> None:

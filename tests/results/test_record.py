@@ -201,5 +201,5 @@ def test_numbers_of_any_length_and_any_depth_end_well() -> None:
     assert huge.metrics["mfu"] is None
     for digits, depth in ((5000, 0), (1, 100_000), (1, 200)):  # 200 can be read, not written
         number = "[" * depth + "9" * digits + "]" * depth
-        with pytest.raises(ValueError, match=r"nested|digits"):
+        with pytest.raises(ValueError, match=r"nested|digits|sections"):
             RunRecord.from_json(text.replace('"mfu": null', f'"mfu": {number}') + "}")

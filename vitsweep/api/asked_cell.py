@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import yaml
-
 from vitsweep.api.session import Overrides, as_overrides
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.run_request import read_cell_safely
+from vitsweep.foreign import parsed_yaml
 from vitsweep.launchers.external_ranks import ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
@@ -72,8 +71,8 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
     ):
         try:
             text = Path(cell).read_text(encoding="utf-8")
-            tree = yaml.safe_load(text)["cell"]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+            tree = parsed_yaml(text)["cell"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadValueError(
                 f"`{cell}` is no frozen cell ({type(error).__name__}: {error}): give the `cell.yaml` in "
                 "`results/SWEEP/cells/CELL_ID/`, or where the sweep was packed a row of `cells.parquet`."

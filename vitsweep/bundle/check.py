@@ -27,9 +27,10 @@ from vitsweep.bundle.pack import (
 )
 from vitsweep.errors import VitsweepError
 from vitsweep.files import read_bytes, read_text
+from vitsweep.foreign import OF_SWEEP, parsed_json
 from vitsweep.report.views import collect
 from vitsweep.results.provenance import code_in_overrides, code_in_tree
-from vitsweep.results.record import RunRecord, Status, parsed_json
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -155,7 +156,7 @@ def _command_faults(path: Path) -> Iterator[str]:
     lines = read_bytes(path).splitlines() if path.exists() else []
     for place, line in enumerate(lines, start=1):
         try:
-            parsed_json(line.decode())
+            parsed_json(line.decode(), OF_SWEEP)
         except ValueError:
             yield f"Line {place} of `commands.jsonl` cannot be read."
 

@@ -36,10 +36,11 @@ from vitsweep.files import (
     replacing,
     write_atomically,
 )
+from vitsweep.foreign import foreign, parsed_json
 from vitsweep.report.figures import drawn
 from vitsweep.report.views import collect
 from vitsweep.results.pack import OF_CELL
-from vitsweep.results.record import RunRecord, parsed_json
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sweep_tables import SweepTables
@@ -530,7 +531,7 @@ def read_document(root: Path) -> dict[str, object]:
         VitsweepError: it is missing, damaged or of another format.
     """
     try:
-        tree = parsed_json(read_text(root / "claims.json"))
+        tree = foreign(root / "claims.json")
     except (OSError, ValueError) as error:
         raise VitsweepError(f"`claims.json` of the bundle cannot be read ({error}).") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:

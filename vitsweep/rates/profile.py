@@ -28,10 +28,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.foreign import parsed_yaml
 from vitsweep.spec.from_yaml import sentence
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -326,8 +326,8 @@ def _profiles() -> dict[str, Profile]:
 @cache
 def _tree(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (ValueError, yaml.YAMLError) as error:
+        tree = parsed_yaml(path.read_bytes())
+    except ValueError as error:
         raise _no_profile(path, str(error)) from error
     if not isinstance(tree, dict):
         raise _no_profile(path, f"it holds {str(tree)[:40]!r} instead of keys with values")

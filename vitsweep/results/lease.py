@@ -24,7 +24,7 @@ import psutil
 
 from vitsweep.errors import VitsweepError
 from vitsweep.files import open_safely, parent_of, read_text, remove, write_atomically, write_once
-from vitsweep.results.record import parsed_json
+from vitsweep.foreign import foreign
 
 NO_FLOCK = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
 SECONDS_OF_LEASE, SECONDS_TO_RENEW = 120.0, 10.0
@@ -193,7 +193,7 @@ class Lease:
 
     def _owner(self, generation: int) -> dict[str, Any]:
         try:
-            owner = parsed_json(read_text(self._path(generation)))
+            owner = foreign(self._path(generation))
         except (OSError, ValueError):
             return {}
         return owner if isinstance(owner, dict) else {}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitsweep.files import MOST_BYTES, NAME, open_safely
-from vitsweep.results.record import parsed_json
+from vitsweep.foreign import OF_SWEEP, parsed_json
 
 FILE = "pack.jsonl"
 OF_CELL = ("cell.yaml", "attempts.jsonl", "record.json", "prediction.json")
@@ -78,7 +78,7 @@ class Pack:
         if self._text[start : start + _TEXT] != b"%08x\t" % zlib.crc32(text):
             return ()
         try:
-            name, names = head.decode(), () if head else parsed_json(content.decode())
+            name, names = head.decode(), () if head else parsed_json(content.decode(), OF_SWEEP)
         except ValueError:
             return ()
         if _OF_CELL.fullmatch(name) and ("/runs/" not in name or name not in self._lines):

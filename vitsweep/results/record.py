@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from math import isinf
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import make_folder, replacing, without_controls
+from vitsweep.files import make_folder, replacing
+from vitsweep.foreign import parsed_json
 from vitsweep.results.provenance import masked_setting
 
 SCHEMA_VERSION = 4
@@ -175,7 +175,6 @@ class RunRecord:
         return head | self.spec | self.metrics | self.validity | self.environment | head
 
 
-MOST_LEVELS = 100
 _NUMBER = {int, float, type(None)}
 _CHECKSUM = ',\n "checksum": "'
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -229,37 +228,6 @@ def _wrong_parts(record: RunRecord) -> Iterator[str]:
 
 def _is_number(value: object) -> bool:
     return type(value) in _NUMBER
-
-
-def parsed_json(text: str) -> Any:
-    """Read JSON; numbers that are not finite are None, integers that no column holds are floats.
-
-    Raises:
-        ValueError: the text is no JSON.
-    """
-    text = without_controls(text)
-    try:
-        tree = json.loads(text, parse_constant=lambda _: None, parse_int=column_number)
-        _refuse_deep([tree], MOST_LEVELS)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    return tree
-
-
-def _refuse_deep(tree: Any, levels: int) -> None:
-    """Raise RecursionError where a tree has more levels than whatever writes it again can follow."""
-    if not levels:
-        raise RecursionError
-    for inner in tree.values() if tree.__class__ is dict else tree:
-        if inner.__class__ in (dict, list):
-            _refuse_deep(inner, levels - 1)
-
-
-def column_number(digits: str) -> int | float | None:
-    """Return an integer, a float where it has more than the 64 bits of a column, None beyond that."""
-    if len(digits) < 19 or abs(int(digits)) < 2**63:
-        return int(digits)
-    return None if isinf(number := float(digits)) else number
 
 
 def utc_now() -> str:

@@ -25,15 +25,13 @@ from vitsweep.files import (
     make_folder,
     open_safely,
     parent_of,
-    parsed_lines,
     read_bytes,
-    read_lines,
-    read_text,
     remove,
     remove_empty,
     write_atomically,
     write_once,
 )
+from vitsweep.foreign import foreign, parsed_json, parsed_lines, parsed_yaml, read_lines
 from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import (
@@ -45,11 +43,14 @@ from vitsweep.results.provenance import (
     marked_text,
     require_trust,
 )
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status, parsed_json
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status
 
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has them: thousands of cells are frozen at once."""
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes what is there twice, twice: no reader follows aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
@@ -204,13 +205,14 @@ class Store:
         """
         path = self.cell(cell_id) / "cell.yaml"
         try:
-            document = yaml.load(self.read(cell_id, path.name), Loader=_Loader)  # a safe one
+            document = parsed_yaml(self.content(cell_id, path.name))
             overrides = document.setdefault("overrides", [])
             if not isinstance(document["cell"], dict) or not isinstance(overrides, list):
                 raise TypeError("a section is missing")
-        except (OSError, ValueError, yaml.YAMLError, *NO_SECTION) as error:
+        except (OSError, ValueError, *NO_SECTION) as error:
+            why = error if type(error) is ValueError else type(error).__name__
             raise VitsweepError(
-                f"`{path}` is missing or damaged ({type(error).__name__}): the command that made the cell "
+                f"`{path}` is missing or damaged ({why}): the command that made the cell "
                 "writes it anew, typed once more."
             ) from error
         document.pop(MARK, None)
@@ -290,7 +292,7 @@ class Store:
         """Return source file -> hash of a code; empty where it is not known."""
         path = self.root / "code" / f"{code_hash}.json"  # `code_hash` may be somebody else's
         try:
-            files = parsed_json(read_text(path)) if NAME.fullmatch(code_hash) else {}
+            files = foreign(path) if NAME.fullmatch(code_hash) else {}
         except (OSError, ValueError):
             return {}
         return files if isinstance(files, dict) else {}

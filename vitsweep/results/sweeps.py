@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import UnsafeFileError, read_text
-from vitsweep.results.record import parsed_json
+from vitsweep.files import UnsafeFileError
+from vitsweep.foreign import foreign
 from vitsweep.results.store import Store
 
 RESULTS = Path("results")
@@ -65,7 +65,7 @@ def read_race(folder: Path) -> dict[str, Any]:
     """
     path = folder / RACE
     try:
-        document = parsed_json(read_text(path))
+        document = foreign(path)
         predicted = document.get("predicted", {}).values()
         is_whole = all(isinstance(cell["cell_id"], str) for cell in document.get("cells", []))
         is_whole &= all(isinstance(each, float) for each in predicted)

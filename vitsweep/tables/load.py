@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from pandas import CategoricalDtype, DataFrame, Series, to_numeric
-from pyarrow import ArrowInvalid
 
 from vitsweep.errors import VitsweepError
+from vitsweep.foreign import column_number, foreign_table
 from vitsweep.results.metrics import METRICS, columns, known_metrics
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema, column_number
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
@@ -340,10 +340,7 @@ def stores_in(folder: Path) -> list[Store]:
 
 
 def _from_parquet(path: Path, rows: str) -> DataFrame:
-    try:
-        table = _checked(pd.read_parquet(path), f"`{path}`")
-    except (ArrowInvalid, OSError) as error:
-        raise VitsweepError(f"`{path}` is not a complete parquet file ({error}).") from error
+    table = _checked(foreign_table(path), f"`{path}`")
     if "cell_id" not in table:
         raise VitsweepError(f"`{path}` holds no records: name `runs.parquet` of a sweep folder.")
     if "run_id" not in table:

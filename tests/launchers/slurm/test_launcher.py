@@ -12,7 +12,7 @@ import pytest
 from tests.command import NO_REPORT, QUICK, ROOT, Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import HOLD, SMALL, Held, Sweep, hang
-from vitsweep.files import read_lines
+from vitsweep.foreign import read_lines
 from vitsweep.launchers.slurm.commands import sacct
 from vitsweep.results.pack import FILE
 

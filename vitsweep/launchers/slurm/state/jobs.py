@@ -25,8 +25,9 @@ from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
-from vitsweep.files import NAME, fits, open_safely, parsed_lines, read_bytes, read_lines, read_text
-from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status, parsed_json
+from vitsweep.files import NAME, fits, open_safely, read_bytes, read_text
+from vitsweep.foreign import OF_SWEEP, parsed_json, parsed_lines, read_lines
+from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
@@ -187,7 +188,7 @@ def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]
         handle.seek(offset)
         text = handle.read()
     whole = text[: text.rfind(b"\n") + 1]
-    return parsed_lines(whole), offset + len(whole)
+    return parsed_lines(whole, OF_SWEEP), offset + len(whole)
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class JobArray:
 
     def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
         try:
-            parsed = parsed_json(text.decode())
+            parsed = parsed_json(text.decode(), OF_SWEEP)
             if not isinstance(parsed, dict):
                 raise ValueError("it holds no section")
         except ValueError as error:
