@@ -23,6 +23,7 @@ from vitsweep.measure.environment import (
     Compiled,
     ContentionMonitor,
     DeviceMonitor,
+    StopMonitor,
     converted_layers,
     environment,
     machine,
@@ -59,6 +60,10 @@ class DivergedError(Exception):
     """The loss became inf or NaN: the speed does not count."""
 
 
+class StoppedError(Exception):
+    """A rank did not run for a part of the timed window: it says nothing about the cell."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     """What a run needs to know beside its cell.
@@ -90,6 +95,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     Raises:
         WrongResultError: the techniques do not compute what the plain model computes.
         DivergedError: the loss became inf or NaN.
+        StoppedError: a rank did not run for a part of the timed window.
         TrainingInterrupted: a stop was requested during training. The measurement and a checkpoint
             are saved then.
     """
@@ -160,10 +166,12 @@ def _timed_samples(
     if cell.measurement.warmup_steps:
         sketch, unmoved = sketch_next_gradients(trainer), watch_weights(trainer)
     contention, monitor = ContentionMonitor(world.device), DeviceMonitor(world.device)
+    stops = StopMonitor()
     timed = timed_steps(trainer, stream, cell.measurement, lead_in)
     steps, compiled = len(timed.times_ms), Compiled.so_far().since(compiled_before)
     own_seconds, device_state = contention.end(), monitor.end(timed.window_start)
     peak = peak_memory(world.device)
+    _refuse_stops(stops.end(timed.window_start))
     _refuse_divergence(trainer, f"{steps} steps")
     _refuse_skipped_graphs(cell, compiled)
     samples = RankSamples(
@@ -263,6 +271,17 @@ def _train(
 def _refuse_divergence(trainer: Trainer, within: str) -> None:
     if bool(trainer.non_finite):
         raise DivergedError(f"The loss became inf or NaN within {within}.")
+
+
+def _refuse_stops(seconds: float) -> None:
+    """Refuse a window in which a rank did not run; every rank calls it with its own seconds."""
+    of_ranks = gathered(seconds)
+    longest = max(of_ranks)
+    if longest:
+        raise StoppedError(
+            f"Rank {of_ranks.index(longest)} was stopped for {longest:.0f} s of the timed window, by a "
+            "signal or with its machine."
+        )
 
 
 def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:

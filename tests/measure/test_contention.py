@@ -6,8 +6,12 @@ import psutil
 import pytest
 import torch
 
+from tests.other_process import finished, other_process
+from vitsweep.cell import StoppedError
+from vitsweep.execution.outcome import classify
 from vitsweep.measure import environment as monitor
 from vitsweep.measure.environment import SHARED_CORES_SHARE, ContentionMonitor
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE
 
 CPU = torch.device("cpu")
 
@@ -85,3 +89,36 @@ def test_this_process_spends_time_of_its_own() -> None:
     while sum(monitor.own_seconds().values()) == before:
         total += sum(range(10_000))
     assert sum(monitor.own_seconds().values()) > before
+
+
+WATCHED = """
+import subprocess, sys, time
+from vitsweep.measure import environment
+
+environment.STOPPED_S = 1.0
+early, seconds = environment.StopMonitor(), 2.0
+pid = environment.psutil.Process().pid
+other = f"import os, signal, time; time.sleep(0.5); os.kill({pid}, signal.SIGSTOP); "
+other += f"time.sleep({seconds}); os.kill({pid}, signal.SIGCONT)"
+begin = time.perf_counter()
+subprocess.run([sys.executable, "-c", other], check=True)
+time.sleep(2 * environment.TICK_S)
+late = environment.StopMonitor()
+time.sleep(2.0)  # as a rank that waits for another
+busy = time.process_time() + 1.0
+while time.process_time() < busy:
+    pass
+print(early.end(begin), late.end(begin), environment.StopMonitor().end(time.perf_counter()))
+"""
+
+
+def test_a_process_that_was_stopped_is_told_from_one_that_waits_or_works() -> None:
+    stopped, waited, ended = map(float, finished(other_process(WATCHED)).split())
+    assert stopped > 1.0
+    assert waited == ended == 0.0
+
+
+def test_a_run_with_a_stopped_rank_is_preempted_so_that_it_is_repeated() -> None:
+    status, reason = classify(StoppedError("Rank 1 was stopped for 15 s of the timed window."))
+    assert status in STOPPED_FROM_OUTSIDE
+    assert "15 s" in reason

@@ -258,7 +258,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
     """Return the status that an exception means for its run, and one sentence about it."""
     import torch
 
-    from vitsweep.cell import DivergedError
+    from vitsweep.cell import DivergedError, StoppedError
     from vitsweep.training.faults import WrongResultError
 
     if full := disk_full_error(error):
@@ -271,6 +271,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
         return Status.diverged, text
     if isinstance(error, WrongResultError):
         return Status.wrong, text
+    if isinstance(error, StoppedError):
+        return Status.preempted, text
     if isinstance(error, VitsweepError):
         return Status.failed, text
     return Status.failed, f"{name}: {first_line}"

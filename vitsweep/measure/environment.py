@@ -344,6 +344,39 @@ SHARED_CORES_SHARE = 0.15
 """CPU: more than this share of all cores' time spent by processes other than the ranks."""
 
 
+TICK_S = 0.25
+STOPPED_S, RAN_SHARE = 3.0, 0.05
+"""A process did not run where its thread slept this much too long and used less CPU time than this share."""
+
+
+class StopMonitor:
+    """A thread that sees when this process did not run: stopped by a signal, or its machine paused.
+
+    A rank that waits for another one, or for a crowded processor, still wakes this thread or uses CPU time.
+    """
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._stops: list[tuple[float, float]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self, since: float) -> float:
+        """Stop watching; return for how many seconds the process did not run since a `time.perf_counter`."""
+        self._end.set()
+        self._thread.join()
+        return sum(last - max(first, since) for first, last in self._stops if last > since)
+
+    def _run(self) -> None:
+        before, used = time.perf_counter(), time.process_time()
+        while not self._end.wait(TICK_S):
+            now, used_now = time.perf_counter(), time.process_time()
+            late = now - before - TICK_S
+            if late > STOPPED_S and used_now - used < RAN_SHARE * late:
+                self._stops.append((now - late, now))
+            before, used = now, used_now
+
+
 class ContentionMonitor:
     """Compares the CPU time of the whole machine with that of the ranks, over the timed steps."""
 
