@@ -20,18 +20,36 @@ class ExitCode(IntEnum):
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Of an OSError where results cannot be written: disk full, quota used up, mounted read-only."""
+STORAGE_ERRNOS = (*DISK_FULL_ERRNOS, errno.EIO, errno.ESTALE)
+"""The same, and where a disk fails or a file server has lost the file."""
 
 
-def disk_full_error(error: BaseException) -> OSError | None:
-    """Return the OSError of a full disk that an exception is, or that led to it; else None."""
+def storage_error(error: BaseException) -> OSError | None:
+    """Return the OSError of a disk or file server that an exception is, or that led to it; else None."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
-        if isinstance(current, OSError) and current.errno in DISK_FULL_ERRNOS:
+        if isinstance(current, OSError) and current.errno in STORAGE_ERRNOS:
             return current
         seen.append(current)
         current = current.__cause__ or current.__context__
     return None
+
+
+def storage_sentences(error: OSError) -> str:
+    """Say of an error of `STORAGE_ERRNOS` what is safe, and what to do."""
+    what = f"`{error.filename}`" if error.filename else "The output or the results folder"
+    if error.errno in DISK_FULL_ERRNOS:
+        said, way_out = "be written", "make room"
+    else:
+        said, way_out = (
+            "be read or written",
+            "wait until its file system answers, or move the folder",
+        )
+    return (
+        f"{what} cannot {said} ({error.strerror}). What was measured is kept: {way_out} and type the same "
+        "command again."
+    )
 
 
 class VitsweepError(Exception):

@@ -14,6 +14,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -81,16 +82,28 @@ def parent_of(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
         os.close(descriptor)
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name the whole path, where it names a part of it or nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and not os.path.isabs(error.filename or ""):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
 def _entered(parent: int, name: str, path: Path, *, make: bool) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    if make:
-        with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=parent)
-    try:
-        return os.open(name, flags, dir_fd=parent)
-    except OSError as error:
-        _refuse_link(parent, name, path, stat.S_ISDIR)
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+    with _naming(path):
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=parent)
+        try:
+            return os.open(name, flags, dir_fd=parent)
+        except OSError:
+            _refuse_link(parent, name, path, stat.S_ISDIR)
+            raise
 
 
 def _refuse_link(parent: int, name: str, path: Path, *allowed: Callable[[int], bool]) -> None:
@@ -116,13 +129,13 @@ def open_safely(path: Path, flags: int) -> int:
         UnsafeFileError: it is a link, a pipe or a device, or would be changed under two names.
         OSError: it cannot be opened.
     """
-    with parent_of(path, make=bool(flags & os.O_CREAT)) as (folder, name):
+    with parent_of(path, make=bool(flags & os.O_CREAT)) as (folder, name), _naming(path):
         always = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
         try:
             descriptor = os.open(name, flags | always, 0o666, dir_fd=folder)
-        except OSError as error:
+        except OSError:
             _refuse_link(folder, name, path)
-            raise type(error)(error.errno, error.strerror, str(path)) from error
+            raise
     found = os.fstat(descriptor)
     is_written = flags & (os.O_WRONLY | os.O_RDWR)
     if not stat.S_ISREG(found.st_mode) or (is_written and found.st_nlink > 1):
@@ -143,7 +156,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         UnsafeFileError: it is a link or no plain file, or larger.
         OSError: it cannot be read.
     """
-    with open(open_safely(path, os.O_RDONLY), "rb") as handle:
+    with open(open_safely(path, os.O_RDONLY), "rb") as handle, _naming(path):
         if (size := os.fstat(handle.fileno()).st_size) > most:
             raise UnsafeFileError(
                 f"`{path}` has {size} bytes and is too large for a file of its kind, which has at most "
@@ -217,17 +230,18 @@ def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
 def _draft(folder: int, path: Path) -> Iterator[tuple[BinaryIO, str]]:
     """Yield a new hidden file beside `path`, and its name; it is removed if it is left there."""
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(draft, flags, 0o666, dir_fd=folder)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
-    with open(descriptor, "w+b") as handle:
+    with _naming(path), open(_made(folder, draft, os.O_RDWR), "w+b") as handle:
         try:
             yield handle, draft
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(draft, dir_fd=folder)
+
+
+def _made(folder: int, name: str, flags: int) -> int:
+    """Make a file that is not there yet, and return its descriptor."""
+    flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder)
 
 
 @contextmanager
@@ -272,23 +286,53 @@ def write_if_changed(path: Path, text: str, *, durable: bool = True) -> bool:
     return True
 
 
+SECONDS_OF_CLAIM = 60.0
+"""The owner of a claim that stands longer has died: it makes two calls of the system meanwhile."""
+
+
 def write_once(path: Path, text: str) -> bool:
-    """Write atomically unless the file exists; False if it does. One of several writers wins."""
+    """Write atomically unless the file exists; False if it does. One of several writers wins.
+
+    Who makes `.NAME.claim` may rename its draft. Neither hard links nor locks are needed, which some file
+    systems lack.
+    """
     with parent_of(path, make=True) as (folder, name), _draft(folder, path) as (handle, draft):
         _write(handle, text, durable=True)
-        places = {"src_dir_fd": folder, "dst_dir_fd": folder}
-        try:
-            os.link(draft, name, **places, follow_symlinks=False)
-        except FileExistsError:
+        claim = f".{name}.claim"
+        if not _claimed(claim, name, folder):
             return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP):
-                raise
+        try:
+            if is_new := not _is_there(name, folder):
+                os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return is_new
+        finally:
             with suppress(FileNotFoundError):
-                os.stat(name, dir_fd=folder, follow_symlinks=False)
-                return False
-            os.replace(draft, name, **places)  # no hard links: as good as it gets there
-    return True
+                os.unlink(claim, dir_fd=folder)
+
+
+def _claimed(claim: str, name: str, folder: int) -> bool:
+    """Make a file that another writer may have made, and will remove; False where `name` is there."""
+    seen, since = 0, time.monotonic()
+    while not _is_there(name, folder):
+        try:
+            os.close(_made(folder, claim, os.O_WRONLY))
+            return True
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                found = os.stat(claim, dir_fd=folder, follow_symlinks=False).st_ctime_ns
+                if found != seen:
+                    seen, since = found, time.monotonic()
+                elif time.monotonic() - since > SECONDS_OF_CLAIM:
+                    os.unlink(claim, dir_fd=folder)
+            time.sleep(0.01)
+    return False
+
+
+def _is_there(name: str, folder: int) -> bool:
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return True
+    return False
 
 
 def append_line(path: Path, entry: dict[str, Any]) -> None:
@@ -302,11 +346,12 @@ def append_line(path: Path, entry: dict[str, Any]) -> None:
     """
     descriptor = open_safely(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        size = os.fstat(descriptor).st_size
-        cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        line = ("\n" * cut + json.dumps(entry) + "\n").encode()
-        if os.write(descriptor, line) != len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        with _naming(path):
+            size = os.fstat(descriptor).st_size
+            cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            line = ("\n" * cut + json.dumps(entry) + "\n").encode()
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
 

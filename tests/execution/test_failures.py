@@ -33,7 +33,16 @@ DDP = (
         (DivergedError("The loss became inf."), "diverged", "The loss became inf."),
         (WrongResultError("differs\nby 2"), "wrong", "differs\nby 2"),
         (VitsweepError("a sentence"), "failed", "a sentence"),
-        (OSError(errno.ENOSPC, "No space left on device"), "killed", "could not write its files"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "killed",
+            "could not read or write its files",
+        ),
+        (
+            OSError(errno.ESTALE, "Stale file handle", "/data/x"),
+            "killed",
+            "Stale file handle (`/data/x`).",
+        ),
         (KeyError("a"), "failed", "KeyError: 'a'"),
         (
             RuntimeError(

@@ -12,7 +12,11 @@ FAULTS = {
     "raises": (fault("Raise"), "failed", "KeyError: 'a bug in a technique'"),
     "is killed": (fault("Kill"), "killed", "Rank 1 was ended by SIGKILL"),
     "leaves": (fault("Leave"), "failed", "Rank 1 left with exit code 9"),
-    "fills the disk": (fault("NoSpace"), "killed", "could not write its files: No space left"),
+    "fills the disk": (
+        fault("NoSpace"),
+        "killed",
+        "could not read or write its files: No space left",
+    ),
     "hangs": (
         [*fault("Hang"), "measurement.timeout_min=0.05"],
         "timed_out",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.other_process import finished, other_process
+from vitsweep import files
 from vitsweep.files import (
     UnsafeFileError,
     append_line,
@@ -147,6 +148,17 @@ def test_of_several_writers_of_one_file_exactly_one_wins(tmp_path: Path) -> None
     assert path.read_text() == str(won.index(True)) * 10000
     assert list(tmp_path.iterdir()) == [path]
     assert not write_once(path, "late")
+
+
+def test_the_claim_of_a_dead_writer_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SECONDS_OF_CLAIM", 0.1)
+    (tmp_path / ".record.json.claim").touch()
+    assert write_once(tmp_path / "record.json", "first")
+    (tmp_path / ".record.json.claim").touch()  # its owner died after it had renamed its draft
+    assert not write_once(tmp_path / "record.json", "second")
+    assert (tmp_path / "record.json").read_text() == "first"
 
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:

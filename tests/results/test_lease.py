@@ -1,4 +1,4 @@
-"""Two commands at one sweep on a file system without locks: a library makes flock and node names so."""
+"""Two commands at one sweep, on a file system without locks and links: a library makes it and names nodes."""
 
 import os
 import shutil
@@ -19,6 +19,8 @@ NO_FLOCK = """
 #include <stdlib.h>
 #include <string.h>
 int flock(int descriptor, int operation) { errno = ENOTSUP; return -1; }
+int link(const char *from, const char *to) { errno = ENOSYS; return -1; }
+int linkat(int a, const char *from, int b, const char *to, int flags) { errno = ENOSYS; return -1; }
 int gethostname(char *name, size_t size) { strncpy(name, getenv("NODE"), size); return 0; }
 """
 BEGIN = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import vitsweep
 from vitsweep.cli.verbs import VERBS
-from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, disk_full_error
+from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, storage_error, storage_sentences
 from vitsweep.results.provenance import trust_folders
 
 # The standard streams of a command, whatever the shell has made of them.
@@ -99,15 +99,10 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
                 file=sys.stderr,
             )
             return ExitCode.bad_input
-        full = disk_full_error(error)
-        if full is None:
+        failed = storage_error(error)
+        if failed is None:
             raise
-        what = f"`{full.filename}`" if full.filename else "The output or the results folder"
-        print(
-            f"{what} cannot be written ({full.strerror}). What was measured is kept: make room and "
-            "type the same command again.",
-            file=sys.stderr,
-        )
+        print(storage_sentences(failed), file=sys.stderr)
         return ExitCode.bad_input
     except SweepStopped:
         return ExitCode.interrupted

@@ -1,6 +1,5 @@
 """How the ranks of a run ended: what each left behind, and from that the record of the run."""
 
-import errno
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitsweep.errors import VitsweepError, disk_full_error
+from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically
 from vitsweep.results.record import RunRecord, Status, recorded_samples
@@ -31,7 +30,7 @@ NO_INSTRUMENTS = "instruments_reason"
 EXTERNAL_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 EXIT_SAVED = os.EX_TEMPFAIL
 """Exit code of a rank that was requested to stop and has saved a checkpoint to resume from."""
-EXIT_DISK_FULL = os.EX_IOERR
+EXIT_STORAGE = os.EX_IOERR
 """Exit code of a rank that could not write: its failure file cannot be written either."""
 
 
@@ -154,14 +153,14 @@ def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Ru
         reason = f"Rank {left[0].rank} exited with code 0 before the run was done."
         return RunFailure(Status.failed, reason, left[0].rank)
     if silent:
-        end = min(silent, key=lambda end: end.exit_code != EXIT_DISK_FULL)
+        end = min(silent, key=lambda end: end.exit_code != EXIT_STORAGE)
         return _failure_of_exit_code(end.rank, end.exit_code or 0)
     return RunFailure(Status.failed, "A rank did not end.")
 
 
 def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
-    if code == EXIT_DISK_FULL:
-        reason = f"Rank {rank} could not write its files: {os.strerror(errno.ENOSPC)}."
+    if code == EXIT_STORAGE:
+        reason = f"Rank {rank} could not read or write its files: the disk is full or fails."
         return RunFailure(Status.killed, reason, rank)
     if code >= 0:
         reason = (
@@ -261,8 +260,9 @@ def classify(error: BaseException) -> tuple[Status, str]:
     from vitsweep.cell import DivergedError, StoppedError
     from vitsweep.training.faults import WrongResultError
 
-    if full := disk_full_error(error):
-        return Status.killed, f"The run could not write its files: {full.strerror}."
+    if failed := storage_error(error):
+        name = f" (`{failed.filename}`)" if failed.filename else ""
+        return Status.killed, f"The run could not read or write its files: {failed.strerror}{name}."
     name, text, where = _own_words(error)
     first_line = _essence(text) + where
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitsweep.errors import VitsweepError, disk_full_error
+from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.outcome import (
-    EXIT_DISK_FULL,
     EXIT_SAVED,
+    EXIT_STORAGE,
     NO_INSTRUMENTS,
     RECORD_DRAFT,
     write_failure,
@@ -59,7 +59,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
         exit_now(EXIT_SAVED)
     except BaseException as error:  # whatever it is, the supervisor must know why
         write_failure(request.folder, rank, error)
-        exit_now(EXIT_DISK_FULL if disk_full_error(error) else 1)
+        exit_now(EXIT_STORAGE if storage_error(error) else 1)
     exit_now(0)
 
 

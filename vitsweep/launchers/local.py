@@ -16,7 +16,13 @@ from rich.console import Console
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
-from vitsweep.errors import DISK_FULL_ERRNOS, BadValueError, VitsweepError, did_you_mean
+from vitsweep.errors import (
+    STORAGE_ERRNOS,
+    BadValueError,
+    VitsweepError,
+    did_you_mean,
+    storage_sentences,
+)
 from vitsweep.execution.attempts import Attempt, record_unfinished
 from vitsweep.execution.run_request import Run, RunRequest
 from vitsweep.execution.runner import LocalPlace, RunEnding, Runner
@@ -136,12 +142,9 @@ class BlockRunner:
         except KeyboardInterrupt:
             return True
         except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
+            if error.errno not in STORAGE_ERRNOS:
                 raise
-            raise VitsweepError(
-                f"`{self.store.root}` cannot be written any more ({error.strerror}). What was "
-                "measured is kept: make room and run the same command again."
-            ) from error
+            raise VitsweepError(storage_sentences(error)) from error
         return False
 
     def _run_block(self, block: Block, progress: Progress) -> None:

@@ -105,17 +105,19 @@ class Store:
         return self.root.absolute().name
 
     def create(self) -> "Store":
-        """Make the folder.
+        """Make the folder, and try there what keeps records whole, before anything is measured.
 
         Raises:
-            VitsweepError: it cannot be written.
+            VitsweepError: it cannot be written, or its file system cannot do that.
         """
         try:
             with parent_of(self.root, make=True) as (parent, name), suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
             make_folder(self.cells)
             probe = self.root / f".probe-{os.getpid()}"
-            write_atomically(probe, "", durable=False)
+            write_once(probe, "")
+            write_atomically(probe, "\n", durable=False)
+            append_line(probe, {})
             remove(probe)
         except UnsafeFileError:
             raise

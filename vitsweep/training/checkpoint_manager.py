@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.collectives.primitives import from_first
-from vitsweep.errors import VitsweepError, disk_full_error
+from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.files import read_bytes, write_atomically
 from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint import Position, first_of_all_ranks, saved_by
@@ -314,7 +314,7 @@ class WeightKeeper:
         try:
             write_atomically(self.folder / name, content)
         except OSError as error:
-            if not disk_full_error(error):
+            if not storage_error(error):
                 raise
             self.reason = f"`{self.folder / name}` could not be written: {error.strerror}."
 

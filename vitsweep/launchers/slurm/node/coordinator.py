@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitsweep.errors import DISK_FULL_ERRNOS, VitsweepError
+from vitsweep.errors import STORAGE_ERRNOS, VitsweepError
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.code_hash import PACKAGE_FOLDER
 from vitsweep.execution.outcome import RunFailure, publish
@@ -213,7 +213,7 @@ def coordinate(env: JobEnvironment, job: ArrayJob) -> int:
         print(error, file=sys.stderr)
         return NOT_STARTED
     except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS:
+        if error.errno not in STORAGE_ERRNOS:
             raise
         print(f"{error}: nothing more can be written.", file=sys.stderr)
         return int(error.errno or 1)

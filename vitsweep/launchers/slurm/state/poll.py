@@ -9,7 +9,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from vitsweep.errors import DISK_FULL_ERRNOS
+from vitsweep.errors import STORAGE_ERRNOS
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.outcome import RunFailure
 from vitsweep.execution.run_request import Run, read_cell_safely, request_for
@@ -422,7 +422,7 @@ def failure_of_job(state: JobState) -> RunFailure:
     if slurm.state == "CANCELLED" and state.events.last_start is None:
         who = f" ({slurm.reason})" if slurm.reason.startswith("by ") else ""
         return RunFailure(Status.killed, f"Job {job_id} was cancelled{who} before it started.")
-    if slurm.exit_code in DISK_FULL_ERRNOS:
+    if slurm.exit_code in STORAGE_ERRNOS:
         text = os.strerror(slurm.exit_code or 0)
         return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")
     code = f" with exit code {slurm.exit_code}" if slurm.exit_code else ""
