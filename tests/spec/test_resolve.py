@@ -1,13 +1,16 @@
 """Every `auto` gets its value when the sweep is made, from the machine that will run the cell."""
 
 from copy import deepcopy
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import pytest
 
-from tests.cells import GPU_NODE, LAPTOP, composer, entry
+from tests.cells import GPU_NODE, LAPTOP, TINY, composer, entry
+from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError
+from vitsweep.planning.freeze import plan_of
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import AXES, Machine, MeshShape, count_gpus
 
@@ -269,3 +272,18 @@ def test_the_ranks_of_a_group_have_the_same_places_on_all_of_its_nodes(
             nodes.setdefault(rank // 8, set()).add(rank % 8)
         for nodes in groups.values():
             assert len({frozenset(places) for places in nodes.values()}) == 1
+
+
+def test_ranks_of_a_scaling_curve_have_equal_cores() -> None:
+    def threads(*overrides: str) -> list[tuple[int, int]]:
+        composed = expand([*TINY, *overrides], composer())
+        entries = plan_of(composed, replace(LAPTOP, cores_per_node=8), composer()).entries
+        resources = [entry.spec.resources for entry in entries.values()]
+        return [(node.ranks_per_node, node.threads_per_rank) for node in resources]
+
+    assert threads("resources.ranks_per_node=1") == [(1, 8)]
+    assert threads("resources.ranks_per_node=1,2,4") == [(1, 2), (2, 2), (4, 2)]
+    cells = "sweep.cells=[['resources.ranks_per_node=1'],[]]"  # `auto` is 2 ranks
+    assert threads(cells) == [(1, 4), (2, 4)]
+    typed = threads("resources.ranks_per_node=1,2", "resources.threads_per_rank=3")
+    assert typed == [(1, 3), (2, 3)]

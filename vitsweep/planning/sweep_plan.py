@@ -12,7 +12,7 @@ from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resolve import ranks_per_node, resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.spec.task import OPTIMIZER_FIELDS
@@ -86,6 +86,8 @@ def make_sweep_plan(
     entries: dict[str, PlannedCell] = {}
     problems: list[str] = []
     sources = Sources()
+    ranks = [ranks_per_node(cell.tree["resources"], machine) for cell in composed]
+    machine = replace(machine, most_ranks=max((r for r in ranks if type(r) is int), default=0))
     for cell in composed:
         try:
             entry = plan_cell(cell, machine, sources)

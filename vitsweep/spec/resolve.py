@@ -76,14 +76,19 @@ def _resolve_resources(node: Tree, machine: Machine) -> None:
     if node.get("device") not in get_args(Device):
         known = ", ".join(f"`{device}`" for device in (AUTO, *get_args(Device)))
         raise BadValueError(f"`resources.device={node.get('device')}`: must be one of {known}.")
-    on_gpu = node.get("device") == "cuda"
     node["cores_per_node"] = machine.cores_per_node
     node["devices_per_node"] = machine.devices_per_node
-    if node.get("ranks_per_node") == AUTO:
-        node["ranks_per_node"] = max(1, machine.devices_per_node) if on_gpu else 2
-    ranks = node.get("ranks_per_node")
+    ranks = node["ranks_per_node"] = ranks_per_node(node, machine)
     if node.get("threads_per_rank") == AUTO and isinstance(ranks, int) and ranks > 0:
-        node["threads_per_rank"] = max(1, machine.cores_per_node // ranks)
+        node["threads_per_rank"] = max(1, machine.cores_per_node // max(ranks, machine.most_ranks))
+
+
+def ranks_per_node(node: Tree, machine: Machine) -> Any:
+    """Return the ranks per node of a tree's `resources`, with `auto` replaced and nothing checked."""
+    if node.get("ranks_per_node") != AUTO:
+        return node.get("ranks_per_node")
+    device = machine.device if node.get("device") == AUTO else node.get("device")
+    return max(1, machine.devices_per_node) if device == "cuda" else 2
 
 
 def _resolve_precision(node: Tree, device: str) -> None:

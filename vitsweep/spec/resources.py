@@ -23,7 +23,8 @@ class Resources:
         nodes: number of nodes.
         ranks_per_node: processes on each node, one per GPU on `cuda`.
         device: where the model lives.
-        threads_per_rank: intra-op threads; auto = cores / ranks, never less than one.
+        threads_per_rank: intra-op threads; auto = cores / the most ranks that a cell of the sweep has on a
+            node, never less than one: ranks of a scaling curve have equal cores.
         memory_gib_per_rank: budget of a rank on `cpu`; above it allocation fails and the cell ends
             as `out_of_memory`. None sets no limit.
         cores_per_node: cores that the ranks of a node share (a fact of the machine, not asked for).
@@ -68,6 +69,7 @@ class Machine:
         devices_per_node: usable GPUs.
         described_by: where the facts come from (`this machine`, or the name of a site profile).
         gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
+        most_ranks: on a node, of all cells that are planned together; 0 where there is one cell.
     """
 
     device: Device
@@ -75,6 +77,7 @@ class Machine:
     devices_per_node: int
     described_by: str = HERE
     gib_per_device: float | None = None
+    most_ranks: int = 0
 
     @classmethod
     def here(cls) -> "Machine":
