@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.collectives.primitives import gathered
+from vitsweep.data.damaged_images import named_damage
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import SentBytes, count_sent_bytes, profile_collectives, traced
@@ -104,7 +105,10 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     proved = context.proved
     if not (earlier or proved) and cell.measurement.prove != "none":
         proved = proof_of(cell, world, context.proved_exactly)
-    with contextlib.closing(cell.data.open(cell, world)) as batches:
+    with (
+        contextlib.closing(cell.data.open(cell, world)) as batches,
+        named_damage(lambda: batches.damaged, context.folder, world.rank),
+    ):
         if earlier:
             summary = Summary(**earlier)
         else:

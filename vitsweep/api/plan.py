@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -301,6 +301,8 @@ def plan(
         if not hardware:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
+        for problem in _damaged_images(found.plan):
+            console.print(problem)
         for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
             console.print(sentence)
         if found.detectable_effect:
@@ -308,6 +310,15 @@ def plan(
         rows += found.rows
     _write(rows, request, settings.name, console)
     return rows
+
+
+def _damaged_images(plan: SweepPlan) -> Iterator[str]:
+    """Yield what earlier looks at the image folders of cells found; nothing is looked at."""
+    cells = [entry.spec for entry in plan.runnable]
+    if any(cell.data.decodes_files for cell in cells):
+        from vitsweep.data.folder_look import known_problems  # loads Pillow
+
+        yield from known_problems(cells)
 
 
 def _shared_machine(plan: SweepPlan, machine: Machine) -> str:

@@ -336,7 +336,7 @@ def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
 
 def _state(files: Files) -> dict[str, NDArray[Any]]:
     """Return names, labels, sizes in bytes and times of change of all files."""
-    found = np.array([_size_and_time(files.path(row)) for row in range(len(files))], np.int64)
+    found = np.array([size_and_time(files.path(row)) for row in range(len(files))], np.int64)
     found = found.reshape(-1, 2)
     return {
         "names": files.names,
@@ -346,7 +346,8 @@ def _state(files: Files) -> dict[str, NDArray[Any]]:
     }
 
 
-def _size_and_time(path: str) -> tuple[int, int]:
+def size_and_time(path: str) -> tuple[int, int]:
+    """Return size in bytes and time of change in ns of a file; -1 of one that cannot be seen."""
     try:
         found = os.stat(path)
     except OSError:

@@ -31,7 +31,7 @@ class ImageFolder(Data):
         smallest_crop_share: least share of an image's area that a random cut keeps; at most 1.
         test_crop_share: share of the shorter side that the centre cut keeps.
         max_damaged_share: images that cannot be read are named, skipped and replaced by the next
-            readable one, up to this share of a split; beyond it the run fails.
+            readable one, up to this share of a split; beyond it the command is refused, or the run fails.
     """
 
     folder: str | None
@@ -61,6 +61,10 @@ class ImageFolder(Data):
             train = count_up_to(self.folder, "train", cell.images_per_step)
             test = count_up_to(self.folder, "val", cell.mesh.data_parallel_size)
             yield from image_count_conflicts(cell, train, test, "more images in `data.folder`")
+
+    def splits(self, cell: CellSpec) -> tuple[str, ...]:
+        """Return the names of the folders that a cell reads."""
+        return ("train", "val") if cell.task.epochs else ("train",)
 
     def split_sizes(self) -> tuple[int, int] | None:
         """Count the files, once in the life of the process."""

@@ -1,6 +1,8 @@
 """Batches of an image folder that processes or threads read while the model trains."""
 
 import logging
+import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitsweep.data.batches import ReplicaSampler
+from vitsweep.data.damaged_images import DAMAGED_LIST
 from vitsweep.data.decoded_cache import (
     DecodedImages,
     centre_box,
@@ -119,11 +122,42 @@ class ImageReader(Dataset[Read]):
         for row in rows:
             if len(damaged) > self.max_damaged:
                 return None
-            image = self.decoded.image(row) if self.decoded else decode(self.files.path(row))
+            image = self._image(row)
             if not isinstance(image, str):
                 return row, image
             damaged[self.files.path(row)] = image
         return None
+
+    def _image(self, row: int) -> Image.Image | str:
+        return self.decoded.image(row) if self.decoded else decode(self.files.path(row))
+
+    def all_damaged(self, seconds: float) -> tuple[dict[str, str], int]:
+        """Read the split for so long, on all cores of this process.
+
+        Returns:
+            path -> reason of what cannot be read, and how many images were read.
+        """
+        until, damaged, rows = (
+            time.monotonic() + seconds,
+            dict[str, str](),
+            iter(range(len(self.files))),
+        )
+
+        def read(_: int) -> int:
+            num_read = 0
+            for row in rows:  # which the threads share
+                if time.monotonic() > until:
+                    break
+                if isinstance(image := self._image(row), str):
+                    damaged[self.files.path(row)] = image
+                num_read += 1
+            return num_read
+
+        Image.preinit()  # threads would register Pillow's formats at the same time
+        num_threads = len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(num_threads) as pool:
+            num_read = sum(pool.map(read, range(num_threads)))
+        return damaged, num_read
 
     def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
         if not self.training:
@@ -219,6 +253,10 @@ class ThreadedReads(Iterator[Read]):
 LOG = logging.getLogger(__name__)
 
 
+READ_SECONDS = 60.0
+"""So long a run that has met too many damaged images reads on, to name all of them."""
+
+
 @dataclass
 class DamagedImages:
     """Damaged images of one split that this rank has met.
@@ -238,23 +276,36 @@ class DamagedImages:
         """Number of damaged images that are allowed."""
         return int(self.max_share * self.num_images)
 
-    def add(self, damaged: list[tuple[str, str]]) -> None:
+    def add(self, damaged: list[tuple[str, str]], reader: ImageReader) -> None:
         """Record damaged images and log those not seen before.
+
+        Args:
+            damaged: path and reason of each.
+            reader: of the split; reads all of it where too many are damaged.
 
         Raises:
             VitsweepError: there are more than `max_share` of the split.
         """
+        self._note(damaged)
+        if len(self.found) <= self.most:
+            return
+        others, num_read = reader.all_damaged(READ_SECONDS)
+        self._note(others.items())
+        is_all = num_read == self.num_images
+        least, read = ("", "") if is_all else ("At least ", f" ({num_read} were read)")
+        names = ", ".join(list(self.found)[:3])
+        raise VitsweepError(
+            f"{least}{len(self.found)} of {self.num_images} images cannot be read{read}, more than "
+            f"`data.max_damaged_share={self.max_share}` allows: {names}"
+            f"{', ...' if len(self.found) > 3 else ''}. `{DAMAGED_LIST}` in the sweep's folder names each. "
+            "Mend or remove them, or raise the share."
+        )
+
+    def _note(self, damaged: Iterable[tuple[str, str]]) -> None:
         for path, reason in damaged:
             if path not in self.found:
                 self.found[path] = reason
                 LOG.warning("%s cannot be read (%s): skipped.", path, reason)
-        if len(self.found) > self.most:
-            names = ", ".join(list(self.found)[:3])
-            raise VitsweepError(
-                f"{len(self.found)} of {self.num_images} images cannot be read, more than "
-                f"`data.max_damaged_share={self.max_share}` allows: {names}"
-                f"{', ...' if len(self.found) > 3 else ''}. Mend or remove them, or raise the share."
-            )
 
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -270,8 +321,8 @@ def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "Ima
     assert data.folder is not None, "refused when the cell was made"
     splits = {split: files(data.folder, split) for split in ("train", "val")}
     cache = cell.loader.pixel_cache
-    read = ["train", "val"] if cell.task.epochs else ["train"]
-    decoded = {split: decoded_images(splits[split], cache) for split in read} if cache else {}
+    read = data.splits(cell) if cache else ()
+    decoded = {split: decoded_images(splits[split], cache) for split in read if cache}
     return ImageFolderBatches(
         data,
         ReplicaSampler.of(cell, world),
@@ -350,9 +401,16 @@ class ImageFolderBatches(LoaderBatches[Read]):
             decoded=self._decoded.get(split),
         )
 
+    @property
+    def damaged(self) -> dict[str, str]:
+        """What could not be read so far, of both splits."""
+        return {path: why for split in self.damage.values() for path, why in split.found.items()}
+
     def deliver(self, read: Read, *, training: bool) -> Pair:
         """Note what was damaged, and normalise the rest on the device."""
-        self.damage["train" if training else "val"].add(read.damaged)
+        damage = self.damage["train" if training else "val"]
+        if read.damaged:
+            damage.add(read.damaged, self.reader(training=training))
         return self._normalised(read.images), self._there(read.labels)
 
     def _normalised(self, images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically
@@ -89,6 +90,7 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
         OSError: the record cannot be written (a full disk).
     """
     store = Store(request.sweep_folder)
+    list_damaged(store.root, request.folder)
     try:
         record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
     except (OSError, ValueError) as error:

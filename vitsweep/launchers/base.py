@@ -17,7 +17,7 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
-from vitsweep.planning.pending import ResumeState, print_notices
+from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized, traced_throughput
 from vitsweep.planning.rounds import Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import SweepPlan
@@ -177,11 +177,21 @@ def rounds_of(
 
 
 def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: Console) -> None:
-    """Say which cells are measured anew or not repeated, and what else is to be known."""
+    """Say which cells are measured anew or not repeated, and what else is to be known.
+
+    Raises:
+        BadValueError: too many of the images that the cells would read are damaged.
+    """
     store = sweep.store
     print_notices(
         state, sweep.plan, store, f"`vitsweep retry {store.name}` runs them again", console
     )
+    coming = [e.spec for e in sweep.plan.runnable if state.cell_state(e) is CellState.runnable]
+    if any(cell.data.decodes_files for cell in coming):
+        from vitsweep.data.folder_look import check_images  # loads Pillow
+
+        for line in check_images(coming, store.root):
+            console.print(line)
     if rounds.notice:
         console.print(rounds.notice)
 

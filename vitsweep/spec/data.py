@@ -80,6 +80,11 @@ class Batches(ABC):
     def test(self) -> Iterator[tuple[Any, Any]]:
         """Yield this rank's share of the held-out images; every image on exactly one replica."""
 
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Path -> why it cannot be read, of the files that this rank has met."""
+        return {}
+
     def close(self) -> None:  # noqa: B027  (most have nothing to stop)
         """Stop loader workers."""
 

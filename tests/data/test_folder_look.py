@@ -1,0 +1,137 @@
+"""A look before the first cell: too much damage is one refusal that names each file."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cells import THIS_LAPTOP, cell
+from tests.data.pictures import CLASSES
+from vitsweep.data import folder_look
+from vitsweep.data.damaged_images import read_damaged
+from vitsweep.data.folder_look import check_images, known_problems
+from vitsweep.errors import BadValueError
+
+SUFFIXES = ("jpg", "png", "webp", "bmp", "tif")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """1,000 small images of all formats."""
+    random = np.random.default_rng(0)
+    for split, num in (("train", 999), ("val", 1)):
+        for name in CLASSES:
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+        for index in range(num):
+            path = tmp_path / "set" / split / CLASSES[index % 3] / f"{index}.{SUFFIXES[index % 5]}"
+            Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "set"
+
+
+def spec(root: Path, *more: str):
+    folder = ("data=image_folder", f"data.folder={root}", "batch.resolution_px=8")
+    return cell(*folder, "model.patch_px=4", *more, machine=THIS_LAPTOP)
+
+
+def damage(path: Path, how: int) -> None:
+    content = path.read_bytes()
+    if how == 0:
+        path.write_bytes(b"")
+    elif how == 1:
+        path.write_bytes(content[: len(content) // 2])
+    elif how == 2:
+        path.write_bytes(b"<html>not found</html>")
+    else:
+        path.write_bytes(bytes(len(content)))  # as some file systems leave a file after a crash
+
+
+def damage_20(root: Path) -> list[Path]:
+    chosen = [path for path in sorted(root.glob("train/*/*")) if path.suffix != ".tif"][::40][:20]
+    for index, path in enumerate(chosen):
+        damage(path, index % 4)
+    return chosen
+
+
+def test_20_damaged_of_1000_images_are_one_refusal_and_one_list(root: Path, tmp_path: Path) -> None:
+    asked = spec(root)
+    assert not list(check_images([asked], tmp_path))
+    chosen = damage_20(root)
+    assert not list(known_problems([asked])), "nothing is looked at"
+    with pytest.raises(BadValueError) as refused:
+        list(check_images([asked, asked], tmp_path))
+    said = str(refused.value)
+    assert (
+        "20 of 999 images of `train` cannot be read, more than `data.max_damaged_share=0.001`"
+        in said
+    )
+    for path in chosen:
+        assert str(path.relative_to(root / "train")) in said
+    assert said.endswith("damaged_images.jsonl`. Restore or remove them, or raise the share.")
+    assert set(read_damaged(tmp_path)) == set(map(str, chosen))
+    [known] = known_problems([asked])
+    assert "20 of 999 images of `train` cannot be read" in known
+
+    [said] = check_images([spec(root, "data.max_damaged_share=0.05")], tmp_path)
+    assert said.startswith("Images that cannot be read are skipped: 20 of 999 images of `train`.")
+    for path in chosen[:10]:
+        path.unlink()
+    for path in chosen[10:]:
+        Image.new("RGB", (8, 8)).save(path)
+    assert not list(known_problems([asked])), "they are other files by now"
+    assert not list(check_images([asked], tmp_path))
+    assert not read_damaged(tmp_path)
+
+
+def test_a_file_with_other_ends_that_can_be_decoded_is_whole(root: Path, tmp_path: Path) -> None:
+    for path in sorted(root.glob("train/ant/*")):
+        path.write_bytes(path.read_bytes() + b"a camera's own bytes")
+    (jpg := next(root.glob("train/bee/*.jpg"))).rename(jpg.with_suffix(".png"))
+    assert not list(check_images([spec(root)], tmp_path))
+
+
+def test_held_out_images_count_where_they_are_read(root: Path, tmp_path: Path) -> None:
+    damage(next(root.glob("val/*/*")), 1)
+    assert not list(check_images([spec(root)], tmp_path))
+    with pytest.raises(BadValueError, match="1 of 1 images of `val`"):
+        list(check_images([spec(root, "task=train", "task.epochs=1")], tmp_path))
+
+
+def test_files_are_read_once(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    ends = folder_look._has_both_ends
+    monkeypatch.setattr(folder_look, "_has_both_ends", lambda p: read.append(p) or ends(p))
+    list(check_images([spec(root)], tmp_path))
+    assert len(read) == 999
+    changed = next(root.glob("train/ant/*.png"))
+    Image.new("RGB", (9, 9)).save(changed)
+    list(check_images([spec(root)], tmp_path))
+    assert read[999:] == [str(changed)]
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on(root: Path, tmp_path: Path) -> None:
+    damage_20(root)
+    found = folder_look.files(str(root), "train")
+    assert folder_look.look(found, time.monotonic() - 1).num_looked == 0
+    begun = folder_look.look(found, time.monotonic() + 0.01)
+    assert "at least" in begun.share or begun.num_looked == 999
+    folder_look.look(found, time.monotonic() - 1)  # loses nothing of what is kept
+    whole = folder_look.look(found, time.monotonic() + 60)
+    assert (whole.num_looked, whole.share) == (999, "20 of 999 images of `train`")
+
+
+def test_what_decoding_found_is_known_to_the_next_command(root: Path, tmp_path: Path) -> None:
+    hidden = next(root.glob("train/ant/*.png"))
+    content = bytearray(hidden.read_bytes())
+    content[45:60] = bytes(15)  # inside of the pixels
+    hidden.write_bytes(content)
+    assert not list(check_images([spec(root)], tmp_path))
+    folder_look.write_damaged(tmp_path, {str(hidden): "broken PNG file"})
+    [said] = check_images([spec(root, "data.max_damaged_share=0.01")], tmp_path)
+    assert "1 of 999 images of `train`" in said

@@ -1,0 +1,67 @@
+"""Damaged images are told once and whole: before the first cell, or by the first that decodes them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.command import Command
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
+
+pytestmark = pytest.mark.slow
+
+
+def write_folder(root: Path, *, hidden: bool) -> set[str]:
+    """Write 60 images, 12 of them damaged: inside of their pixels, or cut off."""
+    random, damaged = np.random.default_rng(0), set()
+    for index in range(60):
+        path = root / "train" / ("ant", "bee")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
+        if index % 5 == 0:
+            content = path.read_bytes()
+            middle = content[:45] + bytes(15) + content[60:]
+            path.write_bytes(middle if hidden else content[:60])
+            damaged.add(str(path))
+    return damaged
+
+
+def asked(root: Path, share: float) -> tuple[str, ...]:
+    return (
+        "data=image_folder", f"data.folder={root}", "batch.resolution_px=8", "model.patch_px=4",
+        "data.num_workers=1", "batch.images_per_step=15", "resources.ranks_per_node=1",
+        f"data.max_damaged_share={share}", "sweep.name=pictures",
+    )  # fmt: skip
+
+
+def test_what_files_tell_by_their_ends_is_refused_before_the_first_cell(vitsweep: Command) -> None:
+    damaged = write_folder(vitsweep.folder / "set", hidden=False)
+    done = vitsweep(*asked(vitsweep.folder / "set", 0.05))
+    sweep = vitsweep.folder / "results" / "pictures"
+    assert done.returncode == 2, done.stdout
+    assert "12 of 60 images of `train` cannot be read" in " ".join(done.stderr.split())
+    assert set(read_damaged(sweep)) == damaged
+    assert not list(sweep.glob("cells/*/runs/*"))
+
+
+def test_what_decoding_shows_is_counted_to_the_end_and_named_in_one_list(vitsweep: Command) -> None:
+    damaged = write_folder(vitsweep.folder / "set", hidden=True)
+    sweep = vitsweep.folder / "results" / "pictures"
+    done = vitsweep(*asked(vitsweep.folder / "set", 0.05))
+    assert done.returncode == 3, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "12 of 60 images cannot be read, more than `data.max_damaged_share=0.05`" in said
+    assert f"`{DAMAGED_LIST}` in the sweep's folder names each" in said
+    assert set(read_damaged(sweep)) == damaged
+    assert not list(sweep.glob("cells/*/attempts/*/damaged-*"))
+
+    again = vitsweep(*asked(vitsweep.folder / "set", 0.05), "sweep.retry=[failed]")
+    assert again.returncode == 2, "the list is known to the next look"
+
+    (sweep / DAMAGED_LIST).unlink()
+    measured = vitsweep(*asked(vitsweep.folder / "set", 0.3), "data.num_workers=0")
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+    found = (sweep / DAMAGED_LIST).read_text().splitlines()
+    assert 0 < len(found) == len(read_damaged(sweep))
+    assert set(read_damaged(sweep)) <= damaged

@@ -1,0 +1,274 @@
+"""A cheap look at an image folder before the first cell runs.
+
+The look reads the first and last bytes of each file, and decodes those that do not begin and end as their
+format wants. Files that are damaged in their midst are found by the ranks, which decode them.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged, write_damaged
+from vitsweep.data.decoded_cache import decode, size_and_time
+from vitsweep.data.folder_scan import Files, files
+from vitsweep.data.image_folder import ImageFolder
+from vitsweep.errors import BadValueError
+from vitsweep.files import cache_folder, read_bytes, write_cache_file
+from vitsweep.spec.cell_spec import CellSpec
+
+LOOK_SECONDS = 60.0
+"""All looks of a command take no longer; the next command goes on with the files that are left."""
+NUM_THREADS = 16
+"""They wait for a disk most of the time."""
+FILES_AT_ONCE = 256
+MANY_FILES = 100_000
+"""A look at more files takes seconds, and is announced."""
+MOST_NAMES = 20
+"""So many files a message names; all are in the list of the sweep."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of the files of one split.
+
+    Attributes:
+        folder: of the split.
+        num_images: files.
+        num_looked: of them, those whose ends were looked at.
+        damaged: path -> why it cannot be read.
+    """
+
+    folder: str
+    num_images: int
+    num_looked: int
+    damaged: Mapping[str, str]
+
+    def problem(self, data: ImageFolder, place: str = "") -> str:
+        """Return why the split cannot be used, "" where it can; `place` says where all files are named."""
+        if len(self.damaged) <= int(data.max_damaged_share * self.num_images):
+            return ""
+        names = [os.path.relpath(path, self.folder) for path in self.damaged]
+        more = ", ..." * (len(names) > MOST_NAMES)
+        return (
+            f"`data.folder={data.folder}`: {self.share} cannot be read, more than `data.max_damaged_share="
+            f"{data.max_damaged_share:g}` allows: {', '.join(names[:MOST_NAMES])}{more}.{place} Restore or "
+            "remove them, or raise the share."
+        )
+
+    @property
+    def share(self) -> str:
+        """How many images are damaged, as far as is known."""
+        least = "at least " * (self.num_looked < self.num_images)
+        split = os.path.basename(self.folder)
+        return f"{least}{len(self.damaged)} of {self.num_images} images of `{split}`"
+
+
+def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
+    """Look at the images that cells read; yield what is to be known of them.
+
+    What cannot be read is named in the list of the sweep, and what is listed there and was mended is not
+    any more. A folder that this machine does not see is left to the ranks.
+
+    Args:
+        cells: that will run.
+        sweep: folder of the sweep.
+
+    Raises:
+        BadValueError: more images than `data.max_damaged_share` are damaged.
+    """
+    wanted = _splits(cells)
+    if not wanted:
+        return
+    until, listed = time.monotonic() + LOOK_SECONDS, read_damaged(sweep)
+    looks = []
+    for (folder, split), data in wanted.items():
+        found = files.__wrapped__(folder, split)  # a notebook's may have changed
+        if len(found) > MANY_FILES:
+            yield f"Looking at {len(found)} files in {found.folder}, at most {LOOK_SECONDS:g} s."
+        seen = look(found, until, listed)
+        looks.append((data, seen))
+        others = {i: why for i, why in listed.items() if not i.startswith(found.folder + os.sep)}
+        listed = others | {**seen.damaged}
+    write_damaged(sweep, listed)
+    place = f" All are named in `{sweep / DAMAGED_LIST}`."
+    if problems := [problem for data, seen in looks if (problem := seen.problem(data, place))]:
+        raise BadValueError("\n".join(problems))
+    for _, seen in looks:
+        if seen.damaged:
+            yield f"Images that cannot be read are skipped: {seen.share}.{place}"
+        if seen.num_looked < seen.num_images:
+            yield (
+                f"{seen.num_looked} of {seen.num_images} files in {seen.folder} were looked at within "
+                f"{LOOK_SECONDS:g} s; the next command goes on."
+            )
+
+
+def known_problems(cells: Iterable[CellSpec]) -> Iterator[str]:
+    """Yield why the images of cells cannot be used, from earlier looks alone."""
+    for (folder, split), data in _splits(cells).items():
+        kept = _Kept.of(str(Path(folder).expanduser() / split))
+        damaged = {
+            path: why
+            for path, (why, *state) in kept.damaged.items()
+            if tuple(state) == size_and_time(path)
+        }
+        num_looked = min(len(kept.whole) + len(kept.damaged), kept.num_images)
+        if problem := Look(kept.folder, kept.num_images, num_looked, damaged).problem(data):
+            yield problem
+
+
+def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:
+    """Return (folder, split) of what cells read -> the data that allow least damage."""
+    found: dict[tuple[str, str], ImageFolder] = {}
+    for cell in cells:
+        data = cell.data
+        if (
+            isinstance(data, ImageFolder)
+            and data.folder
+            and Path(data.folder).expanduser().is_dir()
+        ):
+            for split in data.splits(cell):
+                other = found.setdefault((data.folder, split), data)
+                found[data.folder, split] = min(other, data, key=lambda d: d.max_damaged_share)
+    return found
+
+
+# The look itself, and what is kept of it in the user's cache folder.
+
+
+def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
+    """Look at the files of a split that have no kept result for their name, size and time of change.
+
+    Args:
+        found: the files.
+        until: `time.monotonic()` at which the look ends.
+        suspects: paths of files that are decoded however they begin and end.
+    """
+    Image.preinit()  # threads would register Pillow's formats at the same time
+    kept = _Kept.of(found.folder)
+    parts = list(range(0, len(found), FILES_AT_ONCE))
+    if parts:  # where the time is too short for all, each look sees other files
+        begin = secrets.randbelow(len(parts))
+        parts = parts[begin:] + parts[:begin]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        looked = list(pool.map(partial(_look_at, found, kept.whole, until, suspects), parts))
+    damaged = {path: why for _, of_part in looked for path, why in of_part.items()}
+    whole = np.concatenate([kept.whole[:0], *(keys for keys, _ in looked)])
+    num_looked = len(whole) + len(damaged)
+    if num_looked < len(found):
+        whole = np.union1d(whole, kept.whole)
+    state = {path: (why, *size_and_time(path)) for path, why in damaged.items()}
+    _Kept(found.folder, len(found), state, np.sort(whole)).keep()
+    return Look(found.folder, len(found), num_looked, dict(sorted(damaged.items())))
+
+
+Keys = NDArray[np.uint64]
+
+
+def _look_at(
+    found: Files, known: Keys, until: float, suspects: Collection[str], first: int
+) -> tuple[Keys, dict[str, str]]:
+    """Look at some files; return the keys of those that are whole, and path -> what is wrong."""
+    if time.monotonic() > until:
+        return known[:0], {}
+    paths = [found.path(row) for row in range(first, min(first + FILES_AT_ONCE, len(found)))]
+    keys = np.array([_key(path) for path in paths], np.uint64)
+    places = np.searchsorted(known, keys)
+    is_known = np.append(known, np.uint64(0))[places] == keys
+    is_whole = np.zeros(len(keys), bool)
+    damaged: dict[str, str] = {}
+    for index, path in enumerate(paths):
+        is_suspect = path in suspects
+        if is_known[index] and not is_suspect:
+            is_whole[index] = True
+        elif time.monotonic() <= until:
+            is_whole[index] = not is_suspect and _has_both_ends(path)
+            if not is_whole[index] and isinstance(why := decode(path), str):
+                damaged[path] = why
+            else:
+                is_whole[index] = True
+    return keys[is_whole], damaged
+
+
+def _key(path: str) -> int:
+    """Return a hash of the name, size and time of change of a file."""
+    state = os.fsencode(path) + b"\0%d %d" % size_and_time(path)
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
+
+
+WHOLE = {
+    b"\xff\xd8\xff": b"\xff\xd9",  # JPEG (ITU-T T.81, B.1.1.3): start and end of image
+    b"\x89PNG\r\n\x1a\n": b"IEND\xaeB`\x82",  # PNG (RFC 2083, 3.1 and 4.1.4)
+}
+"""First bytes of a format -> its last ones."""
+
+
+def _has_both_ends(path: str) -> bool:
+    """Return whether a file begins and ends as an image does; False also where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(16)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 16))
+            tail = file.read(16)
+    except OSError:
+        return False
+    for first, last in WHOLE.items():
+        if head.startswith(first):
+            return tail.endswith(last)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return int.from_bytes(head[4:8], "little") + 8 <= size
+    if head[:2] == b"BM":
+        return int.from_bytes(head[2:6], "little") <= size
+    if head[:4] in (b"II*\0", b"MM\0*"):  # TIFF: its directory often stands at the end
+        return int.from_bytes(head[4:8], "little" if head[:1] == b"I" else "big") < size
+    return False
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What earlier looks at a split found.
+
+    Attributes:
+        folder: of the split.
+        num_images: files that it had.
+        damaged: path -> what is wrong, size and time of change.
+        whole: keys of the files that are whole, sorted.
+    """
+
+    folder: str
+    num_images: int
+    damaged: Mapping[str, tuple[str, int, int]]
+    whole: Keys
+
+    @staticmethod
+    def _path(folder: str) -> Path:
+        place = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:16]
+        return cache_folder() / "looks" / place
+
+    @classmethod
+    def of(cls, folder: str) -> "_Kept":
+        """Read what is kept of a split; nothing where there is no such file, or a damaged one."""
+        try:
+            facts, _, keys = read_bytes(cls._path(folder)).partition(b"\n")
+            num_images, damaged = json.loads(facts)
+            found = {str(path): (str(w), int(s), int(t)) for path, (w, s, t) in damaged.items()}
+            return cls(folder, int(num_images), found, np.frombuffer(keys, np.uint64))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return cls(folder, 0, {}, np.zeros(0, np.uint64))
+
+    def keep(self) -> None:
+        """Write it, where the cache folder can be written."""
+        facts = json.dumps([self.num_images, self.damaged]).encode()
+        write_cache_file(self._path(self.folder), facts + b"\n" + self.whole.tobytes())
