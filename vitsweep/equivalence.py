@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.restored import as_it_was
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.averaging.ema import Ema
@@ -78,6 +79,7 @@ TINY = 1e-6
 """Share of a typical norm below which no gradient is looked at: true zeros, as of the key's bias."""
 
 
+@as_it_was()
 def proof_of(cell: CellSpec, world: World, earlier: str = "") -> str:
     """Prove a cell (see `prove`), and return what its record says of that.
 
@@ -146,8 +148,7 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     Stochastic rounding, which would hide small ones, is left to the twin in its own precision.
     """
     choice = exact_twin(twin).optimizer
-    with torch.random.fork_rng(devices=[]):  # of the CPU alone: a rank must not touch all GPUs
-        large = nn.Linear(*MANY_NUMBERS)
+    large = nn.Linear(*MANY_NUMBERS)
     many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
     many.to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)

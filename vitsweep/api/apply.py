@@ -18,9 +18,12 @@ from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.launchers.external_ranks import init_method
+from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.restored import as_it_was
 from vitsweep.results.provenance import trusting
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.model_spec import refused_with_own_loss
 from vitsweep.spec.rules import lacking_here, technique_conflicts
 from vitsweep.training.checkpoint import (
@@ -127,7 +130,7 @@ class Applied:
         from vitsweep.model.user_module import find_blocks
         from vitsweep.parallelize import parallelize
 
-        self.cell, self._copy, self._has_stepped = cell, copy, False
+        self.cell, self._copy, self._has_stepped, self._predictions = cell, copy, False, 0
         self.world = _PROCESS.enter(self)
         try:
             _refuse_other_weights(model, self.world)
@@ -205,8 +208,9 @@ class Applied:
             )
             return
         if self._copy is not None:
-            if self._copy.training != model.training:
-                self._copy.train(model.training)
+            modes = {plain_name(n): part.training for n, part in model.named_modules()}
+            for name, part in self._copy.named_modules():
+                part.training = modes.get(name, part.training)
             loss = None if trainer.own_loss else trainer.criterion  # one's own may count its calls
             seen = batch if by_name else (trainer.cast(batch[0]), *batch[1:])
             look, reasons = look_at_given(self._copy, cell, seen, loss)
@@ -238,20 +242,21 @@ class Applied:
     def predict(self, inputs: "Tensor | Mapping[str, Any]") -> Any:
         """Return the model's outputs in evaluation mode, in the cell's precision, without gradients.
 
-        Every rank calls it. Modules that were in training mode are so again afterwards.
+        Every rank calls it. Afterwards the model, torch's default generators and those of `random` and NumPy
+        are as before. A module that draws in evaluation mode draws other numbers in each call.
 
         Args:
             inputs: images, or a mapping as `step` takes it.
         """
         _PROCESS.set_flags(self)
         [there] = _split(inputs, 1, self.world.device)
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            return self._trainer.predict(there if isinstance(there, Mapping) else (there,))
-        finally:
-            for module in training:
-                module.training = True
+        self._predictions += 1
+        trainer = self._trainer
+        purpose = f"prediction {trainer.draws.replica} {self._predictions}"
+        with as_it_was(self.model):
+            set_generators(named_seed(trainer.draws.seed, purpose), self.world.device)
+            self.model.eval()
+            return trainer.predict(there if isinstance(there, Mapping) else (there,))
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which `predict` and `weights` have the averaged weights; every rank enters it.

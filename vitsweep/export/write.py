@@ -343,7 +343,14 @@ def _imported(spec: ModuleSpec, side: int) -> dict[str, Any]:
     else:
         assert spec.target is not None
         own = spec.target
-        call = _call(own.rpartition(".")[2], [], named)
+        call = _call(f"model = {own.rpartition('.')[2]}", [], named)
+        frozen = [name for name, part in module.named_modules() if not part.training]
+        for line in (
+            "model.train()",
+            *(f'model.get_submodule("{n}").training = False' for n in frozen),
+        ):
+            call += f"\n{line}"
+        call += "\nreturn model"
     return {
         "kind": spec.package or "own",
         "build": call.splitlines(),

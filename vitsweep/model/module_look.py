@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vitsweep.model.block import layers_of
+from vitsweep.spec.generators import kept_generators
 
 MOST_NAMES = 10
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -69,6 +71,7 @@ def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name in parameters}
 
 
+@kept_generators()
 def look_at(
     module: nn.Module,
     batch: Any = None,
@@ -94,29 +97,28 @@ def look_at(
     module = module.to(device)
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     weights = {name: (p, p.untyped_storage()) for name, p in module.named_parameters()}
-    python_state, drawn = random.getstate(), _Drawn(module)
+    drawn = _Drawn(module)
     batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
     try:
+        before = _host_states()
         with drawn:
             outputs = outputs_of(module, batch)
-        draws = tuple(drawn.paths)
-        if random.getstate() != python_state:
-            draws = (*draws, "Python's `random`")
+        now = _host_states()
+        draws = (*drawn.paths, *(name for name in now if now[name] != before[name]))
         trained = [loss(outputs, batch)] if loss else [p.sum() for p in differentiable(outputs)]
         if trained:
             torch.stack(trained).sum().backward()
     except Exception as error:  # of the user's module, or of an operation that `meta` lacks
         return replace(still, error=error)
     finally:
-        random.setstate(python_state)
         drawn.remove()
     named = module.named_parameters() if trained else ()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
-    now = dict(module.named_parameters())
+    held = dict(module.named_parameters())
     replaced = tuple(
         name
         for name, (parameter, storage) in weights.items()
-        if now.get(name) is not parameter or parameter.untyped_storage()._cdata != storage._cdata
+        if held.get(name) is not parameter or parameter.untyped_storage()._cdata != storage._cdata
     )
     in_place = (n for n, (_, storage) in weights.items() if storage._cdata in drawn.written)
     blocks = set(layers_of(module))
@@ -135,6 +137,12 @@ def look_at(
         uncalled=uncalled,
         overwritten=overwritten,
     )
+
+
+def _host_states() -> dict[str, object]:
+    """Return the states of generators of which torch knows nothing."""
+    numbers: Any = np.random.get_state()
+    return {"Python's `random`": random.getstate(), "`numpy.random`": (*numbers[1], numbers[2:])}
 
 
 def shapeless(module: nn.Module) -> list[str]:

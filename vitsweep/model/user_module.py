@@ -25,7 +25,9 @@ from vitsweep.model.module_look import (
     shortened,
     shown,
 )
+from vitsweep.model.restored import as_it_was, set_to_train
 from vitsweep.spec.from_yaml import wrong_function
+from vitsweep.spec.generators import kept_generators
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
@@ -42,11 +44,14 @@ _LOOKS: dict[tuple[str, int], tuple[tuple[str, ...], Look]] = {}
 def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     """Call the factory on torch's default device, and mark the blocks of the module it returns.
 
+    The module is ready to train: see `set_to_train`.
+
     Raises:
         BadValueError: the target cannot be imported or called, returns no module, or the module has
             no blocks at `model.blocks`.
     """
     module = _called(spec, resolution_px)
+    set_to_train(module)
     mark_layers(find_blocks(module, spec))
     if spec.output is not None:
         module.register_forward_hook(_Output(spec.output, spec.typed))
@@ -101,7 +106,7 @@ def _way_out(outputs: Any) -> str:
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         # the first import may draw, and a later one does not
-        with torch.random.fork_rng(devices=[]):
+        with kept_generators():
             factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(
@@ -207,7 +212,8 @@ def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tup
     if run:
         return _looked_at(spec, resolution_px)[0]
     try:
-        without_weights(spec, resolution_px)
+        with as_it_was():
+            without_weights(spec, resolution_px)
     except BadValueError as error:
         return (str(error),)
     return ()
@@ -228,6 +234,7 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
     return _LOOKS[key]
 
 
+@as_it_was()
 def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
     module = without_weights(spec, resolution_px)
     wrong, look = list(_seam_problems(spec, module)), Look()
@@ -236,11 +243,9 @@ def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
         batch = example_of(spec, 2, resolution_px)
         is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
         loss = partial(_own_loss, spec) if is_function else None
-        look = look_at(module.train(), batch, loss)
+        look = look_at(module, batch, loss)
         if look.error and (not on_meta or "meta" in str(look.error).lower()):
-            with torch.random.fork_rng(devices=[]):
-                host = build_module(spec, resolution_px)
-                look = look_at(host.train(), batch, loss, "cpu")
+            look = look_at(build_module(spec, resolution_px), batch, loss, "cpu")
         wrong += _pass_problems(spec, look, batch)
     logits = () if look.outputs is None else _shape(logits_of(look.outputs))
     return tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
@@ -513,6 +518,7 @@ class Counted(NamedTuple):
 _COUNTED: dict[tuple[str, int], Counted] = {}
 
 
+@as_it_was()
 def counted(spec: "ModuleSpec", resolution_px: int) -> Counted:
     """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
     key = spec.key, resolution_px

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.restored import as_it_was
 from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.predict.fake_world import Replica, fake_world, float32_layer_norm
@@ -197,6 +198,7 @@ CPU = torch.device("cpu")
 """Fake tensors lie here whatever the cell's device: torch's CPU build has no fake CUDA tensors."""
 
 
+@as_it_was()
 def trace_cell(cell: CellSpec) -> StepTrace:
     """Trace the rank of a cell that has most to do.
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -20,9 +20,11 @@ from vitsweep.collectives.primitives import broadcast_together, gathered
 from vitsweep.model.flops import train_flops
 from vitsweep.model.initialize import drop_after_embedding
 from vitsweep.model.module_look import logits_of
+from vitsweep.model.restored import as_it_was, is_writable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
+from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.checkpoint import Position
@@ -300,9 +302,7 @@ def evaluate(
     # top-1, all; by half
     right = torch.zeros(2, 2, device=trainer.world.device, dtype=torch.float64)
     top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
-    _share_statistics(trainer)
-    trainer.model.eval()
-    with trainer.averaged_weights() if averaged else nullcontext():
+    with _evaluating(trainer), trainer.averaged_weights() if averaged else nullcontext():
         for batch in batches.test():
             labels = labels_of(trainer.cell, batch)
             logits = logits_of(trainer.predict(batch))
@@ -312,7 +312,6 @@ def evaluate(
             right[1].index_add_(0, half, torch.ones_like(half, dtype=right.dtype))
             top5 += best.sum()
             seen += len(labels)
-    trainer.model.train()
     counts = torch.cat([right.flatten(), top5, non_finite])
     if dist.is_initialized():
         dist.all_reduce(counts)  # ranks that share an image count it equally often
@@ -329,13 +328,26 @@ def evaluate(
     )
 
 
+@contextmanager
+def _evaluating(trainer: Trainer) -> Iterator[None]:
+    """Context in which the model evaluates; the training goes on as if there had been none."""
+    draws = trainer.draws
+    with as_it_was(trainer.model):
+        set_generators(named_seed(draws.seed, f"evaluation {draws.replica}"), trainer.world.device)
+        _share_statistics(trainer)
+        trainer.model.eval()
+        yield
+
+
 def _share_statistics(trainer: Trainer) -> None:
     """Give every replica the running statistics of the first, which are those that are kept.
 
     DDP does so in each forward pass (`broadcast_buffers`), FSDP never.
     """
     if trainer.cell.model.norms_over_batch and trainer.world.data_parallel_size > 1:
-        statistics = [b for b in trainer.model.buffers() if b.is_floating_point()]
+        statistics = [
+            b for b in trainer.model.buffers() if b.is_floating_point() and is_writable(b)
+        ]
         if statistics:
             group = trainer.world.gradient_group() or dist.group.WORLD
             assert group is not None
@@ -355,8 +367,7 @@ def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, l
     """
     kept: dict[str, list[Any]] = {}
     fault = ""
-    trainer.model.eval()
-    with trainer.averaged_weights():
+    with _evaluating(trainer), trainer.averaged_weights():
         for batch in batches.test():
             outputs = tree_map_only(torch.Tensor, at_least_float32, trainer.predict(batch))
             try:
@@ -368,7 +379,6 @@ def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, l
                 Exception
             ) as error:  # the function is the user's, and a forward pass is for all ranks
                 fault = f"{path} raised {type(error).__name__}: {error}"
-    trainer.model.train()
     ranks = gathered({"replica": trainer.world.data_parallel_rank, "kept": kept, "fault": fault})
     if fault := next((rank["fault"] for rank in ranks if rank["fault"]), ""):
         return {}, fault

@@ -18,6 +18,7 @@ from vitsweep.model.initialize import Draws, plain_name
 from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import autocast
+from vitsweep.model.restored import is_writable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 
@@ -120,13 +121,16 @@ class PlainModel:
         """Return the parameters by their plain names."""
         return {plain_name(n): p for n, p in self.model.named_parameters()}
 
+    def _named_buffers(self) -> dict[str, Tensor]:
+        return {plain_name(n): b for n, b in self.model.named_buffers()}
+
     def _loss(
         self, batch: MicroBatch, buffers: dict[str, Tensor], step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run each replica's share, the first one from the given buffers."""
-        named = {plain_name(n): b for n, b in self.model.named_buffers()}
-        for name in named.keys() & buffers.keys():
-            named[name].copy_(buffers[name])
+        for name, buffer in self._named_buffers().items():
+            if name in buffers and is_writable(buffer):
+                buffer.copy_(buffers[name])
         losses, left, mode = [], dict[str, Tensor](), partial(autocast, self._plan, self._device)
         replicas = shares_of(self._cell) if is_cut(self._cell) else 1
         for replica, share in enumerate(cut(batch, replicas)):
@@ -134,7 +138,7 @@ class PlainModel:
                 self._cell, self.model, share, self._dtype, step, replica, mode
             )
             losses.append(found)
-            left = left or {name: buffer.clone() for name, buffer in named.items()}
+            left = left or {name: b.clone() for name, b in self._named_buffers().items()}
         return torch.stack(losses).mean(), left
 
 
