@@ -2,31 +2,33 @@
 
 import numpy as np
 import pytest
-from pandas import DataFrame
 
 from tests.builders import run, table
 from vitsweep.report.answer import answers, next_command
 from vitsweep.results.record import LOOK
-from vitsweep.tables.cells import cells
+from vitsweep.tables.sweep_tables import SweepTables
 
 TYPED = "python -m vitsweep -m precision=O1"
 
 
-def measured(*ratios: float, **facts: object) -> DataFrame:
+def measured(*ratios: float, **facts: object) -> SweepTables:
     """A cell with O1 beside a baseline with fp32, in blocks with these ratios."""
     records = [
         run(cell, f"b{n}", 100 * speed, minute=n, environment=dict(facts), precision=name)  # type: ignore[arg-type]
         for n, ratio in enumerate(ratios)
         for cell, name, speed in (("base", "fp32", 1.0), ("cell", "O1", ratio))
     ]
-    return cells(table(*records), {"base": "base", "cell": "base"})
+    return SweepTables.from_runs(table(*records), {"base": "base", "cell": "base"})
 
 
 def test_noise_that_hides_everything_is_called_inconclusive() -> None:
     noisy = measured(0.7, 1.5, 0.9, 1.4, 0.8)
     [answer] = answers(noisy)
-    assert answer.startswith("Inconclusive: the noise of this machine is 34 %")
-    assert "To be surer" in next_command(noisy, TYPED)
+    assert answer.startswith(
+        "No cell is shown to be faster than the baseline fp32. The highest estimate is "
+    )
+    assert answer.endswith("inconclusive, it varies by 34 % from block to block.")
+    assert "To be surer" in next_command(noisy.cells, TYPED)
 
 
 @pytest.mark.parametrize(("column", "where"), [("node", "on node"), ("torch", "with torch")])
@@ -36,9 +38,12 @@ def test_a_node_or_version_that_explains_the_spread_is_named(column: str, where:
         for n, ratio in enumerate((0.76, 1.3, 0.77, 1.31, 0.78, 1.29))
         for cell, name, speed in (("base", "fp32", 100), ("cell", "O1", 100 * ratio))
     ]
-    [answer] = answers(cells(table(*runs), {"base": "base", "cell": "base"}))
-    assert f"Inconclusive: its ratio is 0.77x {where} a and 1.30x {where} b." in answer
-    assert "noise of this machine" not in answer
+    [answer] = answers(SweepTables.from_runs(table(*runs), {"base": "base", "cell": "base"}))
+    assert (
+        f"inconclusive, its ratio is 0.77x [0.75, 0.80] {where} a and 1.30x [1.28, 1.33] {where} b"
+        in answer
+    )
+    assert "from block to block" not in answer
 
 
 def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_each_other() -> None:
@@ -46,7 +51,9 @@ def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_eac
     noise = np.log(ratios).std(ddof=1)
     for any_look in (False, True):
         [answer] = answers(measured(*ratios, any_look=any_look))
-        assert answer.startswith(f"Inconclusive: the noise of this machine is {100 * noise:.0f} %")
+        assert answer.endswith(
+            f"inconclusive, it varies by {100 * noise:.0f} % from block to block."
+        )
 
 
 def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> None:
@@ -57,7 +64,9 @@ def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> 
     ]
     alone = [run("other", f"x{n}", 200 + n, minute=9 + n, precision="O1") for n in range(5)]
     first, second = answers(
-        cells(table(*both, *alone), dict.fromkeys(("base", "cell", "other"), "base"))
+        SweepTables.from_runs(
+            table(*both, *alone), dict.fromkeys(("base", "cell", "other"), "base")
+        )
     )
     assert "has the highest throughput, 202 img/s, but no speedup: it never shared a block" in first
     assert "is fastest: 1.10x" in second
@@ -65,26 +74,27 @@ def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> 
 
 def test_a_small_noise_is_a_result() -> None:
     [answer] = answers(measured(1.01, 0.99, 1.0, 1.01, 0.985))
-    assert answer.startswith("No cell is shown to beat")
+    assert answer.startswith("No cell is shown to be faster than")
+    assert "inconclusive" not in answer
 
 
 def test_what_is_unsure_gets_as_many_blocks_as_would_show_it() -> None:
-    assert next_command(measured(1.2, 0.98, 1.1, 1.02, 1.14), TYPED) == (
+    assert next_command(measured(1.2, 0.98, 1.1, 1.02, 1.14).cells, TYPED) == (
         f"To be surer: `{TYPED} measurement.blocks=8`."
     )
-    unsure = measured(1.2, 0.95, 1.1, 1.02, 1.14, any_look=True)
+    unsure = measured(1.2, 0.95, 1.1, 1.02, 1.14, any_look=True).cells
     assert next_command(unsure, TYPED) == f"To be surer, the same command goes on: `{TYPED}`."
 
 
 def test_nothing_is_said_where_the_fastest_cell_is_known() -> None:
-    assert next_command(measured(1.5, 1.52, 1.49, 1.5, 1.51), TYPED) == ""
+    assert next_command(measured(1.5, 1.52, 1.49, 1.5, 1.51).cells, TYPED) == ""
 
 
 @pytest.mark.parametrize(("device", "tried"), [("cpu", "optimizer"), ("cuda", "compilation")])
 def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
     device: str, tried: str
 ) -> None:
-    lost = measured(0.5, 0.52, 0.49, 0.5, 0.51, device_type=device)
+    lost = measured(0.5, 0.52, 0.49, 0.5, 0.51, device_type=device).cells
     said = next_command(lost, TYPED)
     assert said.startswith(f"Try next: `python -m vitsweep -m {tried}=")
 
@@ -93,5 +103,5 @@ def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
     ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Try next")]
 )
 def test_a_look_that_is_not_far_away_is_not_decided(ratio: float, said: str) -> None:
-    looks = measured(ratio, purpose=LOOK)
+    looks = measured(ratio, purpose=LOOK).cells
     assert next_command(looks, TYPED).startswith(said)

@@ -20,7 +20,6 @@ from vitsweep.report.html import render, write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.load import cells_of
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -93,7 +92,7 @@ def test_a_folder_without_records_is_named(tmp_path):
 def test_nothing_measured_is_an_answer(tmp_path):
     store = Store(tmp_path / "s").create()
     store.save_run(run("dead", status=Status.out_of_memory, reason="no room"))
-    assert answers(cells_of(store)) == ["Nothing was measured: 1 out of memory."]
+    assert answers(SweepTables.of(store)) == ["Nothing was measured: 1 out of memory."]
     assert "Nothing was measured" in write_report(store).read_text()
 
 
@@ -103,11 +102,11 @@ def said(tmp_path, *speeds):
         store.save_run(run("base", f"b{i}", 100))
         store.save_run(run("fast", f"b{i}", speed, precision="O2"))
     store.append_command({"baselines": BASELINES})
-    return answers(cells_of(store))[0]
+    return answers(SweepTables.of(store))[0]
 
 
 def test_noise_is_not_called_faster(tmp_path):
-    assert "No cell is shown to beat the baseline fp32" in said(tmp_path, 99, 103, 101)
+    assert "No cell is shown to be faster than the baseline fp32" in said(tmp_path, 99, 103, 101)
 
 
 def test_slower_is_not_called_fastest(tmp_path):
@@ -146,7 +145,7 @@ def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
         store.save_run(run("base", f"b{i}", 100))
         store.save_run(run("fast", f"c{i}", 200, precision="O2"))
     store.append_command({"baselines": {"base": "base", "fast": "base"}})
-    assert answers(cells_of(store)) == [
+    assert answers(SweepTables.of(store)) == [
         "O2 had the highest throughput, 200 img/s; nothing was compared with a baseline.",
         "No speedup over the baseline fp32: 1 cell measured, of which O2 has no speedup: it never shared a "
         "block with its baseline.",
@@ -156,7 +155,7 @@ def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
         store.save_run(run("base4", f"b{i}", 100, **size))
         store.save_run(run("fast4", f"b{i}", 200 + i, precision="O2", **size))
     store.append_command({"baselines": {"base4": "base4", "fast4": "base4"}})
-    found = answers(cells_of(store))
+    found = answers(SweepTables.of(store))
     assert len(found) == 2
     assert found[0].startswith("No speedup over the baseline")
     assert "is fastest: 2.01x" in found[1]
@@ -171,8 +170,9 @@ def test_one_answer_for_many_baselines_is_one_sentence(tmp_path):
         store.save_run(run(f"fast{ranks}", f"b{i}", 200 * ranks + i, precision="O2", **size))
         baselines |= {f"base{ranks}": f"base{ranks}", f"fast{ranks}": f"base{ranks}"}
     store.append_command({"baselines": baselines})
-    assert answers(cells_of(store)) == [
-        "precision=O2 is fastest against each of 3 baselines: 2.00x to 2.01x."
+    assert answers(SweepTables.of(store)) == [
+        "precision=O2 is fastest against each of 3 baselines: 2.00x to 2.01x, all intervals within "
+        "[1.99, 2.03]."
     ]
 
 
@@ -181,7 +181,7 @@ def test_without_a_baseline_the_fastest_is_named(tmp_path):
     store.save_run(run("a", "b0", 100))
     store.save_run(run("b", "b0", 150, precision="O2"))
     store.append_command({"cells": ["a", "b"], "baselines": {"a": None, "b": None}})
-    assert answers(cells_of(store)) == [
+    assert answers(SweepTables.of(store)) == [
         "O2 had the highest throughput, 150 img/s; nothing was compared with a baseline."
     ]
 

@@ -13,6 +13,7 @@ from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.load import UnknownUnitWarning, cells_of, from_wandb, load, tidy
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
 
@@ -39,7 +40,7 @@ def test_without_the_log_of_commands_it_is_said_why_there_is_no_speedup(store):
     note = rows.loc["fast", "speedup_note"]
     assert note.startswith("no speedup: `commands.jsonl` of the sweep is missing or empty")
     assert rows.loc["dead", "speedup_note"] != note
-    assert any("`commands.jsonl`" in sentence for sentence in answers(load(store.root)))
+    assert any("`commands.jsonl`" in sentence for sentence in answers(SweepTables.of(store)))
 
 
 def test_choices_are_ordered_as_in_the_menu(store):

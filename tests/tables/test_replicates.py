@@ -12,7 +12,7 @@ from tests.tables.test_render import printed
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, _time_to_target
-from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
+from vitsweep.tables.replicates import replicate_key, replicates
 
 SPEEDUPS = {1: 1.5, 2: 1.6, 3: 1.7}
 BASELINES = {f"O1-{seed}": f"fp32-{seed}" for seed in (1, 2, 3)} | {
@@ -124,7 +124,6 @@ def test_the_terminal_and_the_answer_show_settings() -> None:
     assert "2 settings, all measured" in text
     whole = replicates(seeds(), "seed")
     assert "replicates: 3" in printed(CellTable(whole, "seeds"), 140)
-    assert replicates_answer(whole).startswith("Over 3 seeds, O1 is fastest: 1.60x [")
 
 
 def test_the_key_is_that_of_the_latest_command() -> None:

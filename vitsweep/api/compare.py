@@ -65,7 +65,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
 if TYPE_CHECKING:  # draws charts
-    from vitsweep.report.answer import Explained
+    from vitsweep.report.explained import Explained
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
 
@@ -416,7 +416,7 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
         VitsweepError: a setting is wrong, names no cell or several, or cannot run; A and B are one
             cell; or the budget ended before a block had traces of both.
     """
-    from vitsweep.report.answer import Explained
+    from vitsweep.report.explained import Explained
 
     pair = _comparison(request)
     if isinstance(pair, Explained):
@@ -436,7 +436,7 @@ def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, Stop
 
 def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
     """Return the blocks that are to be measured, or the explanation where they are stored."""
-    from vitsweep.report.answer import explain_stored
+    from vitsweep.report.explained import explain_stored
 
     traces = (value_override("measurement.traced_steps", request.steps),)
     asked = ComparisonRequest(

@@ -11,7 +11,7 @@ from vitsweep.results.sweeps import find_sweep, read_race
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.report.answer import Explained
+    from vitsweep.report.explained import Explained
     from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -77,6 +77,12 @@ class Sweep:
         ordered = ranked(cells.assign(cell=cell_names(cells)))
         return ordered.reindex(columns=["cell", *columns]).reset_index(drop=True)
 
+    def answers(self) -> list[str]:
+        """Return the result in sentences, as terminal and report show it: which cell is fastest."""
+        from vitsweep.report.answer import answers
+
+        return answers(self._tables)
+
     def explain(self, a: str, b: str | None = None) -> "Explained":
         """Say why cell A takes another time per step than cell B, from stored traces.
 
@@ -92,7 +98,7 @@ class Sweep:
             VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
                 command measures some.
         """
-        from vitsweep.report.answer import explain_cell, explain_stored, lacking
+        from vitsweep.report.explained import explain_cell, explain_stored, lacking
 
         if b is None:
             return explain_cell(self._store, a)
@@ -175,16 +181,12 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
-        from vitsweep.report.answer import answers
-        from vitsweep.tables.race import race_answer, race_lines
         from vitsweep.tables.render import cell_text
 
         cells = self.cells
         if cells.empty:
             return f"<p>{escape(repr(self))}</p>"
-        race = read_race(self.folder)
-        said = [race_answer(race), *race_lines(race)] if race else answers(cells)
-        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in said)
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.answers())
         table = cell_text(cells).to_html(index=False)
         return f"<h4>Sweep {escape(self.name)}</h4>{sentences}{table}{self._chart()}"
 

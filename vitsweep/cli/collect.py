@@ -41,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.execution.attempts import record_unfinished
     from vitsweep.launchers.few_files import keep_few_files
     from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
+    from vitsweep.report.answer import answers
     from vitsweep.report.views import collect
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.results.trackers import sync
@@ -64,7 +65,8 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     console.print(_selected(tables.cells, store, typed))
-    print_lines(console, empty_metrics(tables.runs))
+    said = [] if typed.where or typed.columns or tables.cells.empty else answers(tables)
+    print_lines(console, [*said, *empty_metrics(tables.runs)])
     for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):
         if hint:
             console.print(hint)

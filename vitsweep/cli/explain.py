@@ -11,7 +11,7 @@ from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
-from vitsweep.report.answer import Explained, explain_cell
+from vitsweep.report.explained import Explained, explain_cell
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep

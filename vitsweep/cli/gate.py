@@ -65,9 +65,11 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
     """
+    from vitsweep.report.answer import answers
     from vitsweep.report.gate import gate
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.load import load
+    from vitsweep.tables.sweep_tables import SweepTables
 
     options = VERBS["gate"].read(arguments)
     names = [name.strip() for text in options.metric or [] for name in text.split(",")]
@@ -91,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
         raise VitsweepError(
             f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
         )
-    print(verdict.verdict)
+    print("\n".join([*answers(SweepTables.of(store)), verdict.verdict]))
     if verdict.undecided:
         print(_measure_again(store, kept_runs, verdict, list(arguments)))
         return ExitCode.gate_undecided

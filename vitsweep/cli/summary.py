@@ -22,7 +22,7 @@ from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
 from vitsweep.tables.render import BEST, CellTable, TextTable
-from vitsweep.tables.replicates import replicate_key, replicates, replicates_answer
+from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.sweep_tables import SweepTables
 
 # What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
@@ -73,14 +73,14 @@ def summarize(
         key = replicate_key(store.commands())
         table = replicates(mine, key) if key else mine
         console.print(CellTable(table, sweep_argument(store)))
-        said = [replicates_answer(table)] if key else answers(mine)
+        said = answers(tables, mine)
         said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))
     if with_report and (mine["status"] == Status.measured).any():
         console.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
-    if message := mirror(store, mine.to_dict("records"), tracker or {}):
+    if message := mirror(store, mine.to_dict("records"), tracker or {}, said):
         console.print(message)
     result.predict()
     print_lines(console, said)

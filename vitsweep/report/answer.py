@@ -1,37 +1,48 @@
-"""The result of a sweep in one sentence per baseline, and what to type next."""
+"""The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Sequence
 from math import ceil, log
 
-from matplotlib.figure import Figure
+import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.charts import bounds as bounds_chart
-from vitsweep.charts import causes, style
-from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
-from vitsweep.results.sweeps import sweep_argument
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
-from vitsweep.tables.causes import Explanation, explain_cells, find_cell
-from vitsweep.tables.names import MANY, named, names_by_id, varying_columns, with_changes
-from vitsweep.tables.roofline import Bounds, bounds, traced_cells
-from vitsweep.tables.speedup import ITS_RATIO, one_look
-from vitsweep.tables.stats import Claim, is_inconclusive
+from vitsweep.tables.accuracy import TOO_FEW, WORSE
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
+from vitsweep.tables.formatting import count, end, missing, number, percent
+from vitsweep.tables.limits import limit_answer
+from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
+from vitsweep.tables.race import race_answer, race_lines
+from vitsweep.tables.replicates import replicates
+from vitsweep.tables.speedup import ITS_RATIO, LEFT_OUT, OTHER_SIZE, one_look
+from vitsweep.tables.stats import (
+    LEVEL,
+    MIN_BLOCKS,
+    Claim,
+    adjusted,
+    contrast,
+    estimate,
+    is_inconclusive,
+    samples,
+)
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_cells, row_keys
+from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, row_keys
 
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
 COMPARED = (
-    "sweep device images_per_second speedup speedup_low speedup_high claim num_pairs "
-    "block_noise baseline_cell_id speedup_note any_look"
+    "sweep device images_per_second speedup speedup_low speedup_high claim claim_low claim_high family_size "
+    "num_pairs block_noise baseline_cell_id speedup_note any_look accuracy_top1 accuracy_difference "
+    "accuracy_claim accuracy_pairs"
 ).split()
 NOISY = 0.1
-"""Noise of one block's ratio above which a sweep without a difference is called inconclusive."""
+"""Spread of one block's ratio that is named beside a ratio that is not shown."""
+LESS_ACCURATE = 0.02
+"""A cell whose top-1 is lower than its baseline's by more than this is not called the winner."""
 LEAST_DIFFERENCE = 0.02
 """Smaller differences are not worth the blocks that would show them."""
 CLEAR = 1.01
@@ -50,6 +61,8 @@ TRY = {
     ),
 }  # fmt: skip
 """Choices to try where nothing has beaten the baseline, the likeliest first."""
+MOST_NAMES = 3
+"""Cells that are named where several are not told apart."""
 MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
@@ -62,120 +75,313 @@ def question(cells: DataFrame, replicated: str = "") -> str:
     return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
 
 
-def answers(cells: DataFrame) -> list[str]:
-    """Return one sentence per baseline, or one for the sweep where there is none."""
-    cells = checked_cells(cells, *COMPARED)
-    measured = cells[cells["status"] == Status.measured]
-    names = names_by_id(cells)
+def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
+    """Return the result of a sweep in one sentence per baseline, or one where there is none.
+
+    Of the cells of one baseline whose claim is `faster`, the one with the highest lower end is named. It is
+    fastest where its paired ratio to each other one excludes 1 (Holm over them); the others are named with
+    it. Where none is `faster`, those that are `probably faster` are named; else no cell is. A cell that lost
+    accuracy is no winner. A higher estimate that is not shown is named as such.
+
+    Args:
+        tables: of one sweep.
+        cells: some of its rows, such as those of one command; by default all, or the result of its search
+            or race.
+    """
+    latest = tables.commands[-1] if tables.commands else {}
+    if cells is None and tables.limit_key:
+        return [limit_answer(tables.limits, tables.limit_key)]
+    if cells is None and tables.race and latest.get("search") == "race":
+        return [race_answer(tables.race), *race_lines(tables.race)]
+    cells = tables.cells if cells is None else cells
+    table = replicates(cells, tables.replicate_key)
+    table = checked_cells(table if len(table) else cells, *COMPARED)
+    measured = table[table["status"] == Status.measured]
     if measured.empty:
-        return [f"Nothing was measured: {formatting.tally(cells['status'])}."]
+        return [f"Nothing was measured: {formatting.tally(table['status'])}."]
+    measured = measured.assign(name=cell_names(table)[measured.index])
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
-    lost = _without_speedups(measured, compared, names)
+    lost = _without_speedups(measured, compared)
     if compared.empty:
-        return [_fastest(measured, names), *lost][:MOST]
-    if same := _the_same_everywhere(compared, cells):
-        return [same, *lost][:MOST]
+        return [_fastest(measured), *lost][:MOST]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
-    groups = compared.groupby(keys, sort=False)
     where = len({key[1:] for key in keys}) > 1
-    found = [_over_baseline(group, bases.get(key, UNKNOWN), names, where) for key, group in groups]
-    return [*lost, *found][:MOST]
+    found = []
+    for key, group in compared.groupby(keys, sort=False):
+        base = bases.get(key, UNKNOWN)
+        group = group.assign(lost_accuracy=_lost_accuracy(group, base))
+        leaders = _leaders(group, cells, tables.runs)
+        found.append((group, leaders, base))
+    if same := _the_same_everywhere(found, table):
+        return [same, *lost][:MOST]
+    return [*lost, *(_over_baseline(*each, where) for each in found)][:MOST]
 
 
-def _without_speedups(measured: DataFrame, compared: DataFrame, names: dict[str, str]) -> list[str]:
+# The rule: which cells are named.
+
+
+def _lost_accuracy(group: DataFrame, base: Series) -> Series:
+    """Tell which cells are shown to be less accurate than their baseline, or are so by `LESS_ACCURATE`."""
+    difference = group["accuracy_difference"].astype(float)
+    difference = difference.fillna(_difference(group, base))
+    return group["accuracy_claim"].isin([WORSE, str(Status.diverged)]) | (
+        difference < -LESS_ACCURATE
+    )
+
+
+def _difference(group: DataFrame, base: Series) -> Series:
+    own = Series([base.get("accuracy_top1")], dtype=float).iloc[0]
+    return group["accuracy_top1"].astype(float) - own
+
+
+def _leaders(group: DataFrame, cells: DataFrame, runs: DataFrame) -> DataFrame:
+    """Return the cells that are named, the first of them first; empty where no cell is shown to be faster."""
+    fair = group[~group["lost_accuracy"]].sort_values(
+        ["speedup_low", "speedup", "cell_id"], ascending=[False, False, True]
+    )
+    shown = fair[fair["claim"] == Claim.faster]
+    if len(shown) < 2:
+        return shown if len(shown) else fair[fair["claim"] == Claim.probably_faster]
+    logs, row = _logs(shown, cells, runs)
+    for place in shown.index:
+        others = shown.drop(place)
+        apart = _apart(logs, row[place], row[others.index])
+        if not (apart["is_apart"] & (apart["speedup"] > 1)).any():  # no other is shown to be faster
+            return shown.loc[[place, *others.index[~apart["is_apart"]]]]
+    return shown
+
+
+def _logs(shown: DataFrame, cells: DataFrame, runs: DataFrame) -> tuple[DataFrame, Series]:
+    """Return log throughput per block, as `log_throughput_per_block`, and the number of each row in it.
+
+    Of settings, it is the log of the speedup per repetition.
+    """
+    if "replicated" not in shown:
+        cell_ids = {*shown["cell_id"], *shown["baseline_cell_id"]}
+        baselines = dict(zip(shown["cell_id"], shown["baseline_cell_id"], strict=True))
+        used = checked_runs(runs[runs["cell_id"].isin(cell_ids)], "device")
+        known = keyed(used, baselines)
+        logs = log_throughput_per_block(known.valid, ROW)
+        return logs.assign(base=logs[ROW].map(known.rows["baseline"])), known.numbers(shown)
+    key = shown["replicated"].iloc[0]
+    good = cells[(cells["status"] == Status.measured) & cells["speedup"].notna()]
+    found = []
+    for place, row in enumerate(shown.to_dict("records")):
+        some = good[good["cell_id"].isin(row["cell_ids"].split(","))]
+        values = {"sweep": some["sweep"], "device": row["device"], "block": some[key]}
+        ratio = np.log(some["speedup"].astype(float))
+        found.append(DataFrame(values | {ROW: place, "base": np.nan, "log_throughput": ratio}))
+    every = pd.concat(found, ignore_index=True).assign(nodes_used=None, any_look=False)
+    return every, Series(range(len(shown)), shown.index)
+
+
+def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
+    """Return the ratio of each other row over the leader, and whether it excludes 1 (Holm over them).
+
+    Rows that share fewer than `MIN_BLOCKS` blocks are compared by their ratios over the baseline, of other
+    blocks each.
+    """
+    paired = log_ratios(logs, dict.fromkeys(others, leader), ROW)
+    found = estimate(paired, ROW).set_index(ROW).reindex(others.to_numpy())
+    few = found.index[~(found["num_blocks"] >= MIN_BLOCKS)]
+    if len(few) and not logs["any_look"].any():
+        base = dict(zip(logs[ROW], logs["base"], strict=True))
+        over = samples(log_ratios(logs, base, ROW), ROW)
+        for row in few:
+            of_both = contrast({row: 1.0, leader: -1.0}, over)
+            found.loc[row, ["speedup", "p_value"]] = of_both["speedup"], of_both["p_value"]
+    p_holm = adjusted(found["p_value"].to_numpy(float))[0]
+    return found.assign(is_apart=p_holm < LEVEL).set_index(others.index)
+
+
+# The words.
+
+
+def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bool) -> str:
+    """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
+    first = leaders.iloc[0] if len(leaders) else group.iloc[0]
+    against = _the_baseline(str(base.get("name", "")))
+    against += f" on {first['device']} (sweep {first['sweep']})" if where else ""
+    if leaders.empty:
+        return _nothing_shown(group, base, against)
+    higher = group[(group["speedup"] > first["speedup"]) & ~group.index.isin(leaders.index)]
+    higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
+    name, rates = first["name"], _rates(first, base)
+    many = f"{_listed(leaders['name'])} are"
+    if first["claim"] == Claim.probably_faster:
+        said = f"{name} is" if len(leaders) == 1 else many
+        own = f"[{end(first['speedup_low'])}, {end(first['speedup_high'])}]"
+        text = f"{said} probably faster than {against}: {_sizes(leaders)}, {rates}"
+        text += f"; the interval of {name} alone, {own}, excludes 1"
+    elif len(leaders) > 1:
+        text = f"{many} fastest, not told apart: {_sizes(leaders)} against {against}, {rates}"
+    else:
+        best = "fastest" if higher.empty else "the fastest that is shown"
+        text = f"{name} is {best}: {_size(first)} against {against}, {rates}"
+    return f"{text}{_accuracy(first, base)}{_size_note(first)}{_unnamed(higher, base)}."
+
+
+def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
+    """Return the sentence where no cell is named: the highest estimate, and why it shows nothing."""
+    best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+    size, rates = _size(best), _rates(best, base)
+    slower = group["claim"].isin([Claim.slower, Claim.probably_slower, Claim.one_look])
+    if slower.all() and (group["speedup"] < 1).all():
+        said = f"Nothing beat {against}; the nearest is {best['name']}, {size}, {rates}"
+        return f"{said}{_accuracy(best, base)}{_size_note(best)}."
+    text = f"No cell is shown to be faster than {against}"
+    faster = group["lost_accuracy"] & group["claim"].isin([Claim.faster, Claim.probably_faster])
+    if faster.any():
+        return f"{text} at its accuracy{_unnamed(group[faster], base)}."
+    text = f"{text}. The highest estimate is that of {best['name']}, {size}, {rates}: {_why(best)}"
+    return f"{text}{_accuracy(best, base)}{_size_note(best)}."
+
+
+def _why(row: Series) -> str:
+    """Return why a ratio above 1 shows nothing, or what it shows."""
+    notes = [] if missing(row["speedup_note"]) else str(row["speedup_note"]).split("; ")
+    lost = (
+        "; ".join(note for note in notes if note.endswith(LEFT_OUT)) or "not all repetitions ended"
+    )
+    if row["claim"] == Claim.no_difference_shown:
+        of_place = next((note for note in notes if note.startswith(ITS_RATIO)), "")
+        noise = f"it varies by {100 * row['block_noise']:.0f} % from block to block"
+        wide = f"inconclusive, {count(row['num_pairs'], 'block')} leave a wide interval"
+        said = of_place or (noise if row["block_noise"] > NOISY else "")
+        return f"inconclusive, {said}" if said else wide if is_inconclusive(row) else row["claim"]
+    return {
+        Claim.unpaired: "they ran in different jobs, so nothing is claimed",
+        Claim.too_few_blocks: f"fewer than {MIN_BLOCKS} blocks, so nothing is claimed",
+        TOO_FEW: f"fewer than {MIN_BLOCKS} repetitions, so nothing is claimed",
+        Claim.blocks_lost: f"{lost}, so nothing is claimed",
+        Claim.one_look: "one short run, so nothing is claimed",
+    }.get(row["claim"], str(row["claim"]))
+
+
+def _unnamed(rows: DataFrame, base: Series) -> str:
+    """Return why cells with a higher estimate are not named as the fastest."""
+    text = ""
+    for is_less_accurate, some in rows.groupby("lost_accuracy"):
+        row = some.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+        if is_less_accurate:
+            text += f"; {row['name']} is {row['claim']}, {_size(row)}{_accuracy(row, base)}"
+            text += ", and so not called the winner"
+        else:
+            text += f"; {row['name']} has a higher estimate, {_size(row)}, that is not shown: {_why(row)}"
+        text += f" (so {count(len(some) - 1, 'other cell')})" if len(some) > 1 else ""
+    return text
+
+
+def _accuracy(row: Series, base: Series) -> str:
+    """Return the accuracy beside the baseline's, where it was measured."""
+    own, other = row["accuracy_top1"], base.get("accuracy_top1")
+    if missing(own) and missing(other):
+        return ""
+    if missing(own) or missing(other):
+        return f", and the accuracy of {'it' if missing(own) else 'the baseline'} was not measured"
+    pairs = row["accuracy_pairs"]
+    how = "one seed" if missing(pairs) or pairs < 2 else f"{pairs:.0f} {row['replicated']}s"
+    claim = "" if missing(row["accuracy_claim"]) else f": {row['accuracy_claim']}"
+    return f", with top-1 {percent(own)} where the baseline has {percent(other)} ({how}{claim})"
+
+
+def _size_note(row: Series) -> str:
+    note = next(
+        (n for n in str(row["speedup_note"] or "").split("; ") if n.startswith(OTHER_SIZE)), ""
+    )
+    return f"; {note}" if note else ""
+
+
+def _size(row: Series) -> str:
+    """Return the speedup with its interval among all cells, or the words that there is none."""
+    if row["claim"] == Claim.one_look:
+        return one_look(row["speedup"])
+    over = (
+        count(row["replicates"], str(row["replicated"])) if "replicated" in row
+        else count(row["num_pairs"], "block")
+    )  # fmt: skip
+    if missing(row["speedup_high"]):
+        blocks = f" over {over}" if row["num_pairs"] > 0 else ""
+        return f"{formatting.times(row['speedup'])} (no interval){blocks}"
+    size, ends = row["family_size"], (row["claim_low"], row["claim_high"])
+    if missing(ends[0]) or missing(size):
+        size, ends = 1, (row["speedup_low"], row["speedup_high"])
+    among = f" among {size:.0f} cells" if size > 1 else ""
+    return f"{formatting.ratio(row['speedup'], *ends)}{among} over {over}"
+
+
+def _sizes(rows: DataFrame) -> str:
+    """Return the speedups of the cells that are named, with their names where they are several."""
+    if len(rows) == 1:
+        return _size(rows.iloc[0])
+    return ", ".join(f"{row['name']} {_size(row)}" for _, row in rows.head(MOST_NAMES).iterrows())
+
+
+def _listed(names: Series) -> str:
+    shown, more = names.head(MOST_NAMES).tolist(), len(names) - MOST_NAMES
+    last = count(more, "other cell") if more > 0 else shown.pop()
+    return f"{', '.join(shown)} and {last}"
+
+
+def _rates(row: Series, base: Series) -> str:
+    return " against ".join(number(r["images_per_second"]) for r in (row, base)) + " img/s"
+
+
+def _without_speedups(measured: DataFrame, compared: DataFrame) -> list[str]:
     """Return what has no speedup, with the reason: all cells of a baseline, or the one of most images/s."""
     noted = measured[measured["speedup"].isna() & measured["speedup_note"].fillna("").ne("")]
     keys = row_keys(noted, "baseline_cell_id")
     alone = ~keys.isin(row_keys(compared, "baseline_cell_id"))
+    names = dict(zip(measured["cell_id"], measured["name"], strict=True))
     found = []
     for _, rows in noted[alone].groupby(keys[alone], sort=False):
         note, base = str(rows["speedup_note"].iloc[0]), rows["baseline_cell_id"].iloc[0]
-        if formatting.missing(base):
+        if missing(base):
             found.append(f"{note[:1].upper()}{note[1:]}.")
             continue
         found.append(
-            f"No speedup over {_the_baseline(names.get(base, ''))}: "
-            f"{formatting.count(len(rows), 'cell')} measured, of which "
-            f"{names[rows['cell_id'].iloc[0]]} has {note}."
+            f"No speedup over {_the_baseline(names.get(base, ''))}: {count(len(rows), 'cell')} measured, "
+            f"of which {rows['name'].iloc[0]} has {note}."
         )
     most = noted[~alone].nlargest(1, "images_per_second")
     for _, row in most[most["images_per_second"] > compared["images_per_second"].max()].iterrows():
-        speed = f"{formatting.number(row['images_per_second'])} img/s"
+        speed = f"{number(row['images_per_second'])} img/s"
         found.append(
-            f"{names[row['cell_id']]} has the highest throughput, {speed}, but {row['speedup_note']}."
+            f"{row['name']} has the highest throughput, {speed}, but {row['speedup_note']}."
         )
     return found
 
 
-def _the_same_everywhere(compared: DataFrame, cells: DataFrame) -> str:
-    """Return one sentence where several baselines have the same answer, else nothing."""
-    changes = dict(zip(*(with_changes(cells)[c] for c in ("cell_id", "changes")), strict=True))
-    keys = row_keys(compared, "baseline_cell_id")
-    best = compared.loc[compared["speedup"].groupby(keys).idxmax()]
-    found = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
-    if len(best) < 2 or len(found) > 1 or (best["claim"] != Claim.faster).any():
+def _the_same_everywhere(
+    found: Sequence[tuple[DataFrame, DataFrame, Series]], table: DataFrame
+) -> str:
+    """Return one sentence where one change is fastest against each of several baselines, else nothing."""
+    best = pd.concat([leaders for _, leaders, _ in found])
+    highest = [float(group["speedup"].max()) for group, _, _ in found]
+    is_sure = len(best) == len(found) > 1 and (best["claim"] == Claim.faster).all()
+    if not is_sure or (best["speedup"] < highest).any() or best["accuracy_top1"].notna().any():
+        return ""
+    changes = dict(zip(*(with_changes(table)[c] for c in ("cell_id", "changes")), strict=True))
+    same = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
+    if len(same) > 1:
         return ""
     ends = formatting.span(best["speedup"], formatting.times)
-    return f"{named(found.pop())} is fastest against each of {len(best)} baselines: {ends}."
-
-
-def _fastest(measured: DataFrame, names: dict[str, str]) -> str:
-    known = measured[measured["images_per_second"].notna()]
-    if known.empty:
-        return "Cells were measured, but no step was counted: there is no throughput."
-    best = known.iloc[int(known["images_per_second"].argmax())]
+    low, high = (best[f"claim_{side}"].fillna(best[f"speedup_{side}"]) for side in ("low", "high"))
     return (
-        f"{names[best['cell_id']]} had the highest throughput, "
-        f"{formatting.number(best['images_per_second'])} img/s; nothing was compared with a baseline."
+        f"{named(same.pop())} is fastest against each of {len(best)} baselines: {ends}, all intervals within "
+        f"[{end(low.min())}, {end(high.max())}]."
     )
 
 
-def _over_baseline(group: DataFrame, base: Series, names: dict[str, str], where: bool) -> str:
-    """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
-    best = group.iloc[int(group["speedup"].argmax())]
-    base_id = str(best["baseline_cell_id"])
-    name, against = names[best["cell_id"]], _the_baseline(names.get(base_id, ""))
-    against += f" on {best['device']} (sweep {best['sweep']})" if where else ""
-    size = f"{formatting.speedup(best)} over {formatting.count(best['num_pairs'], 'block')}"
-    rates = (
-        " against ".join(formatting.number(r["images_per_second"]) for r in (best, base)) + " img/s"
-    )
-    selected = _selected(best)
-    if best["claim"] == Claim.unpaired:
-        return (
-            f"{name} {_rank(best)}: {formatting.times(best['speedup'])} against {against}, {rates}; "
-            "they ran in different jobs, so nothing is claimed."
-        )
-    if best["claim"] == Claim.one_look:
-        return f"{name} {_rank(best)} against {against}: {one_look(best['speedup'])}, {rates}."
-    sentences = {
-        Claim.faster: f"{name} is fastest: {size} against {against}, {rates}"
-        f"{_rivals(group, best)}{selected}.",
-        Claim.probably_faster: f"{name} is probably faster than {against}: {size}, {rates}"
-        f"{selected}; among all cells its interval holds 1.",
-        Claim.slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
-        Claim.probably_slower: f"Nothing beat {against}; the nearest is {name}, {size}.",
-        Claim.blocks_lost: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
-        f"{best['speedup_note']}, so nothing is claimed.",
-        Claim.too_few_blocks: f"{name} {_rank(best)}: {size} against {against}, {rates}; "
-        "fewer than 3 blocks, so nothing is claimed.",
-    }
-    unshown = (
-        f"No cell is shown to beat {against}. The nearest is {name}, {size}: no difference shown"
-        f"{selected}."
-    )
-    if best["block_noise"] > NOISY and best["claim"] == Claim.no_difference_shown:
-        notes = str(best["speedup_note"] or "").split("; ")
-        why = (
-            f"the noise of this machine is {100 * best['block_noise']:.0f} % (of one block's ratio)"
-        )
-        why = next((note for note in notes if note.startswith(ITS_RATIO)), why)
-        unshown = f"Inconclusive: {why}. {unshown}"
-    elif is_inconclusive(best):
-        blocks = formatting.count(best["num_pairs"], "block")
-        unshown = f"Inconclusive: {blocks} leave a wide interval. {unshown}"
-    return sentences.get(best["claim"], unshown)
+def _fastest(measured: DataFrame) -> str:
+    """Return which cells had the highest throughput where nothing was compared, whichever ran first."""
+    most = measured["images_per_second"].max()
+    if missing(most):
+        return "Cells were measured, but no step was counted: there is no throughput."
+    names = measured.loc[measured["images_per_second"] == most, "name"].sort_values()
+    said = names.iloc[0] if len(names) == 1 else _listed(names)
+    return f"{said} had the highest throughput, {number(most)} img/s; nothing was compared with a baseline."
 
 
 def next_command(cells: DataFrame, typed: str) -> str:
@@ -191,11 +397,12 @@ def next_command(cells: DataFrame, typed: str) -> str:
     measured = checked_cells(cells, *COMPARED)
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
     compared = measured[~measured["claim"].isin([Claim.baseline, Claim.one_look])]
-    best = compared.nlargest(1, "speedup")
-    if len(best) and best["claim"].iloc[0] in (Claim.faster, Claim.probably_faster):
-        is_clear = best["claim"].iloc[0] == Claim.faster and best["speedup_low"].iloc[0] >= CLEAR
-        return "" if is_clear else _surer(best.iloc[0], typed)
-    if len(best) and best["claim"].iloc[0] == Claim.blocks_lost:
+    for claim in (Claim.faster, Claim.probably_faster):
+        best = compared[compared["claim"] == claim].nlargest(1, "speedup_low")
+        if len(best):
+            is_clear = claim == Claim.faster and best["speedup_low"].iloc[0] >= CLEAR
+            return "" if is_clear else _surer(best.iloc[0], typed)
+    if (compared.nlargest(1, "speedup")["claim"] == Claim.blocks_lost).any():
         return ""
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
     if len(unsure):
@@ -208,7 +415,7 @@ def next_command(cells: DataFrame, typed: str) -> str:
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
-    if not formatting.missing(best["any_look"]) and best["any_look"]:
+    if not missing(best["any_look"]) and best["any_look"]:
         return f"To be surer, the same command goes on: `{typed}`."
     difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
     half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
@@ -238,120 +445,5 @@ def _untried(cells: DataFrame) -> str:
     return "python -m vitsweep -m +sweep=one_at_a_time"
 
 
-def _selected(best: Series) -> str:
-    """Return the figure without the bias of having selected the best of several cells.
-
-    Its interval is the one of the claim, which holds whichever cell is selected.
-    """
-    size = formatting.whole(best.get("family_size"))
-    adjusted = formatting.times(best.get("selection_adjusted_speedup"))
-    if not adjusted or size in ("", "1"):
-        return ""
-    ends = formatting.ratio(best["speedup"], best["claim_low"], best["claim_high"]).partition(" ")[
-        2
-    ]
-    return f"; {f'{adjusted} {ends}'.strip()} after correction for being the best of {size} cells"
-
-
-def _rank(best: Series) -> str:
-    return "had the highest throughput" if best["speedup"] > 1 else "came nearest"
-
-
-def _rivals(group: DataFrame, best: Series) -> str:
-    overlap = (group["speedup_high"] >= best["speedup_low"]) & (group["cell_id"] != best["cell_id"])
-    many = int(overlap.sum())
-    if not many:
-        return ""
-    whose = formatting.count(many, "other cell")
-    return (
-        f"; the interval of {whose} overlaps it" if many == 1 else f"; those of {whose} overlap it"
-    )
-
-
 def _the_baseline(name: str) -> str:
     return f"the {name}" if name.startswith("baseline") else f"the baseline {name}".rstrip()
-
-
-# Why one cell of a sweep is faster than another, as table, figure and sentence.
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """Why one cell is faster than another, or where its time goes, as table, figure and sentence.
-
-    Attributes:
-        explanation: `tables.causes.Explanation` of two cells, `tables.roofline.Bounds` of one.
-        store: where the runs are.
-    """
-
-    explanation: Explanation | Bounds
-    store: Store
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one sentence."""
-        return self.explanation.sentence
-
-    @property
-    def table(self) -> DataFrame:
-        """One row per cause or class: milliseconds per step with a 95 % interval."""
-        return self.explanation.causes
-
-    @property
-    def figure(self) -> Figure | None:
-        """The picture of causes; None for one cell on a device whose rates are unknown."""
-        if isinstance(self.explanation, Explanation):
-            return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
-        rows = bounds_chart.rows_of([self.explanation])
-        return style.freeze_layout(bounds_chart.draw(rows)) if len(rows) else None
-
-    def __str__(self) -> str:
-        return self.sentence
-
-    def _repr_html_(self) -> str:
-        drawn = style.to_svg(self.figure) if self.figure else ""
-        return f"<p>{escape(self.sentence)}</p>{drawn}"
-
-
-def explain_cell(store: Store, a: str) -> Explained:
-    """Return how far each class of a cell's time is from the bound of its work, from stored traces.
-
-    Raises:
-        BadValueError: the text names no cell of the sweep, or several.
-        VitsweepError: the cell has no traced steps; the text says which command measures some.
-    """
-    tables = SweepTables.of(store)
-    cell_id = find_cell(tables.cells, a)
-    if cell_id not in traced_cells(tables):
-        raise VitsweepError(
-            f"`{a}` has no traced steps in `{store.name}`: `python -m vitsweep explain '{a}' B "
-            f"--sweep {sweep_argument(store)}`, with another cell B, measures some of both."
-        )
-    names = names_by_id(tables.cells)
-    return Explained(bounds(tables, cell_id, names[cell_id]), store)
-
-
-def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:
-    """Return why cell A is faster than cell B from stored traces alone; None where blocks lack.
-
-    Raises:
-        BadValueError: a text names no cell of the sweep, or several.
-    """
-    tables = SweepTables.of(store)
-    first, second = (find_cell(tables.cells, text) for text in (a, b))
-    if first == second:
-        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
-    labels = names_by_id(tables.cells)
-    try:
-        found = explain_cells(tables, first, second, (labels[first], labels[second]))
-    except VitsweepError:
-        return None
-    return Explained(found, store) if found.num_blocks >= least_blocks else None
-
-
-def lacking(store: Store, a: str, b: str) -> VitsweepError:
-    """Return the error of a pair whose traces lack, with the command that measures them."""
-    return VitsweepError(
-        f"No block of `{store.name}` has traced steps of both `{a}` and `{b}`: `python -m vitsweep explain "
-        f"'{a}' '{b}' --sweep {sweep_argument(store)}` measures some."
-    )

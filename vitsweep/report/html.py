@@ -43,7 +43,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.limits import limit_answer, limits_text
+from vitsweep.tables.limits import limits_text
 from vitsweep.tables.names import (
     CHOICES,
     cell_names,
@@ -59,9 +59,8 @@ from vitsweep.tables.notes import (
     half_precision_note,
     unmeasured_lines,
 )
-from vitsweep.tables.race import race_answer, race_lines, race_table, race_text
+from vitsweep.tables.race import race_table, race_text
 from vitsweep.tables.render import cell_text, ranked
-from vitsweep.tables.replicates import replicates_answer
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_diff import changes_in_words, sweep_diff
@@ -171,18 +170,15 @@ def render(
     cells, repeated, race = tables.cells, tables.replicates, tables.race
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
-    other_answer = [replicates_answer(repeated)] if len(repeated) else []
-    if race and latest.get("search") == "race":
-        other_answer = [race_answer(race), *race_lines(race)]
+    said, is_race = answers(tables), latest.get("search") == "race"
+    if not (key or len(repeated) or (race and is_race)):
+        said += [*filter(None, [half_precision_note(cells)]), *repayments(cells)]
     pairs = recorded_comparisons(tables.runs, tables.commands)
     context = {
         "name": name,
         "question": latest.get("question")
         or question(_asked_for(cells, latest), tables.replicate_key),
-        "answers": [limit_answer(tables.limits, key)]
-        if key
-        else other_answer
-        or [*answers(cells), *filter(None, [half_precision_note(cells)]), *repayments(cells)],
+        "answers": said,
         "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
         "causes": [(found.sentence, *found.notes) for found in explanations(tables)],
         "exposed": exposed_text(exposed).to_dict("split"),

@@ -17,6 +17,7 @@ from vitsweep.charts import style
 from vitsweep.charts.style import dates, ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
+from vitsweep.report.answer import answers
 from vitsweep.report.figures import drawn
 from vitsweep.results.metrics import FLAGS, headings
 from vitsweep.results.record import Status
@@ -239,6 +240,7 @@ def _facts(tables: SweepTables, measured: DataFrame, spent: Used) -> dict[str, A
     claims = measured["claim"].astype(str).value_counts().to_dict()
     said = [c for c in Claim if c not in (Claim.baseline, Claim.nothing) and claims.get(str(c))]
     return {
+        "answers": answers(tables),
         "num_cells": len(cells),
         "num_measured": len(measured),
         "unmeasured": tally(cells.loc[cells["status"] != Status.measured, "status"]),

@@ -104,13 +104,19 @@ def _has_wandb_login() -> bool:
         return False
 
 
-def mirror(store: Store, rows: Sequence[Mapping[Any, Any]], tracker: Mapping[str, Any]) -> str:
+def mirror(
+    store: Store,
+    rows: Sequence[Mapping[Any, Any]],
+    tracker: Mapping[str, Any],
+    answers: Sequence[str] = (),
+) -> str:
     """Copy cells to the tracker that a command names; return one sentence, "" for `tracker=none`.
 
     Args:
         store: the sweep folder; offline runs are written into it.
         rows: one per cell, as in `cells.parquet`.
         tracker: the composed `tracker` node.
+        answers: the result of the sweep, in the sentences that the terminal shows.
     """
     mode = str(tracker.get("mode", "none"))
     if mode == "none":
@@ -130,6 +136,7 @@ def mirror(store: Store, rows: Sequence[Mapping[Any, Any]], tracker: Mapping[str
         "sweep": store.name,
         "tracker": dict(tracker),
         "cells": cells,
+        "answers": list(answers),
     }
     make_folder(store.root / kept.folder)
     limit = float(tracker["time_limit_s"])
@@ -227,6 +234,7 @@ def _write_wandb_run(row: dict[str, Any], records: list[Any], task: dict[str, An
         resume="allow" if settings["mode"] == "online" else None,
         group=task["sweep"],
         name=row["cell_id"],
+        notes="\n".join(task["answers"]) or None,
         config=records[-1].spec if records else {},
         save_code=False,
         settings=wandb.Settings(disable_git=True, x_disable_stats=True, console="off"),

@@ -151,21 +151,6 @@ def first_run(runs: DataFrame) -> FirstRun | None:
     return FirstRun(effect, float(half_width(error, degrees)), len(logs))
 
 
-def without_first_run(runs: DataFrame) -> DataFrame:
-    """Return the runs with the throughput that first runs of a block would have had in another place.
-
-    Only where `first_run` threatens; else the runs as they are.
-
-    Args:
-        runs: that count, with `row`; without `position` nothing is known.
-    """
-    found = first_run(runs) if "position" in runs and "device" in runs else None
-    if found is None or not found.threatens:
-        return runs
-    factor = np.where(runs["position"].eq(0).fillna(False), np.exp(-found.effect), 1.0)
-    return runs.assign(images_per_second=runs["images_per_second"].astype(float) * factor)
-
-
 def _codes(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1]
 

@@ -54,7 +54,7 @@ class Comparison:
         if self.low != self.low:
             return Claim.too_few_blocks
         if self.low <= 1 <= self.high:
-            return Claim.no_difference_shown
+            return Claim.equal if self.low == self.high else Claim.no_difference_shown
         if self.is_flattered:
             return Claim.blocks_lost
         return Claim.faster if self.low > 1 else Claim.slower
@@ -151,6 +151,7 @@ def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
     if num_blocks < MIN_BLOCKS:
         return Comparison(exp(middle), nan, nan, num_blocks)
     spread = stats.spread(np.array(log_ratios, float))
+    middle, spread = (0.0 if abs(value) < stats.ROUNDING else value for value in (middle, spread))
     error = float(
         stats.half_width(spread / sqrt(num_blocks), num_blocks - 1)
         if is_fixed

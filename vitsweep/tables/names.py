@@ -11,7 +11,7 @@ from pandas import DataFrame, Series, factorize
 from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
-from vitsweep.spec.menu import choices
+from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables.formatting import plain, text_rows, value_label
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -179,7 +179,7 @@ def _short(
 ) -> list[tuple[str, str]]:
     known = dict(zip(cells.get("cell_id", Series(None, cells.index)), rows, strict=True))
     baselines = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
-    commonest = {c: Counter(row[c] for row in rows).most_common(1)[0][0] for c in columns}
+    commonest = {c: _commonest(c, (row[c] for row in rows)) for c in columns}
     references = [known.get(baseline, commonest) for baseline in baselines]
     apart = [c for c in columns if len({reference[c] for reference in references}) > 1]
     names = []
@@ -189,6 +189,13 @@ def _short(
         is_named = change or baseline in known
         names.append((change or "baseline", match) if is_named else (whole, ""))
     return names
+
+
+def _commonest(column: str, values: Iterable[str]) -> str:
+    """Return the commonest value; of several the plain choice, then the first by name."""
+    counts = Counter(values)
+    plain_one = plain_choice(column) if column in GROUPS else ""
+    return min(counts, key=lambda value: (-counts[value], value != plain_one, value))
 
 
 def _joined(row: Row, columns: list[str], separator: str) -> str:

@@ -1,6 +1,6 @@
 """The Pareto front of throughput, memory and accuracy, and the best cells within given limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,17 +8,9 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
-from vitsweep.tables.blocks import (
-    ROW,
-    WithinBlocks,
-    log_ratios,
-    log_throughput_per_block,
-    within_blocks,
-    without_first_run,
-)
+from vitsweep.tables.blocks import WithinBlocks, within_blocks
 from vitsweep.tables.cost import measured_with_peak, numbers
-from vitsweep.tables.speedup import selection_adjusted
-from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, row_keys, valid_runs
+from vitsweep.tables.valid_runs import checked_cells, valid_runs
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
 
@@ -161,14 +153,10 @@ def best_under(
     accuracy: float | None = None,
     epoch_hours: float | None = None,
     mixed_hardware: bool = False,
-    runs: DataFrame | None = None,
-    baselines: Mapping[str, str | None] | None = None,
 ) -> DataFrame:
     """Return the measured cells within every limit, the highest throughput first.
 
-    The first of many equal cells looks faster than it is, because it was selected. With `runs` and
-    `baselines` the first row of each baseline gets `selection_adjusted_speedup`, computed over the
-    cells within the limits (see `ratios.selection_adjusted`), and `selection_note` says so.
+    The first of many equal cells looks faster than it is, since it was selected: `claim` says what is shown.
 
     Args:
         cells: one row per cell.
@@ -177,8 +165,6 @@ def best_under(
         accuracy: lowest top-1, as a fraction.
         epoch_hours: longest epoch of ImageNet-1k.
         mixed_hardware: compare cells of different devices.
-        runs: one row per run, for the adjustment.
-        baselines: cell -> its baseline cell, for the adjustment.
     """
     table = measured_with_peak(
         checked_cells(cells, "images_per_second", "baseline_cell_id", "speedup"), mixed_hardware
@@ -193,30 +179,4 @@ def best_under(
         if limit is not None:
             values = table[column] if column in table else Series(np.nan, table.index)
             table = table[getattr(values, relation)(limit).fillna(False).astype(bool)]
-    ordered = table.sort_values("images_per_second", ascending=False)
-    return _with_adjusted(ordered, runs, baselines)
-
-
-def _with_adjusted(
-    table: DataFrame, runs: DataFrame | None, baselines: Mapping[str, str | None] | None
-) -> DataFrame:
-    adjusted = Series(np.nan, table.index, dtype=float)
-    note = "not adjusted for the selection: give `runs` and `baselines`"
-    if runs is not None and baselines is not None:
-        note = "adjusted for the selection among the cells within the limits, by blocks left out"
-        known = keyed(checked_runs(runs, "device"), baselines)
-        good = without_first_run(known.valid)
-        per_block = log_throughput_per_block(good, ROW)
-        ratios = log_ratios(per_block, known.baselines, ROW)
-        rows = known.numbers(table)
-        compared = table[table["speedup"].notna() & (table["cell_id"] != table["baseline_cell_id"])]
-        for _, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
-            some = ratios[ratios[ROW].isin(set(rows[group.index]))]
-            best = adjusted.index == group["speedup"].idxmax()
-            adjusted = adjusted.mask(best, selection_adjusted(some, ROW))
-    return table.assign(
-        selection_adjusted_speedup=adjusted,
-        selection_note=Series(note, table.index, dtype=object).where(
-            adjusted.notna() | (runs is None), ""
-        ),
-    )
+    return table.sort_values("images_per_second", ascending=False)

@@ -39,7 +39,7 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import MANY, cell_names, name_parts, varying_columns
 from vitsweep.tables.notes import half_precision_note, lines_of
-from vitsweep.tables.speedup import about
+from vitsweep.tables.speedup import OTHER_SIZE, about
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -68,6 +68,7 @@ COLOURS: Mapping[str, str] = {
     Claim.probably_slower: "yellow",
     Claim.baseline: "bold",
     Claim.no_difference_shown: "dim",
+    Claim.equal: "dim",
 }
 
 
@@ -135,6 +136,13 @@ def _families(table: DataFrame) -> list[str]:
     ]
 
 
+def _rates_of_work(table: DataFrame) -> list[str]:
+    """Return TFLOP/s of all rows where images of some are of another size than their baseline's."""
+    if not table["speedup_note"].astype(str).str.contains(OTHER_SIZE).any():
+        return [""] * len(table)
+    return values("model_tflops_per_rank", number)(table)
+
+
 def _statuses(table: DataFrame) -> list[str]:
     known = [c for c in ("status", "reason", *FLAGS) if c in table]
     return [status(row) for row in table[known].to_dict("records")]
@@ -175,6 +183,7 @@ MEASURED: dict[str, Column] = {
     "claim": _claims,
     "status": _statuses,
     FAMILY: _families,
+    heading("model_tflops_per_rank"): _rates_of_work,
     heading("step_time_ms"): values("step_time_ms", number),
     heading("peak_gib"): lambda table: [number(v) for v in peaks_gib(table)],
     heading("accuracy_top1"): with_spread("accuracy_top1", percent),
@@ -192,7 +201,7 @@ SHOWN = (
 ALWAYS = (heading("images_per_second"), heading("speedup"))
 DROPPED_FIRST = (
     heading("blocks"), heading("step_time_ms"), heading("peak_gib"), DIFFERENCE,
-    ACCURACY, heading("accuracy_top1"), heading("seconds_to_target"),
+    ACCURACY, heading("accuracy_top1"), heading("seconds_to_target"), heading("model_tflops_per_rank"),
 )  # fmt: skip
 """Columns that a narrow terminal does without, the first one first."""
 

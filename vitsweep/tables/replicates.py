@@ -16,12 +16,11 @@ from vitsweep.spec.measurement import Measurement
 from vitsweep.tables.accuracy import COLUMNS as ACCURACY
 from vitsweep.tables.accuracy import accuracy_claims
 from vitsweep.tables.cells import in_record_order, typed
-from vitsweep.tables.formatting import count, missing, number, plain, ratio
-from vitsweep.tables.names import cell_names, comparable, metric_columns, spec_columns
-from vitsweep.tables.render import SHOWN, ranked
+from vitsweep.tables.formatting import count, missing, plain
+from vitsweep.tables.names import comparable, metric_columns, spec_columns
+from vitsweep.tables.render import SHOWN
 from vitsweep.tables.speedup import flattered
 from vitsweep.tables.stats import (
-    MIN_BLOCKS,
     Claim,
     adjusted,
     claims,
@@ -303,24 +302,3 @@ def _with_family(table: DataFrame) -> DataFrame:
         claim_high=ends["high"],
         family_size=size,
     )
-
-
-def replicates_answer(table: DataFrame) -> str:
-    """Return which setting is fastest over its repetitions, in one sentence."""
-    good = ranked(table[table["status"] == Status.measured])
-    if good.empty:
-        return "Nothing was measured with any of its repetitions."
-    best, name = good.iloc[0], cell_names(table).loc[good.index[0]]
-    over = count(best["replicates"], str(best["replicated"]))
-    if missing(best["speedup"]) or best["claim"] == Claim.baseline:
-        rate = f"{number(best['images_per_second'])} img/s"
-        return f"{name} has the highest mean throughput over {over}: {rate}."
-    size = ratio(best["speedup"], best["speedup_low"], best["speedup_high"])
-    claimed = {
-        Claim.faster: "is fastest", Claim.probably_faster: "is probably faster than its baseline",
-        Claim.slower: "comes nearest to its baseline", Claim.probably_slower: "comes nearest to its baseline",
-        "too few repetitions": f"comes first (fewer than {MIN_BLOCKS} repetitions, so nothing is claimed)",
-        Claim.blocks_lost: "comes first (not all repetitions ended, so nothing is claimed)",
-        Claim.unpaired: "comes first (not measured side by side, so nothing is claimed)",
-    }.get(best["claim"], "comes first, no difference shown")  # fmt: skip
-    return f"Over {over}, {name} {claimed}: {size}."

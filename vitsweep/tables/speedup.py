@@ -1,7 +1,7 @@
 """The speedup of every cell over its baseline, with interval and claim."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import exp, nan
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,20 @@ from vitsweep.tables.blocks import (
     ROW,
     log_ratios,
     log_throughput_per_block,
-    without_first_run,
 )
-from vitsweep.tables.formatting import count, times
+from vitsweep.tables.formatting import as_text, count, times, value_label
+from vitsweep.tables.formatting import ratio as ratio_text
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
     Claim,
+    Floats,
     adjusted,
     any_look_keys,
     claims,
     estimate,
     interval,
+    mean_interval,
     mean_p_value,
 )
 from vitsweep.tables.valid_runs import (
@@ -131,12 +133,45 @@ def differs_by_place(known: KeyedRuns) -> dict[int, str]:
             free = len(groups) - 1, len(every) - len(groups)
             ratio = between / free[0] / max(within / free[1], 1e-12)
             if fdtrc(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
-                said = (
-                    f"{times(exp(m))} {PLACES[column]} {n}"
-                    for m, (n, _) in zip(means, groups, strict=True)
-                )
+                said = (f"{_of_blocks(logs)} {PLACES[column]} {n}" for n, logs in groups)
                 told.setdefault(int(row), f"{ITS_RATIO} {' and '.join(said)}")  # type: ignore[arg-type]
     return told
+
+
+def _of_blocks(logs: Floats) -> str:
+    """Return the mean ratio of blocks with its interval, or the words that there is none."""
+    middle, low, high = map(exp, mean_interval(logs))
+    return ratio_text(middle, low, high) if low == low else f"{times(middle)} (no interval)"
+
+
+SIZES = ("data", "resolution_px", "num_tokens")
+OTHER_SIZE = "of another size"
+
+
+def other_size(known: KeyedRuns) -> dict[int, str]:
+    """Return the sizes of each row and of its baseline where their images, tokens or data differ.
+
+    Images per second of the two are of different work. Tokens that a technique adds or drops do not count.
+
+    Args:
+        known: the runs by row.
+    """
+    specs = known.runs.drop_duplicates(ROW, keep="last").set_index(ROW)
+    columns = [c for c in SIZES if c in specs]
+    technique = [c for c in ("classifier", "tokens") if c in specs]
+    rows = as_text(specs[[*columns, *technique]]).to_dict("index")
+    found = {}
+    for row, base in known.rows["baseline"].dropna().items():
+        if row not in rows or base not in rows:
+            continue
+        own, other = rows[row], rows[base]
+        apart = [c for c in columns if own[c] != other[c]]
+        if apart == ["num_tokens"] and any(own[c] != other[c] for c in technique):
+            continue
+        labels = [" · ".join(value_label(c, of[c]) for c in apart) for of in (own, other)]
+        if apart:
+            found[row] = f"{OTHER_SIZE}: {labels[0]}, its baseline {labels[1]}"
+    return found  # type: ignore[return-value]
 
 
 Families = Sequence[Collection[str]]
@@ -180,11 +215,8 @@ def speedup_over(
         baseline_cell_id, speedup, speedup_low, speedup_high, num_blocks` (blocks that hold both),
         `block_noise` (standard deviation of the log ratio of one block),
         `p_value, p_holm, claim, claim_low, claim_high` (the interval that belongs to the claim
-        among the family), `family_size, selection_adjusted_speedup, speedup_note`. `claim` is
-        a `stats.Claim`; `speedup_note` says why
-        there is no speedup, or only an unpaired one, although the cell was measured.
-        `selection_adjusted_speedup` is given for the fastest cell of each family, see
-        `selection_adjusted`.
+        among the family), `family_size, speedup_note`. `claim` is a `stats.Claim`; `speedup_note` says
+        why there is no speedup, or only an unpaired one, although the cell was measured.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -199,16 +231,14 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     facts = ["cell_id", "baseline_cell_id", "baseline", "others", "older", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
     good = known.valid
-    ratios = alike = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
-    if (equal := without_first_run(good)) is not good:
-        alike = log_ratios(log_throughput_per_block(equal, ROW), baselines, ROW)
+    ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_unpaired, good, baselines)
         .pipe(_with_looks, known)
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
-        .pipe(_with_family, ratios, families, SelectionAdjustment(alike, ROW))
+        .pipe(_with_family, ratios, families)
         .pipe(_with_lost_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
@@ -216,19 +246,14 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     )
 
 
-def _with_family(
-    table: DataFrame, ratios: DataFrame, families: Families, selection: "SelectionAdjustment"
-) -> DataFrame:
-    """Add what depends on the family: `p_holm, claim_low, claim_high, family_size` and the best."""
-    columns = ["p_holm", "_level", "family_size", "selection_adjusted_speedup"]
+def _with_family(table: DataFrame, ratios: DataFrame, families: Families) -> DataFrame:
+    """Add what depends on the family: `p_holm, claim_low, claim_high, family_size`."""
+    columns = ["p_holm", "_level", "family_size"]
     found = np.full((len(table), len(columns)), np.nan)
-    p_value, speedup = (table[c].to_numpy(float, na_value=np.nan) for c in ("p_value", "speedup"))
-    of_row = table[ROW].to_numpy()
+    p_value = table["p_value"].to_numpy(float, na_value=np.nan)
     for rows in _families(table, families):
         found[rows, 0], found[rows, 1] = adjusted(p_value[rows])
-        found[rows, 2], found[rows, 3] = len(rows), np.nan
-        best = rows[speedup[rows].argmax()]
-        found[best, 3] = speedup[best] if len(rows) == 1 else selection.of(of_row[rows])
+        found[rows, 2] = len(rows)
     known = DataFrame(found, index=table.index, columns=columns)
     any_look = table[ROW].isin(any_look_keys(ratios, ROW))
     ends = interval(table.assign(any_look=any_look), known["_level"])
@@ -237,7 +262,6 @@ def _with_family(
         claim_low=ends["low"].where(known["p_holm"].notna()),
         claim_high=ends["high"].where(known["p_holm"].notna()),
         family_size=known["family_size"].astype("Int64"),
-        selection_adjusted_speedup=known["selection_adjusted_speedup"],
     )
 
 
@@ -403,14 +427,15 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     others = table["others"].where(compared & ~earlier, 0)
     codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
     older = table["older"].where(compared, 0).map(_blocks_of_older_code)
-    facts = (moved_elsewhere(known), differs_by_place(known))
+    sizes = other_size(known)
+    facts = (sizes, moved_elsewhere(known), differs_by_place(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
     told = zip(codes, older, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return plain
     status = known.status.set_index(ROW)["status"].map(str).to_dict()
-    devices = _devices(known.runs)
+    devices, shared = _devices(known.runs), _shared_blocks(known)
 
     def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: bool) -> str:
         if look:
@@ -418,7 +443,9 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
-            return "unpaired: its baseline ran in other jobs"
+            return "; ".join(
+                filter(None, ["unpaired: its baseline ran in other jobs", sizes.get(row)])
+            )
         elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
         other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):
@@ -427,13 +454,36 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
             return "no speedup: its baseline was never run"
         if other != Status.measured:
             return f"no speedup: its baseline is {other.replace('_', ' ')}"
-        return "no speedup: it never shared a block with its baseline"
+        return f"no speedup: {shared.get(row, 'it never shared a block with its baseline')}"
 
     names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
     columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
     return found.mask(earlier).fillna(plain)
+
+
+def _shared_blocks(known: KeyedRuns) -> dict[int, str]:
+    """Return why the blocks that a row shares with its baseline hold no pair."""
+    good = known.valid
+    blocks = good.drop_duplicates([ROW, *BLOCK])[[ROW, *BLOCK]]
+    base = blocks.rename(columns={ROW: "base"})
+    both = blocks.assign(base=blocks[ROW].map(known.rows["baseline"])).merge(
+        base, on=["base", *BLOCK]
+    )
+    counted = set(
+        log_throughput_per_block(good, ROW)[[ROW, *BLOCK]].itertuples(index=False, name=None)
+    )
+    found = {}
+    for row, some in both.groupby(ROW):
+        ends = some[[ROW, *BLOCK]], some[["base", *BLOCK]]
+        pairs = zip(*(end.itertuples(index=False, name=None) for end in ends), strict=True)
+        has_rate = any(mine in counted and other in counted for mine, other in pairs)
+        found[int(row)] = (  # type: ignore[arg-type]
+            "in each block they share it and its baseline ran on different nodes" if has_rate
+            else "no block they share counted steps of both it and its baseline"
+        )  # fmt: skip
+    return found
 
 
 def _blocks_of_other_code(blocks: int) -> str:
@@ -467,61 +517,3 @@ def _devices(runs: DataFrame) -> dict[str, set[str]]:
         if device:
             found.setdefault(str(cell), set()).add(str(device))
     return found
-
-
-def selection_adjusted(ratios: DataFrame, by: str = "cell_id") -> float:
-    """Return the speedup of the best of several cells, without the bias of having selected it.
-
-    The largest of many equal estimates is above 1 by chance alone. Here the choice and the estimate
-    use different blocks: for every block, the best cell is chosen by the other blocks, and its ratio
-    in this block counts (cross-validation of a selection: Stone 1974; Tibshirani and Tibshirani 2009).
-    Where one cell is best in any case, the figure is its plain speedup. NaN where no block is left.
-    Blocks must not depend on one another: in balanced orders a slow first run would make the cell that
-    comes first in a block the best of the others (see `blocks.without_first_run`).
-
-    Args:
-        ratios: rows `<by>, sweep, device, block, log_ratio` of the cells that are compared.
-        by: column that identifies a cell.
-    """
-    return SelectionAdjustment(ratios, by).of(set(ratios[by]))
-
-
-class SelectionAdjustment:
-    """`selection_adjusted` for many sets of cells, from one table of log ratios."""
-
-    def __init__(self, ratios: DataFrame, by: str = "cell_id") -> None:
-        names, codes = np.unique(ratios[by].to_numpy(), return_inverse=True)
-        by_cell = np.argsort(codes, kind="stable")
-        self._code = {name: code for code, name in enumerate(names)}
-        self._first_row = np.searchsorted(codes[by_cell], np.arange(len(names) + 1))
-        self._cell = codes[by_cell]
-        blocks = ratios.groupby(BLOCK, observed=True, sort=False).ngroup().to_numpy()
-        self._block = blocks[by_cell]
-        self._log = ratios["log_ratio"].to_numpy(float)[by_cell]
-
-    def of(self, cells: Iterable[Any]) -> float:
-        """Return the figure for the best of some cells."""
-        codes = sorted(self._code[cell] for cell in cells if cell in self._code)
-        slices = [np.arange(*self._first_row[code : code + 2]) for code in codes]
-        if not slices:
-            return nan
-        used = np.concatenate(slices)
-        cell = np.unique(self._cell[used], return_inverse=True)[1]
-        block, logs = self._block[used], self._log[used]
-        count, total = np.bincount(cell), np.bincount(cell, weights=logs)
-        order = np.argsort(-total / np.maximum(count, 1), kind="stable")
-        kept = []
-        by_block = np.argsort(block, kind="stable")
-        for every in np.split(by_block, np.flatnonzero(np.diff(block[by_block])) + 1):
-            rows = every[count[cell[every]] > 1]
-            if not len(rows):
-                continue
-            members = cell[rows]
-            without = (total[members] - logs[rows]) / (count[members] - 1)
-            best = int(without.argmax())
-            # a cell that has no run in this block may be better still: then nothing is learnt here
-            first = order[: len(every) + 1]
-            others = first[~np.isin(first, cell[every])]
-            if not len(others) or total[others[0]] / count[others[0]] <= without[best]:
-                kept.append(logs[rows[best]])
-        return exp(float(np.mean(kept))) if kept else nan

@@ -30,6 +30,7 @@ class Claim(StrEnum):
     probably_faster = "probably faster"
     probably_slower = "probably slower"
     no_difference_shown = "no difference shown"
+    equal = "equal"
     too_few_blocks = "too few blocks"
     unpaired = "unpaired"
     one_look = "one look"
@@ -40,7 +41,7 @@ class Claim(StrEnum):
 
 SHOWN = (Claim.faster, Claim.slower)
 """Claims of a difference that hold among all cells of a question."""
-SURE = (*SHOWN, Claim.baseline)
+SURE = (*SHOWN, Claim.equal, Claim.baseline)
 """Claims of rows that need no word of doubt."""
 
 
@@ -62,6 +63,7 @@ def claims(table: DataFrame) -> Series:
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
         Claim.blocks_lost: likely & table.get("_flattered", False),
+        Claim.equal: (table["speedup_low"] == 1) & (table["speedup_high"] == 1),
         Claim.faster: sure & up,
         Claim.slower: sure,
         Claim.probably_faster: likely & up,
@@ -281,6 +283,10 @@ def moments(groups: Any) -> DataFrame:
     return table
 
 
+ROUNDING = 1e-9
+"""Means and spreads of logs below it are the rounding of float64: the values are equal."""
+
+
 def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
     """Return `<key>, num_blocks, speedup, speedup_low, speedup_high, block_noise, p_value` from log ratios.
 
@@ -296,6 +302,7 @@ def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
     groups = ratios.groupby(key, sort=False, observed=True)["log_ratio"]
     found = moments(groups)
     mean, sd, num_blocks = found["mean"], np.sqrt(found["variance"]), found["count"]
+    mean, sd = (v.mask(v.abs() < ROUNDING, 0.0) for v in (mean, sd))
     error: Series = sd / np.sqrt(num_blocks)
     enough = num_blocks >= MIN_BLOCKS
     any_look = Series(mean.index.isin(any_look_keys(ratios, key)), mean.index)

@@ -1,0 +1,197 @@
+"""The one rule of answers, from records in a folder to what `collect` and `report` say."""
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitsweep
+from tests.builders import run
+from vitsweep.cli.main import run as front_door
+from vitsweep.report.paper import write_paper
+from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.store import Store
+
+BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
+SURE = (1.301, 1.299, 1.302, 1.298, 1.3)
+NOISY = (1.0, 2.6, 1.1, 2.5, 1.4)
+
+
+def of(cell: str, ratios: Any, base: Any = BASE, **facts: Any) -> list[RunRecord]:
+    """Runs of a cell, named by its precision, in blocks with these ratios to the baseline."""
+    facts = {"precision": cell} | facts
+    pairs = enumerate(zip(ratios, base, strict=False))
+    return [run(cell, f"b{n}", r and r * b, minute=n, **facts) for n, (r, b) in pairs]
+
+
+@pytest.fixture
+def said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Store runs, `collect` them, and return what it says below the table, in one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def collected(*runs: list[RunRecord], baseline: str | None = "base", name: str = "s") -> str:
+        store = Store(Path("results") / name).create()
+        every = [r for some in runs for r in some]
+        for record in every:
+            store.save_run(record)
+        named = dict.fromkeys((r.cell_id for r in every), baseline)
+        store.append_command({"baselines": named, "cells": list(named), "command": "typed"})
+        assert front_door(["collect", name], {}) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    return collected
+
+
+def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
+    text = said(of("base", [1] * 5), of("sure", SURE), of("noisy", NOISY))
+    assert (
+        "sure is the fastest that is shown: 1.30x [1.30, 1.30] among 2 cells over 5 blocks" in text
+    )
+    assert "; noisy has a higher estimate, 1.59x [" in text
+    assert "that is not shown: inconclusive, it varies by 45 % from block to block." in text
+    assert "this machine" not in text
+
+
+@pytest.mark.parametrize(
+    ("top", "why"),
+    [
+        (of("top", (2.0, 2.1)), "2.05x (no interval) over 2 blocks, that is not shown: fewer than 3 blocks"),
+        (
+            [run(c, "look", v, precision=c, environment={"purpose": LOOK})
+             for c, v in (("base", 100), ("top", 200))],
+            "about 2x faster (one look, no interval), that is not shown: one short run",
+        ),
+        (
+            [*of("top", SURE[:4], [1.6 * b for b in BASE]),
+             run("top", "b4", status=Status.timed_out, reason="hung", precision="top", minute=9)],
+            "that is not shown: it timed out in 1 of 5 blocks, which are left out, so nothing is claimed",
+        ),
+    ],
+    ids=["two blocks", "a look", "lost blocks"],
+)  # fmt: skip
+def test_a_top_cell_without_a_claim_is_named_as_such(said: Any, top: Any, why: str) -> None:
+    text = said(of("base", [1] * 5), of("sure", SURE), top)
+    assert "sure is the fastest that is shown: 1.30x [1.30, 1.30]" in text
+    assert "; top has a higher estimate, " in text
+    assert why in text
+
+
+def test_no_figure_lies_outside_of_its_interval_though_another_cell_stalled(said: Any) -> None:
+    stalled = of("other", (1.14, 1.16, 0.2, 1.15, 1.15))
+    text = said(of("base", [1] * 5), of("sure", (1.15, 1.152, 1.149, 1.151, 1.148)), stalled)
+    assert "sure is fastest: 1.15x [1.15, 1.15] among 2 cells over 5 blocks" in text
+    assert "correction" not in text
+
+
+def test_cells_that_are_not_told_apart_are_named_together(said: Any) -> None:
+    near = [r + 0.001 * (-1) ** n for n, r in enumerate(SURE)]
+    far = [0.8 * r for r in SURE]
+    text = said(of("base", [1] * 5), of("sure", SURE), of("near", near), of("far", far))
+    assert "sure and near are fastest, not told apart: sure 1.30x [" in text
+    assert "far" not in text[text.index("not told apart") :]
+
+
+def test_the_first_of_clear_cells_is_fastest_wherever_its_rivals_ran(said: Any) -> None:
+    other = [
+        run(cell, f"x{n}", rate, precision=cell, minute=10 + n)
+        for n, v in enumerate(BASE)
+        for cell, rate in (("base", v), ("apart", v * (1.1 + n / 1e3)))
+    ]
+    text = said(of("base", [1] * 5), of("sure", SURE), other)
+    assert "sure is fastest: 1.30x" in text, "no block of the two is shared"
+
+
+def test_equal_cells_are_equal_and_not_slower(said: Any) -> None:
+    tie = of("tie", (1.0, 1.0 + 1e-15, 1.0, 1.0 - 1e-15, 1.0))
+    text = said(of("base", [1] * 5), tie)
+    assert "1.00x [1.00, 1.00] equal" in text
+    assert "No cell is shown to be faster than the baseline base. " in text
+    assert "slower" not in text
+
+
+def test_without_a_baseline_the_order_of_the_runs_changes_nothing(said: Any) -> None:
+    cells = {
+        "a": {"precision": "O1", "sharding": "ddp", "optimizer": "adamw_loop"},
+        "b": {"precision": "fp32", "sharding": "fsdp", "optimizer": "adamw_fused"},
+        "c": {"precision": "O2", "sharding": "zero1", "optimizer": "adamw_foreach"},
+    }
+    found = {
+        text[text.index("all measured") :].partition(". ")[2]
+        for order in permutations("abc")
+        for text in [
+            said(
+                *(of(c, (1.0, 1.0, 1.0), **cells[c], environment={"started_at": f"2026-10-20T{h}:00:00"})
+                  for h, c in enumerate(order, start=10)),
+                baseline=None, name="".join(order),
+            )
+        ]
+    }  # fmt: skip
+    assert len(found) == 1, found
+    assert " and " in found.pop().partition(" had the highest throughput")[0]
+
+
+def test_blocks_that_both_ran_in_are_not_called_never_shared(said: Any) -> None:
+    def on(node: str) -> dict[str, Any]:
+        return {"environment": {"nodes_used": node, "node": node}}
+
+    apart = said(of("base", [1] * 3, **on("n1")), of("cell", [1.2] * 3, **on("n2")))
+    assert "in each block they share it and its baseline ran on different nodes" in apart
+    empty = said(of("base", [1] * 3), of("cell", [None] * 3), name="empty")
+    assert "no block they share counted steps of both it and its baseline" in empty
+    never = said(of("base", [1] * 3), [run("cell", "x", 200.0, precision="cell")], name="never")
+    assert "it never shared a block with its baseline" in never
+
+
+def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
+    def top1(value: float) -> dict[str, Any]:
+        return {"metrics": {"accuracy_top1": value}, "task": "train"}
+
+    base, fused = of("base", [1] * 5, **top1(0.97)), of("fused", SURE, **top1(0.30))
+    text = said(base, fused)
+    assert (
+        "No cell is shown to be faster than the baseline base at its accuracy; fused is faster, 1.30x"
+        in text
+    )
+    assert (
+        "with top-1 30.0 % where the baseline has 97.0 % (one seed), and so not called the winner."
+        in text
+    )
+    slow = of("other", [0.9 * r for r in SURE], **top1(0.965))
+    both = said(base, fused, slow, name="both")
+    assert "other is the fastest that is shown: 1.17x" in both
+    assert (
+        "with top-1 96.5 % where the baseline has 97.0 % (one seed); fused is faster, 1.30x" in both
+    )
+
+
+def test_images_of_another_size_are_named_beside_tflops(said: Any) -> None:
+    small = {"metrics": {"model_tflops_per_rank": 0.5}}
+    large = {"metrics": {"model_tflops_per_rank": 0.7}, "resolution_px": 32, "num_tokens": 257}
+    text = said(of("base", [1] * 5, **small), of("cell", [0.2 * r for r in SURE], **large))
+    assert "of another size: 32 px · 257 tokens, its baseline 8 px · 17 tokens" in text
+    assert "TFLOP/s per rank" in text
+    same = said(of("base", [1] * 5, **small), of("cell", SURE, **small), name="same")
+    assert "another size" not in same
+    assert "TFLOP/s" not in same
+
+
+def test_everything_that_shows_a_result_says_the_same(
+    said: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(of("base", [1] * 5), of("sure", SURE), of("noisy", NOISY))
+    [answer] = vitsweep.load("s").answers()
+    assert answer in text
+    assert answer in vitsweep.load("s")._repr_html_()
+    assert front_door(["report", "s"], {}) == 0
+    assert answer in Path("results/s/report/index.html").read_text()
+    capsys.readouterr()
+    said(of("base", [1] * 5, sweep="old"), of("sure", SURE, sweep="old"), name="old")
+    assert front_door(["gate", "s", "--against", "old", "--lenient"], {}) in (0, 1, 4)
+    assert answer in capsys.readouterr().out
+    write_paper(vitsweep.load("s")._tables, Path("paper"), ())
+    paper = Path("paper/paper.tex").read_text()
+    assert r"sure is the fastest that is shown: 1.30$\times$ [1.30, 1.30] among 2 cells" in paper

@@ -1,0 +1,99 @@
+"""Why one cell of a sweep is faster than another, as table, figure and sentence."""
+
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from vitsweep.charts import bounds as bounds_chart
+from vitsweep.charts import causes, style
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import sweep_argument
+from vitsweep.tables.causes import Explanation, explain_cells, find_cell
+from vitsweep.tables.names import names_by_id
+from vitsweep.tables.roofline import Bounds, bounds, traced_cells
+from vitsweep.tables.sweep_tables import SweepTables
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """Why one cell is faster than another, or where its time goes, as table, figure and sentence.
+
+    Attributes:
+        explanation: `tables.causes.Explanation` of two cells, `tables.roofline.Bounds` of one.
+        store: where the runs are.
+    """
+
+    explanation: Explanation | Bounds
+    store: Store
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        return self.explanation.sentence
+
+    @property
+    def table(self) -> DataFrame:
+        """One row per cause or class: milliseconds per step with a 95 % interval."""
+        return self.explanation.causes
+
+    @property
+    def figure(self) -> Figure | None:
+        """The picture of causes; None for one cell on a device whose rates are unknown."""
+        if isinstance(self.explanation, Explanation):
+            return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
+        rows = bounds_chart.rows_of([self.explanation])
+        return style.freeze_layout(bounds_chart.draw(rows)) if len(rows) else None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        drawn = style.to_svg(self.figure) if self.figure else ""
+        return f"<p>{escape(self.sentence)}</p>{drawn}"
+
+
+def explain_cell(store: Store, a: str) -> Explained:
+    """Return how far each class of a cell's time is from the bound of its work, from stored traces.
+
+    Raises:
+        BadValueError: the text names no cell of the sweep, or several.
+        VitsweepError: the cell has no traced steps; the text says which command measures some.
+    """
+    tables = SweepTables.of(store)
+    cell_id = find_cell(tables.cells, a)
+    if cell_id not in traced_cells(tables):
+        raise VitsweepError(
+            f"`{a}` has no traced steps in `{store.name}`: `python -m vitsweep explain '{a}' B "
+            f"--sweep {sweep_argument(store)}`, with another cell B, measures some of both."
+        )
+    names = names_by_id(tables.cells)
+    return Explained(bounds(tables, cell_id, names[cell_id]), store)
+
+
+def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:
+    """Return why cell A is faster than cell B from stored traces alone; None where blocks lack.
+
+    Raises:
+        BadValueError: a text names no cell of the sweep, or several.
+    """
+    tables = SweepTables.of(store)
+    first, second = (find_cell(tables.cells, text) for text in (a, b))
+    if first == second:
+        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
+    labels = names_by_id(tables.cells)
+    try:
+        found = explain_cells(tables, first, second, (labels[first], labels[second]))
+    except VitsweepError:
+        return None
+    return Explained(found, store) if found.num_blocks >= least_blocks else None
+
+
+def lacking(store: Store, a: str, b: str) -> VitsweepError:
+    """Return the error of a pair whose traces lack, with the command that measures them."""
+    return VitsweepError(
+        f"No block of `{store.name}` has traced steps of both `{a}` and `{b}`: `python -m vitsweep explain "
+        f"'{a}' '{b}' --sweep {sweep_argument(store)}` measures some."
+    )
