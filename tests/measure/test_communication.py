@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as dist_functional
 
 from tests.cells import cell
 from tests.ranks import on_ranks, placed
+from tests.techniques.sequence_parallel.cases import answers
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
 from vitsweep.measure.communication import (
     Collectives,
@@ -23,6 +26,7 @@ from vitsweep.measure.communication import (
     transfer_and_wait_ms,
     transfers_ms,
 )
+from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.rates.operators import calibrate
@@ -213,15 +217,15 @@ def _collectives(world: World) -> dict[str, Any]:
 def test_each_collective_is_counted_by_what_a_rank_sends(tmp_path: Path) -> None:
     sender, receiver = on_ranks(2, _collectives, asked(2), folder=tmp_path)
     both = {
-        "all_gather/parameter": {"calls": 1, "bytes": 48.0},
+        "all_gather/unattributed": {"calls": 1, "bytes": 48.0},
         "all_reduce/activation": {"calls": 1, "bytes": 96.0},
-        "all_reduce/gradient": {"calls": 1, "bytes": 96.0},
-        "all_to_all/activation": {"calls": 1, "bytes": 48.0},
-        "broadcast/parameter": {"calls": 1, "bytes": 48.0},
-        "reduce_scatter/gradient": {"calls": 1, "bytes": 48.0},
+        "all_reduce/unattributed": {"calls": 1, "bytes": 96.0},
+        "all_to_all/unattributed": {"calls": 1, "bytes": 48.0},
+        "broadcast/unattributed": {"calls": 1, "bytes": 48.0},
+        "reduce_scatter/unattributed": {"calls": 1, "bytes": 48.0},
     }
     assert receiver == both
-    assert sender == both | {"send/activation": {"calls": 1, "bytes": 96.0}}
+    assert sender == both | {"send/unattributed": {"calls": 1, "bytes": 96.0}}
 
 
 def _total(collectives: Collectives) -> float:
@@ -285,6 +289,45 @@ def _times(world: World) -> dict[str, float]:
         "collective": _total(profile_collectives(lambda: dist.all_reduce(buffer), world.device)),
         "quiet": _total(profile_collectives(lambda: buffer.add_(1), world.device)),
     } | calibrate(world)
+
+
+def gathers(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """A hook as a user writes it, whose collectives say no purpose."""
+    parts = [torch.empty_like(output) for _ in range(2)]
+    dist.all_gather(parts, output.detach())
+    together = torch.cat(dist_functional.all_gather(output.contiguous()))
+    return output + 0 * together.mean()
+
+
+def beside_plain_collectives(world: World, cells: list[CellSpec]) -> list[list[dict[str, float]]]:
+    of_cells = []
+    for spec in cells:
+        found = []
+        for is_hooked in (False, True):
+            model = build_model(spec)
+            trainer = parallelize(model, spec, world)
+            block = next(m for m in trainer.model.modules() if isinstance(m, Block))
+            if is_hooked:
+                block.register_forward_hook(gathers)
+            step = partial(
+                trainer.step, iter(2 * my_share(spec, global_batch(spec, 0, world), world))
+            )
+            step()
+            found.append(count_sent_bytes(step).by_purpose)
+        of_cells.append(found)
+    return of_cells
+
+
+def test_what_a_user_sends_without_a_purpose_is_booked_as_no_other(tmp_path: Path) -> None:
+    cells = [asked(2, f"sharding={name}") for name in ("ddp", "zero1", "fsdp")]
+    for spec, (_, (plain, hooked)) in zip(
+        cells, answers(beside_plain_collectives, cells, tmp_path), strict=True
+    ):
+        sent = hooked.pop("unattributed")
+        assert plain.pop("unattributed") == 0
+        assert hooked == plain, spec.sharding.name
+        tokens = 17 * spec.batch.images_per_step // 2
+        assert sent >= 2 * tokens * 36 * 4, "two gathers of a block's output, and one's backward"
 
 
 def test_time_in_collectives_and_the_rates_of_the_machine_are_positive(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 MIB = 2.0**20
 MOST = 30
-COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499"), strict=True))
+COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499", "#bbbbbb"), strict=True))
 
 
 def table_of(tables: SweepTables) -> DataFrame:

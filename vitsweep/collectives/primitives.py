@@ -78,7 +78,7 @@ def view_like(buffer: Tensor, like: Tensor, start: int) -> Tensor:
     return part.view(like.shape)
 
 
-Purpose = Literal["parameter", "gradient", "activation"]
+Purpose = Literal["parameter", "gradient", "activation", "unattributed"]
 
 _purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
 

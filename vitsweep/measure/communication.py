@@ -1,6 +1,7 @@
 """Communication of a step: bytes counted at the real collectives, time read from a profiler."""
 
 import os
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -45,6 +46,18 @@ _BY_COLLECTIVE: dict[str, Purpose] = {
     "reduce_scatter": "gradient",
 }
 """What data parallelism uses a collective for; parallelism of activations states its purpose itself."""
+DATA_PARALLEL = tuple(
+    f"{Path(torch.__file__).parent}/{part}"
+    for part in (
+        "distributed/fsdp/", "distributed/_composable/", "distributed/algorithms/", "distributed/optim/",
+        "nn/parallel/", "nn/utils/", "optim/", "amp/", "autograd/graph.py", "autograd/__init__.py",
+    )
+)  # fmt: skip
+"""Parts of torch that send parameters and gradients; autograd's engine calls the reducer of DDP."""
+OWN = f"{Path(__file__).parents[1]}/"
+PLUMBING = f"{Path(torch.__file__).parent}/"
+AUTOGRAD_FUNCTION = f"{PLUMBING}autograd/function.py"
+STANDARD_LIBRARY = f"{Path(os.__file__).parent}/"
 
 
 @dataclass(kw_only=True)
@@ -52,7 +65,7 @@ class SentBytes:
     """What one rank sends in one step.
 
     Attributes:
-        by_purpose: `parameter`, `gradient`, `activation` -> bytes; empty where not counted.
+        by_purpose: `parameter`, `gradient`, `activation`, `unattributed` -> bytes; empty where not counted.
         by_collective: `collective/purpose` -> calls and bytes.
         reason: why it was not counted, or "".
     """
@@ -203,7 +216,7 @@ class CollectiveReader:
         whole = self._whole_bytes(func, result, args, kwargs)
         return CollectiveCall(
             name=name,
-            purpose=current_purpose() or _BY_COLLECTIVE.get(name, "activation"),
+            purpose=current_purpose() or _purpose_of_caller(name),
             group=group,
             bytes_whole=whole,
             bytes_sent=_sent(name, group.size(), whole),
@@ -215,6 +228,25 @@ class CollectiveReader:
         if func is torch.ops.c10d.allreduce_.default:
             return sum(t.nbytes for t in args[0])
         return int(self._op.get_comm_tensor_size(func, result, args, kwargs))
+
+
+def _purpose_of_caller(collective: str) -> Purpose:
+    """Return what a collective without `sent_as` is for: that of data parallelism, where this called it.
+
+    The caller is the nearest one that is neither torch's plumbing of collectives nor Python's own.
+    """
+    frame, by_data_parallelism = sys._getframe(1).f_back, True
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.startswith((*DATA_PARALLEL, OWN)) and path != __file__:
+            break
+        is_plumbing = path.startswith((PLUMBING, "<")) and path != AUTOGRAD_FUNCTION
+        is_pythons = path.startswith(STANDARD_LIBRARY) and "-packages/" not in path
+        if not (is_plumbing or is_pythons or path == __file__):
+            by_data_parallelism = False
+            break
+        frame = frame.f_back
+    return _BY_COLLECTIVE.get(collective, "activation") if by_data_parallelism else "unattributed"
 
 
 def _collective(func: Any) -> str:

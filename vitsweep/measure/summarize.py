@@ -272,6 +272,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "uneven_steps_cause": window.uneven_cause,
             "short_window": ranks[0].cut_short,
             "unmoved_weights": _are_unmoved(cell, unmoved),
+            "unattributed_bytes": _any([r.sent.by_purpose.get("unattributed") for r in ranks]),
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
             "warmup_steps_added": ranks[0].warmup_steps_added,
@@ -346,7 +347,7 @@ def _refuse_mixed_devices(ranks: list[RankSamples]) -> None:
         )
 
 
-def _any(values: list[bool | None]) -> bool | None:
+def _any(values: Sequence[float | None]) -> bool | None:
     known = [value for value in values if value is not None]
     return any(known) if known else None
 

@@ -135,12 +135,17 @@ _ALL = (
            "counted at the collectives, mean of ranks: all-reduce and reduce-scatter of gradients"),
     Metric("activation_bytes_per_step", "B", "Activations sent per rank and step", "lower",
            "counted at the collectives, mean of ranks: sequence, tensor and pipeline parallelism"),
+    Metric("unattributed_bytes_per_step", "B", "Sent for no stated purpose per rank and step", "lower",
+           "counted at the collectives, mean of ranks: those that neither data parallelism nor a method of "
+           "vitsweep called, without `sent_as`"),
     Metric("parameter_bytes_per_step_max", "B", "Parameters sent per step, worst rank", "lower",
            "as parameter_bytes_per_step, maximum over ranks"),
     Metric("gradient_bytes_per_step_max", "B", "Gradients sent per step, worst rank", "lower",
            "as gradient_bytes_per_step, maximum over ranks"),
     Metric("activation_bytes_per_step_max", "B", "Activations sent per step, worst rank", "lower",
            "as activation_bytes_per_step, maximum over ranks"),
+    Metric("unattributed_bytes_per_step_max", "B", "Sent for no stated purpose, worst rank", "lower",
+           "as unattributed_bytes_per_step, maximum over ranks"),
     Metric("num_parameters", "1", "Parameters of the model", None, "counted from the shape"),
     Metric("model_flops_per_image", "FLOP", "Model FLOPs of one image", None,
            "forward + backward from the shape, one multiply-add = 2, nothing recomputed; attention by "
@@ -262,6 +267,9 @@ _FLAGS = (
     Flag("unmoved_weights", "some weights never moved",
          "More than 1 % of the weights that have a gradient never moved in the timed steps "
          "(`unmoved_weights`): their updates round away. `precision=bf16_masters` keeps them."),
+    Flag("unattributed_bytes", "some bytes were sent for no stated purpose",
+         "A technique calls collectives without saying what they send (`unattributed_bytes`): call them "
+         "inside `with sent_as(\"activation\")` of `vitsweep.collectives.primitives`."),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}

@@ -17,7 +17,10 @@ from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_
 from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
-PURPOSES = ("parameter_bytes_per_step", "gradient_bytes_per_step", "activation_bytes_per_step")
+PURPOSES = tuple(
+    f"{purpose}_bytes_per_step"
+    for purpose in ("parameter", "gradient", "activation", "unattributed")
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def communication(cells: DataFrame) -> DataFrame:
         cells, "sequence_parallel", "world_size", "num_tokens", "images_per_step", *PURPOSES
     )
     counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
+    counted = [p for p in counted if not p.startswith("unattributed") or cells[p].gt(0).any()]
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
     measured = cells[cells["status"] == Status.measured]
     measured = measured.dropna(subset=counted, how="all") if counted else measured.iloc[:0]
