@@ -103,9 +103,10 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
         verdict = "equal"
         try:
             equivalence._prove_optimizer(legs[-1], world)
+            parts = equivalence.parts_of(legs[0], world)
             for leg in dict.fromkeys(legs):
                 used.clear()
-                proof = equivalence._Leg(leg, placed(world, cell), bit_for_bit)
+                proof = equivalence._Leg(leg, placed(world, cell), parts, bit_for_bit)
                 proof.run()
                 bit_for_bit = proof.bit_for_bit
                 kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}

@@ -412,3 +412,36 @@ class KeepsResults(Blocks):
     def __init__(self) -> None:
         super().__init__([Residual(16), Residual(16)])
         self.kept = self.head.weight * 2
+
+
+def sum_of_shown(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """The sum over all pixels that masks show of their image's two losses."""
+    classes = nn.functional.cross_entropy(outputs["logits"], batch["label"], reduction="none")
+    return ((classes + by_image(outputs, batch)) * batch["mask"].sum((1, 2))).sum()
+
+
+def number_of_shown(batch: dict[str, Tensor]) -> Tensor:
+    return batch["mask"].sum()
+
+
+def mean_of_shown(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    return sum_of_shown(outputs, batch) / number_of_shown(batch)
+
+
+class MaskedWithCompany(Masked):
+    """Its outputs depend on the other images of a forward pass."""
+
+    def forward(self, image: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        return super().forward(image - image.mean(0), mask)
+
+
+class MaskedThatCounts(Masked):
+    """Counts its forward passes in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, image: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        self.passes += 1
+        return super().forward(image, mask)

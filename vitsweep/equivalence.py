@@ -42,11 +42,13 @@ from vitsweep.training.reference import (
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch
 from vitsweep.training.twin import (
+    Parts,
     exact_twin,
     global_batch,
     mean_over_replicas,
     my_share,
     not_proved,
+    parts_of,
     step_that_counts,
     twin_of,
 )
@@ -93,6 +95,7 @@ def proof_of(cell: CellSpec, world: World, earlier: str = "") -> str:
     told = [f"twin {leg.worst:.1e}"] + [BIT_FOR_BIT] * leg.bit_for_bit
     if (lost := leg.lost_by_storing()) is not None:
         told.append(f"updates {lost:.2g} of their norm from float32's")
+    told += leg.parts.told
     if left_out := not_proved(cell):
         told.append(f"not proved: {', '.join(left_out)}")
     return "; ".join(told)
@@ -130,14 +133,15 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
 def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = False) -> "_Leg":
     """Run the twins; return the one in the cell's precision."""
     twin = twin_of(cell)
+    parts = parts_of(exact_twin(twin), world)
     if exactly:
         _prove_optimizer(twin, world)
-        exact = _Leg(exact_twin(twin), world)
+        exact = _Leg(exact_twin(twin), world, parts)
         exact.run()
         if exact_twin(twin) == twin:
             return exact
         bit_for_bit = exact.bit_for_bit
-    leg = _Leg(twin, world, bit_for_bit)
+    leg = _Leg(twin, world, parts, bit_for_bit)
     leg.run()
     return leg
 
@@ -159,15 +163,17 @@ class _Leg:
     """One twin beside the plain model in its precision.
 
     Attributes:
+        parts: how the plain model computes a batch.
         worst: largest relative difference of a loss.
         bit_for_bit: whether its gradients in float64 were the plain model's to the last bit.
     """
 
-    def __init__(self, twin: CellSpec, world: World, bit_for_bit: bool = False) -> None:
+    def __init__(self, twin: CellSpec, world: World, parts: Parts, same_bits: bool = False) -> None:
         self._twin, self._world, self._plan = twin, world, twin.precision.plan()
-        self.worst, self.bit_for_bit = 0.0, bit_for_bit or self._is_exact
+        self.parts = parts
+        self.worst, self.bit_for_bit = 0.0, same_bits or self._is_exact
         self._trainer = parallelize(first_model(twin), twin, world)
-        self._plain = PlainModel(twin, world.device)
+        self._plain = PlainModel(twin, world.device, parts.are_computed)
         self._trained = {
             plain_name(n) for n, p in self._plain.model.named_parameters() if p.requires_grad
         }
@@ -493,9 +499,8 @@ class _Leg:
         in_half = plan.autocast_dtype or (plan.param_dtype if plan.master_weights else None)
         if not isinstance(twin.model, ModuleSpec) or in_half is None:
             return ""
-        unrounded = PlainModel(
-            replace(twin, precision=exact_twin(twin).precision), self._world.device
-        )
+        exact_cell = replace(twin, precision=exact_twin(twin).precision)
+        unrounded = PlainModel(exact_cell, self._world.device, self.parts.are_computed)
         batch, buffers = global_batch(twin, 0, self._world), self._buffers()
         exact = unrounded.step(weights, buffers, batch, 0).gradients
         plain, noisy = self._references(weights, buffers, batch, 0)

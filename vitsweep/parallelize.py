@@ -25,7 +25,7 @@ from vitsweep.model.precision import autocast, cast_model, set_process_flags
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.regularize import StochasticDepth
-from vitsweep.training.trainer import Criterion, Trainer, criterion_of
+from vitsweep.training.trainer import Count, Criterion, Trainer, criterion_of
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, parameter_groups
 from vitsweep.world import World
 
@@ -36,6 +36,7 @@ def parallelize(
     world: World,
     drop_path: float = 0.0,
     own_loss: Criterion | None = None,
+    count: Count | None = None,
 ) -> Trainer:
     """Apply every technique of `cell` to a plain model on this rank's device, or on `meta`.
 
@@ -47,6 +48,7 @@ def parallelize(
         world: ranks and mesh.
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
         own_loss: (outputs, batch) -> mean loss, in place of the cell's and of `model.loss`.
+        count: of a micro-batch, where these may count differently, in place of `model.loss_count`.
 
     Raises:
         VitsweepError: the world has the mesh of another cell, over whose groups gradients would be
@@ -86,8 +88,9 @@ def parallelize(
         _materialize(stages, world)  # no rank ever holds the whole model; shards are padded here
     groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, stages)
-    trainer = _trainer(stages, groups, cell, plan, world, draws)
-    trainer.depth, trainer.names = depth, names
+    count = count or cell.model.own_count()
+    trainer = _trainer(stages, groups, cell, plan, world, draws, sums=count is not None)
+    trainer.depth, trainer.names, trainer.count = depth, names, count
     trainer.own_loss = own_loss or cell.model.own_loss()
     return trainer
 
@@ -112,6 +115,8 @@ def _trainer(
     plan: PrecisionPlan,
     world: World,
     draws: Draws,
+    *,
+    sums: bool,
 ) -> Trainer:
     masters = local_shards = None
     if plan.master_weights and not cell.sharding.shards_parameters:
@@ -127,7 +132,7 @@ def _trainer(
         world=world,
         plan=plan,
         model=_whole(stages),
-        pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell), world),
+        pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell, sums=sums), world),
         optimizer=optimizer,
         masters=masters,
         local_shards=local_shards,

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 import vitsweep
 from tests.cells import TINY, entry
-from tests.command import ROOT
+from tests.command import ROOT, Command
+from tests.documents import blocks
 from tests.ranks import on_ranks, placed
 from tests.user_modules import Stack
 from vitsweep.model.build import build_model, first_model
@@ -163,6 +164,62 @@ ALONE = ["resources.threads_per_rank=1", "optimizer=sgd_loop", "optimizer.learni
          "optimizer.momentum=0", "optimizer.weight_decay=0", "optimizer.clip_norm=null"]  # fmt: skip
 
 
+@pytest.mark.parametrize("with_count", [False, True])
+def test_a_last_batch_that_does_not_divide_is_weighed(*, with_count: bool) -> None:
+    """Its parts differ by an image; a loss that names a count weighs by that."""
+    images, labels = torch.randn(8, 1, 8, 8), torch.tensor([1, 2, -100, 3, -100, -100, -100, 4])
+    losses: dict[str, Any] = {"loss": cross_entropy}
+    if with_count:
+        losses = {"loss": lambda outputs, batch: F.cross_entropy(outputs, batch[1], reduction="sum"),
+                  "loss_count": lambda batch: (batch[1] != -100).sum()}  # fmt: skip
+    else:
+        labels = labels.clamp(min=0)
+    torch.manual_seed(0)
+    model, plain = Stack(1, 10, 16, 2), Stack(1, 10, 16, 2)
+    plain.load_state_dict(model.state_dict())
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    with vitsweep.apply([*ALONE, "batch.accumulation_steps=3"], model, **losses) as applied:
+        for length in (6, 8, 7):
+            batch = images[:length], labels[:length]
+            loss = cross_entropy(plain(batch[0]), batch)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            assert float(applied.step(batch)) == pytest.approx(float(loss.detach()), rel=1e-6)
+        found = applied.weights()
+    for name, weight in plain.state_dict().items():
+        assert torch.allclose(found[name], weight, atol=1e-6), name
+
+
+def test_what_takes_batches_of_one_length_refuses_another() -> None:
+    cell: Any = ["precision=fp8", "precision.emulate=true", "precision.layers=all",
+                 "batch.accumulation_steps=2"]  # fmt: skip
+    torch.manual_seed(0)
+    images, labels = torch.randn(64, 1, 8, 8), torch.zeros(64, dtype=torch.int64)
+    model = build_model(entry(*cell, "resources.ranks_per_node=1").spec)
+    with vitsweep.apply(cell, model) as applied:
+        with pytest.raises(
+            vitsweep.VitsweepError, match=r"63 images, and `precision=fp8`.*drop_last"
+        ):
+            applied.step((images[:63], labels[:63]))
+        applied.step((images, labels))
+        with pytest.raises(vitsweep.VitsweepError, match=r"32 images, after one of 64,.*drop_last"):
+            applied.step((images[:32], labels[:32]))
+
+
+def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> None:
+    batch = torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(vitsweep.BadValueError, match="`loss_count` counts over what a `loss`"):
+        vitsweep.apply(ALONE, Stack(1, 10, 16, 2), loss_count=len)
+    with (
+        vitsweep.apply(
+            ALONE, Stack(1, 10, 16, 2), cross_entropy, loss_count=lambda batch: batch[1]
+        ) as applied,
+        pytest.raises(vitsweep.VitsweepError, match=r"a tensor \(4,\), and it must be one number"),
+    ):
+        applied.step(batch)
+
+
 def test_batches_by_name_and_an_own_loss_equal_a_plain_loop() -> None:
     torch.manual_seed(0)
     model, plain = Named(1, 10, 16, 2), Named(1, 10, 16, 2)
@@ -264,11 +321,11 @@ def test_what_a_technique_does_not_find_is_said(
     assert words in str(no.value)
 
 
-def test_a_model_is_used_once_and_a_batch_splits_evenly() -> None:
+def test_a_model_is_used_once_and_a_batch_has_an_image_for_each_part() -> None:
     model = Stack(1, 10, 16, 2)
     with vitsweep.apply([*ALONE, "batch.accumulation_steps=3"], model) as applied:
-        with pytest.raises(vitsweep.VitsweepError, match="accumulation_steps=3"):
-            applied.step((torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)))
+        with pytest.raises(vitsweep.VitsweepError, match=r"accumulation_steps=3.*drop_last=True"):
+            applied.step((torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)))
         with pytest.raises(vitsweep.VitsweepError, match="build a new model"):
             vitsweep.apply(ALONE, model)
         state = applied.state_dict()
@@ -373,6 +430,48 @@ def test_under_torchrun_a_frozen_cell_and_a_row_of_its_table_train_alike(tmp_pat
     of_frozen, of_row = (torch.load(tmp_path / f"{name}.pt") for name in ("frozen", "row"))
     assert of_frozen
     assert all(torch.equal(weight, of_row[name]) for name, weight in of_frozen.items())
+
+
+def under_torchrun(script: str, folder: Path) -> None:
+    (folder / "page.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "page.py"],
+        cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/examples/own_model"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def scripts_of_the_page() -> tuple[str, str, str]:
+    first, loop, counted = (b.text for b in blocks("python") if b.page.name == "apply.md")
+    return first, loop, counted
+
+
+def test_the_scripts_of_the_page_run_under_torchrun(tmp_path: Path) -> None:
+    first, _, counted = scripts_of_the_page()
+    under_torchrun(f"{first}\n\n{counted}", tmp_path)
+
+
+OF_READER = """
+import torch, vitsweep
+from own_model.models import build_model
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+epochs, learning_rate = 2, lambda epoch: 0.01 / (1 + epoch)
+dataset = TensorDataset(torch.randn(2 * 35, 1, 8, 8), torch.randint(10, (2 * 35,)))
+"""
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_page_goes_past_the_end_of_its_first_epoch(tmp_path: Path) -> None:
+    """Of 35 images of a rank the last batch has 3, which two micro-batches share."""
+    done = Command(tmp_path)(
+        *TINY, "-m", "optimizer=adamw_loop,adamw_fused", "sweep.name=first", "batch.accumulation_steps=2",
+        "resources.ranks_per_node=2", "measurement.blocks=3", "measurement.prove=none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    under_torchrun(OF_READER + scripts_of_the_page()[1], tmp_path)
+    saved = [torch.load(tmp_path / f"checkpoint-{rank}.pt") for rank in range(2)]
+    assert [state["step"] for state in saved] == [4, 4]
 
 
 def test_a_file_of_somebody_else_names_no_class_of_its_own(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.builders import PLAIN, run, table
 from tests.sample_sweep import sweep
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, TextTable, cell_text
 
@@ -136,6 +137,12 @@ def test_a_choice_that_was_compared_with_itself_is_named_below_the_table() -> No
     text = printed(CellTable(compared(records), "own"), 160)
     assert "[1] Not proved: tokens=mine, which is compared with itself." in text
     assert "timed steps" not in text
+    for record in records:
+        record.validity["proved"] = f"twin 1.0e-07; {MEAN_OVER_PARTS}"
+    text = printed(CellTable(compared(records), "own"), 160)
+    assert (
+        "The loss is a mean over parts of the batch, which count differently: `model.loss_c" in text
+    )
 
 
 def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:

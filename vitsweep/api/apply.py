@@ -24,7 +24,7 @@ from vitsweep.model.restored import as_it_was
 from vitsweep.results.provenance import trusting
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import named_seed, set_generators
-from vitsweep.spec.model_spec import refused_with_own_loss
+from vitsweep.spec.model_spec import refused_with_own_loss, with_equal_parts
 from vitsweep.spec.rules import lacking_here, technique_conflicts
 from vitsweep.training.checkpoint import (
     NON_FINITE,
@@ -36,16 +36,22 @@ from vitsweep.training.checkpoint import (
     state_dict_of,
 )
 from vitsweep.training.shards import Shard, plain_weights, whole
-from vitsweep.training.trainer import Trainer, labels_of, unwrapped
+from vitsweep.training.trainer import (
+    IGNORED,
+    Count,
+    Trainer,
+    count_of,
+    labels_of,
+    number_of_items,
+    unwrapped,
+)
 from vitsweep.world import World, process_flags_kept
 
 Loss = Callable[[Any, Any], "Tensor"]
-IGNORED = -100
-"""The label of which `torch.nn.functional.cross_entropy` takes no notice."""
 
 
 def apply(
-    cell: Cell, model: "nn.Module", loss: Loss | None = None, *,
+    cell: Cell, model: "nn.Module", loss: Loss | None = None, *, loss_count: Count | None = None,
     config_dir: str | Path | None = None, trust: bool = False,
 ) -> "Applied":  # fmt: skip
     """Put the techniques of a cell around a model of your own.
@@ -61,11 +67,14 @@ def apply(
             of equal modules is taken.
         loss: (outputs, batch) -> mean loss of a micro-batch; outputs are float32 or better. Without
             it the cell's: cross entropy of logits and the second entry of a batch.
+        loss_count: (batch) -> over how many values of a micro-batch `loss` is a sum, where these differ, as
+            pixels with a label do. The loss of a step is the sum over all micro-batches of all replicas,
+            divided by their count. Without it `loss` is a mean, and weighed by the images of a micro-batch.
         config_dir: folder with more choices, for overrides.
         trust: build what a cell names that somebody else froze, such as classes of their own.
 
     Raises:
-        BadValueError: the cell cannot be read.
+        BadValueError: the cell cannot be read, or `loss_count` has no `loss`.
         ImpossibleCellError: a technique lacks something that this model, loss or world has not; all
             reasons are named. What only a pass of the model shows, its first `step` says.
         VitsweepError: the cell is for another number of ranks, the model is in use already, or its weights
@@ -75,6 +84,11 @@ def apply(
         raise VitsweepError(
             "This model has techniques of an earlier `vitsweep.apply` around it, which changed it in "
             "place: build a new model for each call."
+        )
+    if loss_count is not None and loss is None:
+        raise BadValueError(
+            "`loss_count` counts over what a `loss` of yours sums, and none was given: give both, or leave "
+            "it out."
         )
     with trusting(trust):
         spec = for_model(spec_of(cell, config_dir), model)
@@ -96,7 +110,7 @@ def apply(
             vars(model)["unused_parameters"] = look_at_given(copy, spec, images)[0].unused
     if reasons:
         raise ImpossibleCellError(reasons)
-    return Applied(spec, model, loss, copy)
+    return Applied(spec, model, loss, copy, loss_count)
 
 
 def _not_looked_at(model: "nn.Module", why: str, error: Exception) -> None:
@@ -125,12 +139,19 @@ class Applied:
         model: "nn.Module",
         loss: Loss | None,
         copy: "nn.Module | None" = None,
+        loss_count: Count | None = None,
     ) -> None:
         from vitsweep.model.block import mark_layers
         from vitsweep.model.user_module import find_blocks
         from vitsweep.parallelize import parallelize
 
         self.cell, self._copy, self._has_stepped, self._predictions = cell, copy, False, 0
+        self._length: int | None = None
+        if loss is None:
+            own = cell.model.own_loss()
+            count = cell.model.own_count() or (number_of_items if own else count_of(cell))
+        else:
+            count = loss_count or number_of_items
         self.world = _PROCESS.enter(self)
         try:
             _refuse_other_weights(model, self.world)
@@ -140,7 +161,7 @@ class Applied:
                 vars(model)["unused_parameters"] = ["those of another rank"]
             if isinstance(cell.model, ModuleSpec):
                 mark_layers(find_blocks(model, cell.model))
-            self._trainer = parallelize(model, cell, self.world, own_loss=loss)
+            self._trainer = parallelize(model, cell, self.world, own_loss=loss, count=count)
         except BaseException:
             _PROCESS.leave(self)
             raise
@@ -161,13 +182,17 @@ class Applied:
         Args:
             batch: a pair of images (or other inputs) and targets, or a mapping, of which the model is
                 called with the entries that its `forward` names. All tensors are on any device and have
-                one length along the first axis, which is cut into `batch.accumulation_steps` equal parts.
+                one length along the first axis, which is cut into `batch.accumulation_steps` parts, the
+                first ones longer by one where it does not divide. Each image counts alike, whatever part
+                and replica it is in.
 
         Returns:
-            The mean loss over this rank's batch, detached, on the device.
+            This rank's part of the loss of the step, detached, on the device: its mean over all ranks is the
+            mean over the whole batch. Where all ranks count as many images or labels, it is their mean loss.
 
         Raises:
-            VitsweepError: the batch does not split evenly, or `close` was called.
+            VitsweepError: the batch has too few images, or a length that a pipeline, a captured graph or FP8
+                does not take, or `close` was called.
             ImpossibleCellError: in the first step, before anything is trained: a technique cannot do what
                 the model does with this batch, or a label is none of the model's.
         """
@@ -175,6 +200,7 @@ class Applied:
         self._refuse_within_averaged("step")
         trainer, parts = self._trainer, self.cell.batch.accumulation_steps
         micro_batches = _split(batch, parts, self.world.device)
+        self._refuse_other_lengths(sum(number_of_items(part) for part in micro_batches))
         if not self._has_stepped:
             if reasons := self._agreed([*self._faults(micro_batches[0])]):
                 raise ImpossibleCellError(reasons)
@@ -182,6 +208,19 @@ class Applied:
         loss = trainer.step(iter(micro_batches))
         del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
+
+    def _refuse_other_lengths(self, length: int) -> None:
+        """Refuse a batch that does not divide, or is unlike the first, where all parts must be equal."""
+        cell, typed = self.cell, with_equal_parts(self.cell)
+        parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
+        first = self._length or length
+        if typed and (length % parts or length != first):
+            before = f", after one of {first}" if length != first else ""
+            raise VitsweepError(
+                f"The batch has {length} images{before}, and `{typed[0]}` takes batches of one length, in "
+                f"{parts} equal parts: give the loader such a batch size, and `drop_last=True`."
+            )
+        self._length = first
 
     def _agreed(self, reasons: list[str]) -> list[str]:
         """Return this rank's reasons, or one where only others have any: no rank waits for one that stops."""
@@ -451,7 +490,7 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
     """Cut all tensors of a batch along the first axis, and move them to the device.
 
     Raises:
-        VitsweepError: they do not split evenly, or there are texts.
+        VitsweepError: they have several lengths or too small a one, or there are texts.
     """
     from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_only
 
@@ -462,16 +501,16 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
             f"`batch.accumulation_steps={parts}` parts: leave it out."
         )
     lengths = {len(t) for t in tree_leaves(batch) if isinstance(t, torch.Tensor) and t.ndim}
-    if len(lengths) != 1 or (length := lengths.pop()) % parts:
+    if len(lengths) != 1 or (length := lengths.pop()) < parts:
         raise VitsweepError(
             f"The tensors of the batch have lengths {sorted(lengths) or length} along the first axis: they "
-            f"must agree, and divide by `batch.accumulation_steps={parts}`."
+            f"must agree, and be at least `batch.accumulation_steps={parts}`. A loader with "
+            "`drop_last=True` leaves a small last batch out."
         )
-    size = length // parts
 
     def part(number: int) -> Any:
         def cut(tensor: torch.Tensor) -> torch.Tensor:
-            own = tensor[number * size :][:size] if tensor.ndim else tensor
+            own = tensor.tensor_split(parts)[number] if tensor.ndim else tensor
             return own.to(device, non_blocking=True)
 
         return tree_map_only(torch.Tensor, cut, batch)

@@ -75,8 +75,9 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
 def _of_model(cell: CellSpec) -> Iterator[str]:
     model = cell.model
     if isinstance(model, ModuleSpec):
-        if model.twin_batch:
-            yield f"model.twin_batch={model.twin_batch}"
+        for knob in ("twin_batch", "loss_count"):
+            if value := getattr(model, knob):
+                yield f"model.{knob}={value}"
         if model.seams and cell.attention.name != "sdpa_auto":
             yield f"attention={cell.attention.name}"
         return

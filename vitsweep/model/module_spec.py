@@ -40,7 +40,11 @@ class ModuleSpec(ModelSpec):
         twin_side_px: side of the images of that proof; null for that of the cell.
         loss: path of a function (outputs, batch) -> mean loss, in place of the cross entropy. `outputs`
             are what `output` names, float32 or better; `batch` is the pair (images, labels), or the mapping
-            that `data` gives. Over micro-batches and replicas its mean is taken.
+            that `data` gives. Over micro-batches and replicas its mean is taken, unless there is a
+            `loss_count`.
+        loss_count: path of a function (batch) -> over how many values of a micro-batch `loss` is a sum, a
+            number or a tensor of one. The loss of a step is the sum over all micro-batches of all replicas,
+            divided by their count; null for a `loss` that returns a mean.
         twin_batch: path of a function (num_images, resolution_px, seed) -> mapping of tensors, such as
             `data` gives where it gives mappings: for the proof and the count of FLOPs.
         package: whose version is part of the cell; null for a module whose source is hashed.
@@ -60,6 +64,7 @@ class ModuleSpec(ModelSpec):
     version: str | None
     loss: str | None = field(default=None, metadata={"identity": "where set"})
     twin_batch: str | None = field(default=None, metadata={"identity": False})
+    loss_count: str | None = field(default=None, metadata={"identity": "where set"})
 
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""
@@ -75,7 +80,8 @@ class ModuleSpec(ModelSpec):
     @property
     def code_modules(self) -> tuple[str, ...]:
         """Modules of all functions; of an installed package the version is compared instead."""
-        named = (None if self.package else self.target, self.loss, self.twin_batch)
+        target = None if self.package else self.target
+        named = (target, self.loss, self.loss_count, self.twin_batch)
         return tuple(path.rpartition(".")[0] for path in named if path)
 
     @property
@@ -99,6 +105,14 @@ class ModuleSpec(ModelSpec):
             Exception: whatever importing its module raises, or there is no such name in it.
         """
         return imported_function(self.loss) if self.loss else None
+
+    def own_count(self) -> "Callable[[Any], Any] | None":
+        """Import the count of the loss.
+
+        Raises:
+            Exception: whatever importing its module raises, or there is no such name in it.
+        """
+        return imported_function(self.loss_count) if self.loss_count else None
 
     def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
         """Call `twin_batch`, where it is set.
@@ -197,7 +211,13 @@ class ModuleSpec(ModelSpec):
 
     def _loss_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         yield from wrong_function("model.loss", self.loss, "outputs and batch")
+        yield from wrong_function("model.loss_count", self.loss_count, "a batch")
         if self.loss is None:
+            if self.loss_count:
+                yield (
+                    f"`model.loss_count={self.loss_count}` counts over what a `model.loss` sums, and there "
+                    "is none: name one, or leave it out."
+                )
             return
         yield from refused_with_own_loss(cell, "model.loss")
         if cell.task.label_smoothing:

@@ -124,11 +124,13 @@ class PipelineRunner(Protocol):
         labels: "Tensor",
         scale: "Callable[[Tensor], Tensor]",
         mark: Callable[[str], None],
+        divisor: "Tensor | None" = None,
     ) -> "Tensor":
         """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank.
 
-        `mark` is told where a phase ends: `forward` and `backward` after every chunk of a stage,
-        `bubble` before, when the stage has waited for its turn.
+        `divisor` is that of sums of micro-batches; without one these have means. `mark` is told where a
+        phase ends: `forward` and `backward` after every chunk of a stage, `bubble` before, when the stage
+        has waited for its turn.
         """
 
     def predict(self, images: "Tensor") -> "Tensor":

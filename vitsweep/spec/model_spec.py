@@ -17,6 +17,10 @@ DERIVED = {"derived": True, "identity": False}
 """Metadata of a field that techniques set, and nobody types."""
 
 
+MEAN_OVER_PARTS = "the loss is a mean over parts"
+"""What `proved` says where micro-batches and replicas count differently, and each weighs alike."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
     """The shape of a model.
@@ -81,6 +85,10 @@ class ModelSpec(ABC):
         """Return (outputs, batch) -> mean loss, in place of the cross entropy; None for that."""
         return None
 
+    def own_count(self) -> "Callable[[Any], Any] | None":
+        """Return (batch) -> over how many values `own_loss` is a sum; None where it is a mean."""
+        return None
+
     def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
         """Return a batch as data that give mappings have it; None where batches are images and labels."""
         return None
@@ -110,17 +118,21 @@ def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
         cell: with a loss of its own, or batches that are mappings.
         knob: how these were given.
     """
+    for typed in with_equal_parts(cell):
+        yield (
+            f"`{typed}` works with the cell's own loss of images and labels alone: leave out what gives "
+            f"others, `{knob}`, or use another choice."
+        )
+
+
+def with_equal_parts(cell: "CellSpec") -> list[str]:
+    """Return the choices, as typed, whose shapes are fixed: batches of one length, in equal parts."""
     reasons = {
         f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
         f"compilation={cell.compilation.name}": cell.compilation.captures_step,
         f"precision={cell.precision.name}": cell.precision.float8,
     }
-    for typed, is_chosen in reasons.items():
-        if is_chosen:
-            yield (
-                f"`{typed}` works with the cell's own loss of images and labels alone: leave out what gives "
-                f"others, `{knob}`, or use another choice."
-            )
+    return [typed for typed, is_chosen in reasons.items() if is_chosen]
 
 
 TWIN_WIDTH_PER_HEAD = 16

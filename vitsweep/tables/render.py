@@ -18,6 +18,7 @@ from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, known_me
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import class_of, plain_choice
+from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     Column,
@@ -403,9 +404,15 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _not_proved(proved: object) -> str:
-    """Say what the proof of a row left out, where it compared a choice with itself."""
-    left_out = plain(proved).partition("not proved: ")[2]
-    return f"Not proved: {left_out}." if "compared with its" in left_out else ""
+    """Say what the proof of a row left out, where it compared a choice with itself, and of its loss."""
+    told, _, left_out = plain(proved).partition("not proved: ")
+    found = [f"Not proved: {left_out}."] if "compared with its" in left_out else []
+    if MEAN_OVER_PARTS in told:
+        found.append(
+            f"{MEAN_OVER_PARTS.capitalize()} of the batch, which count differently: `model.loss_count` "
+            "weighs them."
+        )
+    return " ".join(found)
 
 
 def _paired_note(shown: DataFrame) -> str:

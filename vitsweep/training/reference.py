@@ -30,6 +30,8 @@ FIRST_SCALE = 2.0**16
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Half the distance from 1 to the next number."""
 HALF = (torch.float16, torch.bfloat16)
+ROUNDED = 1000
+"""So many times the distance from 1 to the next number sums in another order may differ, relatively."""
 
 
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
@@ -72,10 +74,12 @@ class PlainModel:
     Args:
         cell: gives the model, its seed, the precision, and the norm at which gradients are clipped.
         device: where to compute.
+        in_parts: compute a batch in the parts that ranks see; by default as `is_cut` says.
     """
 
-    def __init__(self, cell: CellSpec, device: torch.device) -> None:
+    def __init__(self, cell: CellSpec, device: torch.device, in_parts: bool | None = None) -> None:
         self._cell, self._device = cell, device
+        self._in_parts = is_cut(cell) if in_parts is None else in_parts
         self.model, self._plan = plain_model(cell, device), cell.precision.plan()
         self._dtype = getattr(torch, self._plan.param_dtype)
         norms = [m for m in self.model.modules() if isinstance(m, NORMS)]
@@ -132,14 +136,15 @@ class PlainModel:
             if name in buffers and is_writable(buffer):
                 buffer.copy_(buffers[name])
         losses, left, mode = [], dict[str, Tensor](), partial(autocast, self._plan, self._device)
-        replicas = shares_of(self._cell) if is_cut(self._cell) else 1
-        for replica, share in enumerate(cut(batch, replicas)):
+        cell, count = self._cell, self._cell.model.own_count()
+        for replica, share in enumerate(cut(batch, shares_of(cell) if self._in_parts else 1)):
             found = _loss_of_replica(
-                self._cell, self.model, share, self._dtype, step, replica, mode
+                cell, self.model, share, self._dtype, step, replica, mode, self._in_parts
             )
             losses.append(found)
             left = left or {name: b.clone() for name, b in self._named_buffers().items()}
-        return torch.stack(losses).mean(), left
+        whole = torch.stack(losses)
+        return whole.sum() / count(batch) if count else whole.mean(), left
 
 
 def _norm_with_wide_sums(norm: nn.LayerNorm, is_half: bool, x: Tensor) -> Tensor:
@@ -253,7 +258,7 @@ def shares_of(cell: CellSpec) -> int:
 def cut(batch: MicroBatch, parts: int) -> list[MicroBatch]:
     """Cut all tensors of a batch along the first axis into equal parts, in order."""
     leaves, tree = tree_flatten(batch)
-    cuts = [leaf.chunk(parts) for leaf in leaves]
+    cuts = [leaf.chunk(parts) if isinstance(leaf, Tensor) else [leaf] * parts for leaf in leaves]
     return [tree_unflatten(list(part), tree) for part in zip(*cuts, strict=True)]
 
 
@@ -265,18 +270,23 @@ def _loss_of_replica(
     step: int,
     replica: int,
     mode: Callable[[], AbstractContextManager[object]] = nullcontext,
+    in_parts: bool | None = None,
 ) -> Tensor:
-    """Return the mean over the micro-batches of a replica; of the whole batch where it is not cut."""
+    """Return the mean over the micro-batches of a replica; of the whole batch where it is not cut.
+
+    Of a loss that is a sum it is the sum. `in_parts` is as in `PlainModel`.
+    """
     draws: Any = vars(model)["draws"]
     draws.replica = replica
     draws.begin(step)
     parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
     losses = []
-    for part in cut(share, parts if is_cut(cell) else 1):
+    for part in cut(share, parts if (is_cut(cell) if in_parts is None else in_parts) else 1):
         with mode():
             outputs = _outputs(model, part, dtype)
         losses.append(_loss(cell, tree_map_only(Tensor, at_least_float32, outputs), part))
-    return torch.stack(losses).mean()
+    found = torch.stack(losses)
+    return found.sum() if cell.model.own_count() else found.mean()
 
 
 def _outputs(model: nn.Module, batch: Any, dtype: torch.dtype) -> Any:
@@ -295,3 +305,39 @@ def _loss(cell: CellSpec, outputs: Any, batch: MicroBatch) -> Tensor:
     if cell.model.head == "dense":
         return F.mse_loss(outputs, labels.to(outputs.dtype))
     return F.cross_entropy(logits_of(outputs), labels, label_smoothing=cell.task.label_smoothing)
+
+
+@torch.no_grad()
+def look_at_parts(
+    cell: CellSpec, device: torch.device, batch: MicroBatch, parts: int
+) -> tuple[bool, bool]:
+    """Return whether a module gives of a batch what it gives of its parts, and its loss that over the parts.
+
+    A module that writes buffers does not give the same. The loss over parts is the mean of means, or the sum
+    of sums, on the outputs of the whole batch where these have an axis of images.
+    """
+    model, dtype = plain_model(cell, device), getattr(torch, cell.precision.plan().param_dtype)
+    _cast(model, dtype)
+    before = [buffer.clone() for buffer in model.buffers()]
+    cuts = cut(batch, parts)
+    whole, *own = (
+        tree_map_only(Tensor, at_least_float32, _outputs(model, part, dtype))
+        for part in (batch, *cuts)
+    )
+    still = all(map(torch.equal, before, model.buffers()))
+    images = len(tree_flatten(batch)[0][0])
+    tensors = [leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor)]
+    has_axis = all(tensor.shape[:1] == (images,) for tensor in tensors)
+    seen = cut(whole, parts) if has_axis else own
+    pairs = zip(tree_flatten(seen)[0], tree_flatten(own)[0], strict=True)
+    alike = has_axis and still and all(_close(a, b) for a, b in pairs if isinstance(a, Tensor))
+    losses = torch.stack([_loss(cell, o, p) for o, p in zip(seen, cuts, strict=True)])
+    over_parts = losses.sum() if cell.model.own_count() else losses.mean()
+    return alike, _close(over_parts, _loss(cell, whole, batch))
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors differ by no more than sums in another order."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool((a - b).norm() <= ROUNDED * torch.finfo(a.dtype).eps * b.norm())

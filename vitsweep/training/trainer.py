@@ -8,11 +8,12 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vitsweep.errors import VitsweepError
 from vitsweep.model.initialize import WRAPPERS, Draws
@@ -137,7 +138,11 @@ class CapturedStep:
 
 
 Criterion = Callable[[Any, Any], Tensor]
-"""(outputs, batch) -> mean loss."""
+"""(outputs, batch) -> mean loss, or the sum beside a count."""
+Count = Callable[[Any], Any]
+"""(batch) -> over how many values its loss is a mean: a number, or a tensor of one."""
+IGNORED = -100
+"""The label of which `torch.nn.functional.cross_entropy` takes no notice."""
 
 
 class PhaseMarks(Protocol):
@@ -173,6 +178,8 @@ class Trainer:
         before_update: called when gradients are averaged, unscaled and clipped.
         names: name without those of wrappers (`module`) -> name in the model as it was given.
         own_loss: (outputs, batch) -> mean loss, in place of the cell's; batches may then be mappings.
+        count: of a micro-batch, where these may count differently: the loss of a step is then the sum over
+            all micro-batches of all replicas, divided by their count. None takes the mean of their means.
         is_averaged: whether the model has its averaged weights.
     """
 
@@ -195,6 +202,7 @@ class Trainer:
     before_update: Callable[[], object] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     own_loss: Criterion | None = None
+    count: Count | None = None
     is_averaged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -213,7 +221,8 @@ class Trainer:
         """Train on one optimizer step's micro-batches.
 
         Returns:
-            The mean loss over this rank's images, detached, still on the device.
+            The mean loss over this rank's images, detached, still on the device. Where micro-batches are
+            counted it is this replica's share, whose mean over the replicas is the loss of the step.
         """
         taken = self.steps_taken
         if self.depth:
@@ -247,18 +256,49 @@ class Trainer:
         self.cell.compilation.begin_step()
         total = torch.zeros((), device=self.world.device, dtype=torch.float64)
         self.draws.begin(self.steps_taken)
-        for index in range(micro_batches):
+        divisors: list[Any] = [micro_batches] * micro_batches
+        if self.count:
+            taken = list(islice(batches, micro_batches))
+            batches, divisors = iter(taken), self._divisors(taken)
+        for index, divisor in enumerate(divisors):
             batch = next(batches)
             if self.depth:
                 self.depth.select(index)
             marks.end("data")
             with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
-                total += self._add_gradients(batch, micro_batches, marks)
+                total += self._add_gradients(batch, divisor, marks)
             marks.end("backward")
         self.cell.sequence_parallel.complete_gradients(self.model, self.world)
         self.cell.sharding.complete_gradients(self.model)
         marks.end("backward")
         return total
+
+    def _divisors(self, micro_batches: list[Any]) -> list[Tensor]:
+        """Return by what the loss of each micro-batch is divided, on the device.
+
+        Sums by N / R, for a count of N over R replicas, over which their gradients are averaged; means by
+        N / (R C), which is the number of micro-batches where all count the same C.
+        """
+        assert self.count is not None
+        counts = torch.stack([self._counted(self.count(batch)) for batch in micro_batches])
+        total = counts.sum()
+        if (
+            dist.is_initialized()
+        ):  # ranks that share images count them alike: N / R is the same over all
+            dist.all_reduce(total)
+        parts = counts if self.count is number_of_items else torch.ones_like(counts)
+        dtype = torch.promote_types(getattr(torch, self.plan.param_dtype), torch.float32)
+        return [*(total / (self.world.size * parts)).to(dtype)]
+
+    def _counted(self, count: Any) -> Tensor:
+        if isinstance(count, int | float):  # by a kernel, which a graph can record
+            count = torch.full((), float(count), device=self.world.device)
+        if not isinstance(count, Tensor) or count.shape:
+            raise VitsweepError(
+                f"The count of the loss returned {described(count)}, and it must be one number: over how "
+                "many values of the micro-batch the loss is a sum, such as `mask.sum()`."
+            )
+        return count.to(self.world.device, torch.float64)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of one micro-batch, in float32 or better."""
@@ -267,21 +307,19 @@ class Trainer:
         return self.criterion(outputs, batch)
 
     def criterion(self, outputs: Any, batch: Any) -> Tensor:
-        """Return the mean loss of what the model returned.
+        """Return the mean loss of what the model returned, or the sum beside a count of the loss's own.
 
         Raises:
             VitsweepError: a loss of the user's is no number.
         """
         if self.own_loss is None:
-            return criterion_of(self.cell)(logits_of(outputs), labels_of(self.cell, batch))
+            criterion = criterion_of(self.cell, sums=bool(self.count))
+            return criterion(logits_of(outputs), labels_of(self.cell, batch))
         loss = self.own_loss(tree_map_only(Tensor, at_least_float32, outputs), batch)
         if not isinstance(loss, Tensor) or loss.shape:
-            kind = (
-                f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
             raise VitsweepError(
-                f"The loss returned {kind}, and it must be a tensor of one number without an axis, the mean "
-                "over the micro-batch: return `loss.mean()`."
+                f"The loss returned {described(loss)}, and it must be a tensor of one number without an "
+                "axis, the mean over the micro-batch: return `loss.mean()`."
             )
         return loss
 
@@ -303,13 +341,14 @@ class Trainer:
         with torch.no_grad(), self._autocast():
             return self._outputs(batch)
 
-    def _add_gradients(self, batch: Any, micro_batches: int, marks: PhaseMarks) -> Tensor:
+    def _add_gradients(self, batch: Any, divisor: Any, marks: PhaseMarks) -> Tensor:
         """Run forward and backward; return this micro-batch's part of the mean loss."""
         scale = self.scaler.scale if self.scaler else lambda loss: loss
         if self.pipeline:
             images, labels = batch
-            return self.pipeline.run(self.cast(images), labels, scale, marks.end) / micro_batches
-        loss = self.loss(batch) / micro_batches
+            sums_by = divisor if self.count else None
+            return self.pipeline.run(self.cast(images), labels, scale, marks.end, sums_by)
+        loss = self.loss(batch) / divisor
         marks.end("forward")
         scale(loss).backward()
         return loss.detach()
@@ -428,6 +467,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def described(value: Any) -> str:
+    """Return what a function of the user's returned, for a message."""
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def labels_of(cell: CellSpec, batch: Any) -> Tensor:
     """Return the labels (B,) of a pair, or the entry of a mapping that `data.label` names."""
     at: Any = getattr(cell.data, "label", None) if isinstance(batch, Mapping) else 1
@@ -442,18 +486,39 @@ def at_least_float32(outputs: Tensor) -> Tensor:
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
-def criterion_of(cell: CellSpec) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return (outputs, labels) -> mean loss, in float32 or better."""
+def criterion_of(cell: CellSpec, *, sums: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return (outputs, labels) -> mean loss, or its sum (see `count_of`), in float32 or better."""
+    reduction = "sum" if sums else "mean"
 
     def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
         outputs = at_least_float32(outputs)
         if cell.model.head == "dense":
-            return F.mse_loss(outputs, labels.to(outputs.dtype))
+            return F.mse_loss(outputs, labels.to(outputs.dtype), reduction=reduction)
         if labels.is_floating_point():  # shares of the classes, of mixed images
             labels = labels.to(outputs.dtype)
-        return F.cross_entropy(outputs, labels, label_smoothing=cell.task.label_smoothing)
+        smoothing = cell.task.label_smoothing
+        return F.cross_entropy(outputs, labels, label_smoothing=smoothing, reduction=reduction)
 
     return criterion
+
+
+def count_of(cell: CellSpec) -> Count:
+    """Return (batch) -> over how many values the mean of `criterion_of` is taken."""
+
+    def count(batch: Any) -> Any:
+        labels = labels_of(cell, batch)
+        if cell.model.head == "dense":
+            return labels.numel()
+        if labels.is_floating_point():
+            return labels.numel() // labels.shape[1]
+        return (labels != IGNORED).sum()
+
+    return count
+
+
+def number_of_items(batch: Any) -> int:
+    """Return the length of a batch along the first axis: what a mean loss without a count is a mean over."""
+    return next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
 
 
 class ScheduledCollection:

@@ -1,6 +1,6 @@
 """The nano twin of a cell, what it trains on, and each rank's share of that."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from math import lcm
 from typing import Any, Literal
@@ -10,23 +10,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from vitsweep.errors import VitsweepError
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import Batch
-from vitsweep.spec.model_spec import TransformerSpec, least_alike
+from vitsweep.spec.model_spec import MEAN_OVER_PARTS, TransformerSpec, least_alike
 from vitsweep.spec.model_variant import Averaging, ModelVariant
 from vitsweep.spec.technique import AttentionKernel, Technique
 from vitsweep.techniques.attention.sdpa import HALF_ONLY
 from vitsweep.techniques.averaging.ema import Ema
 from vitsweep.techniques.precision.full import FullPrecision
 from vitsweep.training.optimizer_definitions import EQUATIONS
-from vitsweep.training.reference import cut, shares_of
+from vitsweep.training.reference import cut, is_cut, look_at_parts, shares_of
 from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.world import World
 
 LEAST_SIDE, TILE = 8, 64
 """Patches along a side of the twin's images, unless the cell has fewer: more tokens than a tile of keys."""
+IN_PARTS = "the reference computes in parts, on which outputs or buffers depend"
+"""What `proved` says where a whole batch would give something else, as under BatchNorm."""
 HALVINGS = 20
 """Overflows in a row until a dynamic loss scale is low enough: from 2**16 to below 1."""
 
@@ -125,6 +128,46 @@ def global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
 
 def _patterns(shape: tuple[int, ...], classes: int) -> Tensor:
     return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the plain model computes a batch.
+
+    Attributes:
+        are_computed: in the parts that ranks see, and not whole.
+        told: what `proved` says of that.
+    """
+
+    are_computed: bool
+    told: tuple[str, ...] = ()
+
+
+def parts_of(twin: CellSpec, world: World) -> Parts:
+    """Look at whether a whole batch gives what its parts give: of a module of the user's, by computing both.
+
+    Args:
+        twin: in float64, or float32 where that may be missing.
+        world: its ranks, which all find the same.
+
+    Raises:
+        VitsweepError: the loss beside a count is no sum.
+    """
+    model = twin.model
+    parts = shares_of(twin) * twin.batch.accumulation_steps * twin.pipeline_parallel.microbatches
+    if parts == 1:
+        return Parts(False)
+    if not isinstance(model, ModuleSpec):
+        depends = model.norms_over_batch or twin.vit_block.draws or twin.tokens.draws
+        return Parts(is_cut(twin), (IN_PARTS,) * depends)
+    alike, adds_up = look_at_parts(twin, world.device, global_batch(twin, 0, world), parts)
+    if model.loss_count and not adds_up:
+        raise VitsweepError(
+            f"`model.loss={model.loss}` returned for the twin's whole batch not the sum over its parts, and "
+            f"beside `model.loss_count={model.loss_count}` it must be a sum: return `losses.sum()`."
+        )
+    told = (IN_PARTS,) * (not alike) + (MEAN_OVER_PARTS,) * (not adds_up)
+    return Parts(parts == 2 or bool(told), told)  # the sum of two has one order
 
 
 def my_share(twin: CellSpec, batch: MicroBatch, world: World) -> list[MicroBatch]:

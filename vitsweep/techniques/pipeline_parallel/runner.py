@@ -52,7 +52,7 @@ class PipelineRunner:
 
     Attributes:
         stages: this rank's, as the sharding wrapped them.
-        criterion: (outputs, labels) -> mean loss.
+        criterion: (outputs, labels) -> mean loss of a micro-batch, or its sum.
         schedule: a key of `SCHEDULES`.
         microbatches: parts of a batch.
         world: ranks.
@@ -66,6 +66,7 @@ class PipelineRunner:
     world: World
     v_shaped: bool = False
     _scheduled: Any = None
+    _divisor: Any = None
     _scale: Callable[[Tensor], Tensor] = field(default=lambda loss: loss)
     _mark: Callable[[str], None] = field(default=lambda phase: None)
 
@@ -75,6 +76,7 @@ class PipelineRunner:
         labels: Tensor,
         scale: Callable[[Tensor], Tensor],
         mark: Callable[[str], None] = lambda phase: None,
+        divisor: Tensor | None = None,
     ) -> Tensor:
         """Compute gradients of the mean loss times `scale`; return the mean loss, on every rank.
 
@@ -84,8 +86,10 @@ class PipelineRunner:
             scale: of the loss.
             mark: told after every chunk of a stage which phase it was (`forward`, `backward`), and
                 before it that the stage has waited until then (`bubble`).
+            divisor: of the sums of all micro-batches; None for means, of which the mean is taken.
         """
         self._scale, self._mark = scale, mark
+        self._divisor = self.microbatches if divisor is None else divisor
         self._scheduled = self._scheduled or self._build(images)
         losses: list[Tensor] = []
         inputs = (images,) if self._rank == 0 else ()
@@ -154,7 +158,7 @@ class PipelineRunner:
         return loss
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        loss = self._scale(self.criterion(outputs, labels) / self.microbatches)
+        loss = self._scale(self.criterion(outputs, labels) / self._divisor)
         self._mark("forward")
         return loss
 
