@@ -1,10 +1,13 @@
 """Modules as users write them: good ones, and ones with a fault."""
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 
 class Residual(nn.Module):
@@ -43,6 +46,29 @@ def focal(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Focal loss (Lin et al., arXiv:1708.02002) with gamma 2."""
     log_p = outputs.log_softmax(-1).gather(1, batch[1][:, None])[:, 0]
     return (-((1 - log_p.exp()) ** 2) * log_p).mean()
+
+
+def drawing_loss(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Weigh the images by what each of the three generators gives."""
+    number = random.random() + np.random.rand()
+    return (
+        torch.rand(len(outputs)) * number * cross_entropy(outputs, batch[1], reduction="none")
+    ).mean()
+
+
+class DrawnByNumpy(Stack):
+    def __init__(self) -> None:
+        super().__init__(channels=1, classes=10, width=16, depth=2)
+        self.scale = nn.Parameter(torch.tensor([np.random.rand(), random.random()]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) * self.scale.sum()
+
+
+def drawn_images(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:
+    """A batch that does not look at `seed`."""
+    images = torch.rand(num_images, 1, resolution_px, resolution_px) * np.random.rand()
+    return {"images": images, "label": torch.arange(num_images) % random.randint(2, 10)}
 
 
 class CausalMaximum(Residual):

@@ -37,6 +37,7 @@ from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
+from vitsweep.spec.generators import seeded_generators
 from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
 from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
 from vitsweep.training.shards import sketch_next_gradients
@@ -105,8 +106,10 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     proved = context.proved
     if not (earlier or proved) and cell.measurement.prove != "none":
         proved = proof_of(cell, world, context.proved_exactly)
+    with seeded_generators(cell.seed, "data"):
+        batches = cell.data.open(cell, world)
     with (
-        contextlib.closing(cell.data.open(cell, world)) as batches,
+        contextlib.closing(batches),
         named_damage(lambda: batches.damaged, context.folder, world.rank),
     ):
         if earlier:

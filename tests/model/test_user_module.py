@@ -1,5 +1,6 @@
 """`model=module`: a factory of the user's is checked, built, counted and proved like our own models."""
 
+import random
 import socket
 import sys
 from contextlib import suppress
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,9 +21,10 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
 from vitsweep.model.block import layers_of
 from vitsweep.model.build import build_model, first_model
-from vitsweep.model.user_module import counted
+from vitsweep.model.user_module import counted, example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec, flatten
+from vitsweep.spec.generators import seeded_generators
 from vitsweep.training.faults import WrongResultError
 from vitsweep.world import World
 
@@ -235,6 +238,35 @@ def test_first_weights_follow_the_seed():
     weights = [first_model(planned("build", f"seed={seed}").spec).head.weight for seed in (1, 1, 2)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def drawn() -> list[float]:
+    return [random.random(), np.random.rand(), float(torch.rand(1))]
+
+
+def test_a_factory_and_a_twin_batch_draw_alike_whatever_was_drawn_before():
+    scales, batches, after = [], [], []
+    for seed, purpose in ((1, "a"), (1, "b"), (2, "a")):
+        with seeded_generators(0, purpose):
+            cell = planned("DrawnByNumpy", f"seed={seed}").spec
+            scales.append(first_model(cell).scale.tolist())
+        with seeded_generators(0, "caller"):
+            twin = replace(cell.model, twin_batch="tests.user_modules.drawn_images")
+            batch = example_of(twin, 4, 8, seed)
+            batches.append([*batch["images"].flatten().tolist(), *batch["label"].tolist()])
+            after.append(drawn())
+    for one, again, other in (scales, batches):
+        assert one == again
+        assert one[:2] != other[:2]
+    with seeded_generators(0, "caller"):
+        assert after == [drawn()] * 3
+
+
+def test_a_loss_that_draws_is_proved_on_two_ranks(tmp_path):
+    cell = planned("build", "model.loss=tests.user_modules.drawing_loss", "sharding=fsdp",
+                   "batch.accumulation_steps=2")  # fmt: skip
+    assert not cell.reasons
+    assert max(on_ranks(2, proved, cell.spec, cell.spec, folder=tmp_path)) < 0.02
 
 
 def test_an_import_that_draws_random_numbers_changes_no_weights(tmp_path, monkeypatch):

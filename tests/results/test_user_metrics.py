@@ -1,8 +1,10 @@
 """Columns of the user's: checked, computed from a run, empty with a reason where they fail."""
 
 import json
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from pandas import DataFrame
 
@@ -16,7 +18,12 @@ from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.metrics import METRICS, known_metrics, own_metrics
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import attributes_of, check_metrics, with_user_metrics
+from vitsweep.results.user_metrics import (
+    attributes_of,
+    check_metrics,
+    user_metrics,
+    with_user_metrics,
+)
 from vitsweep.tables.load import load
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import cell_text
@@ -91,6 +98,16 @@ def test_a_function_gives_a_column_and_one_that_raises_an_empty_one_with_its_rea
     assert record.metrics == {"images_per_second": 3.0, "joules": 8.0, "broken": None}
     assert "breaks raised KeyError: 'nosuch'" in record.environment["broken_reason"]
     assert record.status == Status.measured
+
+
+def drawn(record, samples):
+    return random.random() + np.random.rand()
+
+
+def test_a_function_draws_what_follows_from_the_seed():
+    [metric] = user_metrics({"drawn": NODE | {"function": f"{__name__}.drawn"}})
+    found = [metric.compute(replace(run(), spec={"seed": seed})) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
 
 
 def with_metric(function, folder):

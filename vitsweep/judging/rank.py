@@ -9,6 +9,7 @@ import hashlib
 import importlib._bootstrap_external as _bootstrap_external
 import json
 import os
+import random
 import resource
 import socket
 import sys
@@ -100,6 +101,14 @@ def _forked(request: dict[str, Any], link: int, control: socket.socket) -> int:
     return child
 
 
+def _seed(seed: int) -> None:
+    """Seed what code of the candidate draws from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):  # which torch imports where there is one
+        numpy.random.seed((seed + 1) % 2**32)  # equal seeds would give both equal bits
+
+
 def _run(request: dict[str, Any], channel: Channel) -> None:
     """Open the step, warm up, train through the window when the judge says so, and hand over evidence."""
     _watch_files(os.path.realpath(request["root"]) + os.sep)
@@ -107,7 +116,7 @@ def _run(request: dict[str, Any], channel: Channel) -> None:
     sys.path[:] = [*request["paths"], *(p for p in sys.path if p != here), request["judge"]]
     os.environ.update(request["environment"])
     torch.set_num_threads(request["threads"])
-    torch.manual_seed(request["seed"])
+    _seed(request["seed"])
     if request["script"]:
         _run_script(request, channel)
         return
@@ -204,7 +213,7 @@ class Side:
     def train(self, seed: int, steps: int) -> list[float]:
         """Train on batches that the seed selects; return the loss of each step."""
         generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)
+        _seed(seed)
         number = len(_first(self.examples)) - self.batch  # the last ones are held out
         losses = []
         for _ in range(steps):

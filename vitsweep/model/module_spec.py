@@ -9,6 +9,7 @@ from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import imported_function, is_function_path, wrong_function
+from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 
@@ -123,20 +124,25 @@ class ModuleSpec(ModelSpec):
         if self.twin_batch is None:
             return None
         make = imported_function(self.twin_batch)
-        return make(num_images=num_images, resolution_px=resolution_px, seed=seed)
+        with seeded_generators(seed, "twin_batch"):
+            return make(num_images=num_images, resolution_px=resolution_px, seed=seed)
 
     def call(self, factory: Any, resolution_px: int) -> Any:
-        """Call the factory for images of this side.
+        """Call the factory for images of this side; what it draws follows from torch's seed.
 
         Raises:
             Exception: whatever the factory raises.
         """
+        import torch
+
         given = {
             argument: resolution_px if shape == "resolution_px" else getattr(self, shape)
             for argument, shape in self.shape_arguments.items()
         }
         named = {"name": self.name} if self.passes_name else {}
-        return factory(**named, **(given | self.arguments))
+        with kept_generators():
+            set_generators(torch.initial_seed())
+            return factory(**named, **(given | self.arguments))
 
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """One image."""

@@ -16,6 +16,7 @@ from vitsweep.results.metrics import METRICS, RESERVED, RESERVED_PATTERN, Metric
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import imported_function, is_function_path
+from vitsweep.spec.generators import seeded_generators
 
 Definitions = Mapping[str, Mapping[str, Any]]
 """Column -> `function`, `unit`, `label`, `better`."""
@@ -39,7 +40,9 @@ class UserMetric:
             BaseException: whatever importing or calling it raises, `SystemExit` among them.
         """
         own = deepcopy(record)
-        value = imported_function(self.function)(own, own.samples)
+        function = imported_function(self.function)
+        with seeded_generators(record.spec.get("seed", 0), f"metric {self.metric.column}"):
+            value = function(own, own.samples)
         try:
             number = float("nan" if isinstance(value, (str, bytes)) else value)
         except (TypeError, ValueError, OverflowError):

@@ -281,10 +281,13 @@ def _loss_of_replica(
     draws.begin(step)
     parts = cell.batch.accumulation_steps * cell.pipeline_parallel.microbatches
     losses = []
-    for part in cut(share, parts if (is_cut(cell) if in_parts is None else in_parts) else 1):
-        with mode():
-            outputs = _outputs(model, part, dtype)
-        losses.append(_loss(cell, tree_map_only(Tensor, at_least_float32, outputs), part))
+    pieces = cut(share, parts if (is_cut(cell) if in_parts is None else in_parts) else 1)
+    device = next(model.parameters()).device
+    with draws.default_generators(device) if cell.model.draws_by_itself else nullcontext():
+        for part in pieces:
+            with mode():
+                outputs = _outputs(model, part, dtype)
+            losses.append(_loss(cell, tree_map_only(Tensor, at_least_float32, outputs), part))
     found = torch.stack(losses)
     return found.sum() if cell.model.own_count() else found.mean()
 
