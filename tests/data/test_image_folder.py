@@ -12,6 +12,7 @@ from PIL import Image
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
 from tests.data.pictures import picture, truncate, write_folder
+from vitsweep.data import image_loader
 from vitsweep.data.image_loader import DEVIATION, MEAN
 from vitsweep.errors import VitsweepError
 
@@ -157,6 +158,24 @@ def test_more_damage_than_allowed_ends_the_run(tmp_path):
     told = r"2 of 24 images cannot be read, more than `data.max_damaged_share=0.05` allows: .*bee"
     with pytest.raises(VitsweepError, match=told):
         list(batches.train(0))
+
+
+def test_all_damage_is_counted_however_few_images_were_asked_for(tmp_path, monkeypatch):
+    root = write_folder(tmp_path)
+    damaged = sorted(map(str, map(truncate, root.glob("train/*/*_[1357].jpg"))))
+    asked = {"images_per_step": 2, "max_damaged_share": 0.05}
+    batches = opened(root, **asked)
+    with pytest.raises(
+        VitsweepError, match=r"^12 of 24 images cannot be read, more than .*names each"
+    ):
+        list(batches.train(0))
+    assert sorted(batches.damaged) == damaged
+
+    monkeypatch.setattr(image_loader, "READ_SECONDS", -1.0)
+    with pytest.raises(
+        VitsweepError, match=r"^At least \d of 24 images cannot be read \(\d were read\)"
+    ):
+        list(opened(root, **asked).train(0))
 
 
 def test_a_folder_of_nothing_but_damage_ends_the_run(tmp_path):

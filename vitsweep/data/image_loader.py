@@ -291,7 +291,7 @@ class DamagedImages:
             return
         others, num_read = reader.all_damaged(READ_SECONDS)
         self._note(others.items())
-        is_all = num_read == self.num_images
+        is_all, num_read = num_read == self.num_images, max(num_read, len(self.found))
         least, read = ("", "") if is_all else ("At least ", f" ({num_read} were read)")
         names = ", ".join(list(self.found)[:3])
         raise VitsweepError(

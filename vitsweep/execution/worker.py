@@ -5,10 +5,12 @@ import secrets
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.outcome import (
     EXIT_SAVED,
@@ -73,7 +75,12 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
     _set_up(cell, local_rank)
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:
         name = from_first(f"in-place-{secrets.token_hex(4)}")
-        record = _run(replace(request, run_id=name, block=name), cell, world, None)
+        request = replace(request, run_id=name, block=name)
+        try:
+            record = _run(request, cell, world, None)
+        finally:
+            with suppress(OSError):  # another rank lists at the same time
+                list_damaged(request.sweep_folder, request.folder)
         if record is not None:
             Store(request.sweep_folder).publish(record)
 
