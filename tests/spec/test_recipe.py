@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cells import cell, composer, entry
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import CellSpec, identity
 from vitsweep.spec.task import NO_RECIPE
 
 
@@ -26,6 +26,12 @@ def test_a_recipe_gives_what_says_auto_and_what_is_typed_counts() -> None:
     assert (deit.task.epochs, deit.task.warmup_epochs) == (7, 5)
     assert cell("task=train", "recipe=short_20").task.epochs == 20
     assert deit.cell_id != cell("task=train", "task.epochs=7").cell_id
+
+
+def test_a_schedule_counts_in_the_id_of_a_cell_where_it_is_set() -> None:
+    for name in ("none", "digits", "short_20", "deit_300", "pycls_100"):
+        recipe = cell("task=train", f"recipe={name}").recipe
+        assert ("learning_rate_schedule" in identity(recipe)) == (name in ("deit_300", "pycls_100"))
 
 
 @pytest.mark.parametrize(("images", "rate"), [(512, 0.0005), (1024, 0.001)])

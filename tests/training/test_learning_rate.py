@@ -1,10 +1,12 @@
 """The learning rate of `task=train`: a line up, half a cosine down."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from tests.cells import cell
 from tests.training.alone import alone, trainer_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import learning_rate, set_learning_rate, summarized
@@ -51,6 +53,47 @@ def test_a_warm_up_longer_than_the_training_never_reaches_the_peak() -> None:
     found = rates(epochs=2, warmup_epochs=4)
     assert found == sorted(found)
     assert found[-1] < PEAK
+
+
+def timm_rate(t: int, t_initial: int, warmup_t: int, base: float) -> float:
+    """`CosineLRScheduler(optimizer, t_initial, lr_min=1e-5, warmup_t=warmup_t, warmup_lr_init=1e-6)`."""
+    if t < warmup_t:
+        return 1e-6 + t * ((base - 1e-6) / warmup_t)
+    return 1e-5 + 0.5 * (base - 1e-5) * (1 + math.cos(math.pi * t / t_initial))
+
+
+def pycls_rate(cur_epoch: int, max_epoch: int, warmup_epochs: int, base_lr: float) -> float:
+    """`get_epoch_lr` with OPTIM.MIN_LR 0.005 and OPTIM.WARMUP_FACTOR 0.1."""
+    rate = 0.5 * (1.0 + math.cos(math.pi * cur_epoch / max_epoch))
+    rate = ((1.0 - 0.005) * rate + 0.005) * base_lr
+    if cur_epoch < warmup_epochs:
+        alpha = cur_epoch / warmup_epochs
+        rate *= 0.1 * (1.0 - alpha) + alpha
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("recipe", "formula", "peak"),
+    [("deit_300", timm_rate, 0.0005 * 1024 / 512), ("pycls_100", pycls_rate, 0.001)],
+)
+def test_a_published_recipe_has_the_schedule_of_its_source(recipe, formula, peak) -> None:
+    for short in (
+        (),
+        ("task.epochs=10", "task.warmup_epochs=2"),
+        ("task.epochs=3", "task.warmup_epochs=0"),
+    ):
+        spec = cell("task=train", f"recipe={recipe}", "batch.images_per_step=1024", *short)
+        spec = replace(spec, optimizer=spec.recipe.optimizer(spec))
+        epochs, warm_up = spec.task.epochs, int(spec.task.warmup_epochs)
+        for per_epoch in (1, 7, 1251):
+            steps = {
+                *range(0, epochs * per_epoch, 5),
+                *range(per_epoch - 1, epochs * per_epoch, per_epoch),
+            }
+            for step in steps:
+                wanted = formula(step // per_epoch, epochs, warm_up, peak)
+                found = learning_rate(spec, step, epochs * per_epoch)
+                assert found == pytest.approx(wanted, rel=1e-12, abs=0)
 
 
 def test_every_group_of_the_optimizer_gets_the_rate() -> None:

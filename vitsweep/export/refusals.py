@@ -59,6 +59,8 @@ def _typed(cell: CellSpec) -> Iterator[str]:
         yield f"task={cell.task.name} data={cell.data.name}"
     if cell.task.epochs and (cell.recipe.augments or cell.recipe.drop_path):
         yield f"recipe={cell.recipe.name}"
+    elif cell.task.epochs and (schedule := cell.recipe.learning_rate_schedule):
+        yield f"recipe.learning_rate_schedule={schedule}"
 
 
 def _knobs(cell: CellSpec) -> Iterator[str]:

@@ -25,7 +25,7 @@ class Task:
 
     Attributes:
         epochs: passes over the training images after the measured steps; 0 trains no further.
-        warmup_epochs: epochs of linear learning-rate warm-up, then half a cosine to zero.
+        warmup_epochs: epochs of linear learning-rate warm-up, then half a cosine.
         label_smoothing: epsilon of the smoothed cross entropy (Szegedy et al., arXiv:1512.00567).
         evaluate_every_epochs: epochs between evaluations; 0 evaluates the trained model only.
         target_accuracy: top-1 whose time is recorded in `seconds_to_target`; None for no target.
@@ -102,6 +102,7 @@ NO_RECIPE = {
     "label_smoothing": 0.1, "learning_rate": None, "learning_rate_images": None, "weight_decay": None,
     "clip_norm": None, "mixup_alpha": 0.0, "cutmix_alpha": 0.0, "rand_augment_ops": 0,
     "rand_augment_magnitude": 0.0, "erase_probability": 0.0, "drop_path": 0.0,
+    "learning_rate_schedule": None,
 }  # fmt: skip
 """`recipe=none`: settings that differ from it have an effect on a training only."""
 _SETTINGS = NO_RECIPE.keys() - {"_target_", "name"}
@@ -132,6 +133,8 @@ class Recipe:
             arXiv:1708.04896).
         drop_path: share of images for which the last block's branches are left out, in a line from 0
             at the first block (stochastic depth, Huang et al., arXiv:1603.09382).
+        learning_rate_schedule: of timm or pycls, which hold the rate for an epoch (see
+            `training.epochs.learning_rate`); None changes it from step to step.
     """
 
     name: str
@@ -148,6 +151,9 @@ class Recipe:
     rand_augment_magnitude: Annotated[float, Ge(0), Le(10)]
     erase_probability: Annotated[float, Ge(0), Le(1)]
     drop_path: Annotated[float, Ge(0), Lt(1)]
+    learning_rate_schedule: Literal["timm", "pycls"] | None = field(
+        default=None, metadata={"identity": "where set"}
+    )
 
     @property
     def mixes(self) -> bool:

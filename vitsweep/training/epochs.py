@@ -265,17 +265,50 @@ def _wait_for_device(trainer: Trainer) -> None:
 def learning_rate(cell: CellSpec, step: int, total_steps: int) -> float:
     """Return the learning rate of one step: linear warm-up, then half a cosine to zero.
 
+    `recipe.learning_rate_schedule` takes its place with that of a library, in which the rate changes from
+    epoch to epoch and the cosine begins with the training, not at the end of the warm-up.
+
+    - `timm`: `CosineLRScheduler` (timm/scheduler/cosine_lr.py, `_get_lr`) with the defaults of DeiT
+      (facebookresearch/deit, main.py): `--warmup-lr` 1e-6, `--min-lr` 1e-5.
+    - `pycls`: `get_epoch_lr` (facebookresearch/pycls, pycls/core/optimizer.py) with its WARMUP_FACTOR 0.1
+      and the MIN_LR 0.005 of configs/fsdp/example.yaml, both of which are shares of the peak.
+
     Args:
         cell: its `optimizer.learning_rate` is the peak; `task.warmup_epochs` is the warm-up.
         step: optimizer step, from 0.
         total_steps: optimizer steps of the whole training.
     """
-    warm = cell.task.warmup_epochs / max(cell.task.epochs, 1) * total_steps
-    peak = cell.optimizer.learning_rate
+    warm_up, peak = cell.task.warmup_epochs, cell.optimizer.learning_rate
+    if schedule := cell.recipe.learning_rate_schedule:
+        epoch = step * cell.task.epochs // total_steps
+        return _SCHEDULES[schedule](epoch, cell.task.epochs, warm_up, peak)
+    warm = warm_up / max(cell.task.epochs, 1) * total_steps
     if step < warm:
         return peak * (step + 1) / (warm + 1)
     progress = (step - warm) / max(1.0, total_steps - warm)
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * _half_cosine(progress)
+
+
+def _timm_rate(epoch: int, epochs: int, warm_up: float, peak: float) -> float:
+    first, last = 1e-6, 1e-5
+    if epoch < warm_up:
+        return first + epoch * (peak - first) / warm_up
+    return last + (peak - last) * _half_cosine(epoch / epochs)
+
+
+def _pycls_rate(epoch: int, epochs: int, warm_up: float, peak: float) -> float:
+    factor, last = 0.1, 0.005
+    rate = peak * (last + (1 - last) * _half_cosine(epoch / epochs))
+    if epoch < warm_up:
+        rate *= factor + (1 - factor) * epoch / warm_up
+    return rate
+
+
+_SCHEDULES = {"timm": _timm_rate, "pycls": _pycls_rate}
+
+
+def _half_cosine(progress: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def set_learning_rate(optimizer: Optimizer, cell: CellSpec, step: int, total_steps: int) -> None:
