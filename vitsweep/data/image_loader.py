@@ -293,7 +293,7 @@ class DamagedImages:
         self._note(others.items())
         is_all, num_read = num_read == self.num_images, max(num_read, len(self.found))
         least, read = ("", "") if is_all else ("At least ", f" ({num_read} were read)")
-        names = ", ".join(list(self.found)[:3])
+        names = ", ".join(sorted(self.found)[:3])  # the same for all ranks and cells
         raise VitsweepError(
             f"{least}{len(self.found)} of {self.num_images} images cannot be read{read}, more than "
             f"`data.max_damaged_share={self.max_share}` allows: {names}"
