@@ -1,5 +1,7 @@
 """Modules as users write them: good ones, and ones with a fault."""
 
+import multiprocessing
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -158,6 +160,12 @@ def no_module() -> Any:
 
 def raises() -> Any:
     raise ValueError("width must be even")
+
+
+def ends_its_process() -> Any:
+    if multiprocessing.parent_process():
+        os._exit(1)
+    return nn.Linear(4, 4)
 
 
 def misspells() -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import Command, fault
+from tests.command import SWEEP, Command, fault
 from vitsweep.foreign import read_lines
 from vitsweep.results.store import Store
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
@@ -78,11 +78,44 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     assert runs.groupby("optimizer").size().tolist() == [2, 2]
 
 
+def test_sigterm_shows_the_table_and_leaves_views_and_charts_to_collect(vitsweep: Command) -> None:
+    """Some seconds are left until the process is killed."""
+    asked = ("sweep.baseline=null", *fault("Slow"), "measurement.blocks=9", "sweep.report=true")
+    running = vitsweep.fork(*asked)
+    wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
+    running.send_signal(signal.SIGTERM)
+    out, error = running.communicate(timeout=400)
+    assert running.returncode == 143, error
+    assert "img/s" in out.split("Stopping")[1], "the table"
+    assert "`vitsweep collect default` writes" in out
+    assert "the same command continues" in out
+    assert not list(vitsweep.store.root.glob("*.parquet"))
+    assert not (vitsweep.store.root / "report").exists()
+    assert vitsweep("collect", SWEEP, quick=False).returncode == 0
+    assert len(vitsweep.cells()) == 1
+
+
+@pytest.mark.full
+def test_retry_ends_with_the_command_that_sigterm_stops(vitsweep: Command) -> None:
+    for question in "ab":  # a command of retry for each
+        failing = (*fault("Raise"), "sweep.baseline=null", f"sweep.question={question}")
+        vitsweep(*failing, f"optimizer=adamw_{'loop' if question == 'a' else 'foreach'}")
+    before = set(vitsweep.store.cell_ids())
+    slow = "sequence_parallel._target_=tests.faults.Slow"
+    running = vitsweep.fork("retry", "--set", slow, "measurement.blocks=9", quick=False)
+    wait_for(lambda: any(run.status == "measured" for run in vitsweep.store.runs()))
+    running.send_signal(signal.SIGTERM)
+    out, error = running.communicate(timeout=400)
+    assert running.returncode == 143, out + error
+    assert len(set(vitsweep.store.cell_ids()) - before) == 1
+
+
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)],
 )
 def test_an_interrupted_training_goes_on_with_the_same_command(
-    vitsweep: Command, number: signal.Signals
+    vitsweep: Command, number: signal.Signals, code: int
 ) -> None:
     both = "sweep.match=[model,data,task,resources,batch,memory]"
     held = ("memory._target_=tests.faults.HeldTraining", both)
@@ -92,7 +125,7 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     wait_for((vitsweep.folder / "held").exists)
     running.send_signal(number)
     out, error = running.communicate(timeout=400)
-    assert running.returncode == 130, error
+    assert running.returncode == code, error
     assert "is saved after step" in out
     assert "the same command continues" in out
 

@@ -15,6 +15,7 @@ import pytest
 from tests.cells import GPU_NODE, cell, entry
 from tests.predict.test_step_trace import TRACE
 from vitsweep.execution.rank_processes import fork_server
+from vitsweep.predict.step_time import StepTrace
 from vitsweep.predict.trace_pool import TraceCache, trace_cells, traces_folder
 
 
@@ -100,6 +101,15 @@ def test_processes_that_trace_do_not_run_the_script_that_started_them(
     found = trace_cells({"mine": mine}, TraceCache(tmp_path / "traces"), context=context)
     assert "width must be even" in str(found["mine"])
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_cell_that_ends_the_process_that_traces_it_takes_no_other_with_it(tmp_path: Path) -> None:
+    cells = {str(depth): cell(f"model.depth={depth}") for depth in (2, 3)}
+    ends = entry("model=module", "model.target=tests.user_modules.ends_its_process").spec
+    found = trace_cells({"ends": ends} | cells, TraceCache(tmp_path), context=fork_server())
+    assert found.pop("ends") == "the process that traced it ended"
+    assert all(isinstance(trace, StepTrace) for trace in found.values())
+    assert len(found) == 2
 
 
 @pytest.mark.full

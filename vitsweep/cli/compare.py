@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import VitsweepError, was_terminated
 from vitsweep.planning.sweep_plan import (
     DEFAULT_MINUTES,
     DEFAULT_WIDTH,
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure two settings in turns and show their ratio.
 
     Returns:
-        0 if they are compared, 3 if a setting was not measured, 130 after Ctrl-C.
+        0 if they are compared, 3 if a setting was not measured, 130 after Ctrl-C or SIGTERM.
 
     Raises:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
@@ -108,6 +108,9 @@ def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
     console.print()
     console.print(CellTable(rows, sweep_argument(pair.store)))
+    if was_terminated():
+        print_lines(console, result.sentences)
+        return
     mirrored = mirror(pair.store, rows.to_dict("records"), pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()
     report = f"Report: {write_report(tables)}" if draws else ""

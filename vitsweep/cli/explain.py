@@ -9,7 +9,7 @@ from rich.console import Console
 from vitsweep.api.compare import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
 from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
 from vitsweep.report.explained import Explained, explain_cell
 from vitsweep.report.html import write_report
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     """Measure what lacks and say why A is faster than B, or how far A is from the bounds of its work.
 
     Returns:
-        0 if it is explained, 3 if blocks were not measured, 130 after Ctrl-C.
+        0 if it is explained, 3 if blocks were not measured, 130 after Ctrl-C or SIGTERM.
 
     Raises:
         VitsweepError: what was typed is wrong, or nothing could be measured.
@@ -139,4 +139,5 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
         more = f"{explanation.num_blocks} of {asked.blocks or DEFAULT_BLOCKS} blocks have traces of both"
         lines.append(f"{more}; the same command continues.")
     print_lines(console, lines)  # the answer first: a folder of someone else takes no report
-    print_lines(console, [f"Report: {write_report(collect(found.store))}"])
+    if not was_terminated():
+        print_lines(console, [f"Report: {write_report(collect(found.store))}"])

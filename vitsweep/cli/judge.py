@@ -1,15 +1,15 @@
 """`vitsweep judge`: is a change of code faster, and does it still train the same?"""
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.errors import BadValueError, ExitCode, interrupts_to
 from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
-from vitsweep.launchers.local import interrupts_to
 
 HELP = """\
 Train two states of a project in turns, and say whether the newer one is faster and still right.
@@ -123,10 +123,6 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     return request, bool(found.json), found.markdown
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def run(arguments: Sequence[str]) -> int:
     """Judge a change of code; return the exit code.
 
@@ -136,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
     request, as_json, markdown = judge_request(arguments)
     console = open_console(stderr=as_json)
     try:
-        with interrupts_to(_interrupt):
+        with interrupts_to(signal.default_int_handler):
             judged = judge(request, console.print)
     except KeyboardInterrupt:
         counts = " The proposal counts as not accepted." if request.series else ""

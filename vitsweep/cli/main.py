@@ -3,6 +3,7 @@
 import io
 import os
 import select
+import signal
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import vitsweep
 from vitsweep.cli.verbs import VERBS
-from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, storage_error, storage_sentences
+from vitsweep.errors import (
+    ExitCode,
+    SweepStopped,
+    VitsweepError,
+    interrupts_to,
+    storage_error,
+    storage_sentences,
+    was_terminated,
+)
 from vitsweep.results.provenance import trust_folders
 
 # The standard streams of a command, whatever the shell has made of them.
@@ -81,6 +90,11 @@ TRUST = "--trust"
 
 def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run what was typed and return the exit code; errors the user can fix print as sentences."""
+    code = _run(arguments, environment)
+    return ExitCode.terminated if code == ExitCode.interrupted and was_terminated() else code
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         _require_folder()
         if TRUST in arguments:
@@ -123,7 +137,8 @@ def _require_folder() -> None:
 def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run a verb, a part of a cell, or what stands without a verb."""
     if arguments and arguments[0] in VERBS:
-        return VERBS[arguments[0]].run(arguments[1:])
+        with interrupts_to(signal.default_int_handler):
+            return VERBS[arguments[0]].run(arguments[1:])
     if {"-h", "--help"} & set(arguments):
         return _help()
     if "--version" in arguments:
@@ -135,8 +150,11 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
 
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
-        return _run_rank(arguments)
-    return measure_cells(arguments)
+        return _run_rank(
+            arguments
+        )  # SIGTERM ends it at once: other ranks may hold it in a collective
+    with interrupts_to(signal.default_int_handler):
+        return measure_cells(arguments)
 
 
 def measure_cells(arguments: Sequence[str]) -> int:

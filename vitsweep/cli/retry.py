@@ -7,7 +7,7 @@ from typing import Any
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.overrides import key_of, value_override
-from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.errors import VitsweepError
 from vitsweep.results.provenance import code_in_overrides, is_own, require_trust
 from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store
@@ -45,7 +45,11 @@ def add_options(options: Options) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run cells again; return the worst exit code of the commands that this takes."""
+    """Run cells again; return the worst exit code of the commands that this takes.
+
+    Raises:
+        SweepStopped: the user stopped one; the commands after it do not begin.
+    """
     commands, worst = retries(arguments), 0
     if not commands:
         print("No cell of the sweep has such a status: there is nothing to run again.")
@@ -54,8 +58,6 @@ def run(arguments: Sequence[str]) -> int:
             worst = max(worst, measure_cells(command))
         except SystemExit as left:  # 3 where cells were not measured again
             worst = max(worst, int(left.code or 0))
-            if left.code == ExitCode.interrupted:
-                break
     return worst
 
 

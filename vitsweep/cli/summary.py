@@ -8,7 +8,7 @@ from rich.console import Console
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
-from vitsweep.errors import ExitCode
+from vitsweep.errors import ExitCode, was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of
 from vitsweep.report.answer import answers, next_command
@@ -76,6 +76,11 @@ def summarize(
         said = answers(tables, mine)
         said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))
+    if was_terminated():
+        print_lines(
+            console, [*said, f"`vitsweep collect {sweep_argument(store)}` writes its tables."]
+        )
+        return rows_of(mine, result.plan)
     if with_report and (mine["status"] == Status.measured).any():
         console.print("Drawing the charts of the report.")
         page = write_report(tables)
@@ -98,7 +103,7 @@ def summarize_limits(session: Session, key: str) -> None:
     console.print(TextTable(limits_text(table, key), f"Limits of sweep {store.name}"))
     console.print(limit_answer(table, key))
     print_lines(console, empty_metrics(tables.runs))
-    if session.settings.report and (table["fits"] > 0).any():
+    if session.settings.report and not was_terminated() and (table["fits"] > 0).any():
         console.print(f"Report: {write_report(tables)}", soft_wrap=True)
 
 

@@ -21,6 +21,7 @@ from vitsweep.errors import (
     BadValueError,
     VitsweepError,
     did_you_mean,
+    interrupts_to,
     storage_sentences,
 )
 from vitsweep.execution.attempts import Attempt, record_unfinished
@@ -210,23 +211,6 @@ class BlockRunner:
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():
             raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, self._forced.is_set)
-
-
-@contextmanager
-def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Let `handler` take SIGTERM and Ctrl-C, which a shell's background jobs ignore."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 # The launcher: cells one after another, on this machine.

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing.context import BaseContext
 
 import psutil
 
+from vitsweep.execution.rank_processes import Context
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.predict.measured_rates import calibrated_rates
 from vitsweep.predict.profile_rates import TableRates, UncalibratedCpuRates
@@ -368,7 +368,7 @@ def predict_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
-    context: BaseContext | None = None,
+    context: Context | None = None,
     seconds: float | None = None,
     gib_per_device: float | None = None,
 ) -> dict[str, CellPrediction]:

@@ -6,17 +6,18 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
-from multiprocessing.context import BaseContext
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from vitsweep.execution.code_hash import Sources, folder_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
+from vitsweep.execution.rank_processes import Context
 from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.predict.step_time import StepTrace
 from vitsweep.rates.calibration import torch_here
@@ -98,7 +99,7 @@ def trace_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
-    context: BaseContext | None = None,
+    context: Context | None = None,
     seconds: float | None = None,
 ) -> dict[str, StepTrace | str]:
     """Return name -> trace of a cell, or the reason why it cannot be traced.
@@ -134,43 +135,54 @@ def _trace_missing(
     missing: Mapping[str, CellSpec],
     cache: TraceCache,
     progress: Callable[[int, int], None],
-    context: BaseContext,
+    context: Context,
     seconds: float | None,
 ) -> dict[str, StepTrace | str]:
+    def start() -> Any:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,))
+        with main_module_left_alone():
+            process.start()
+        processes.append(process)
+        theirs.close()  # else the end of the process is not seen
+        return ours
+
     found: dict[str, StepTrace | str] = {}
     progress(0, len(missing))
-    workers = min(len(missing), len(os.sched_getaffinity(0)))
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare)
-    processes: Mapping[int, BaseProcess] = {}
+    until = time.monotonic() + (seconds or 0.0)
+    left, at_work = list(missing.items())[::-1], dict[Any, str]()
+    most, processes, idle = len(os.sched_getaffinity(0)), list[BaseProcess](), list[Any]()
     try:
-        with main_module_left_alone():  # `submit` starts the processes
-            futures = {pool.submit(_trace, cell): key for key, cell in missing.items()}
-        processes = dict(pool._processes or {})  # private: there is no other way to end them
-        for done, (key, result) in enumerate(_results(futures, seconds), start=1):
-            found[key] = result
-            if isinstance(result, StepTrace):
-                cache.put(key, result)
-            progress(done, len(missing))
-    except TimeoutError:
-        pass
+        while left or at_work:
+            while left and len(at_work) < most:
+                connection, (key, cell) = idle.pop() if idle else start(), left.pop()
+                at_work[connection] = key
+                with suppress(OSError):  # its process has ended, as `recv` tells
+                    connection.send(cell)
+            most_s = None if seconds is None else max(0.0, until - time.monotonic())
+            ready: list[Any] = wait(at_work, most_s)
+            if not ready:
+                break
+            for connection in ready:
+                key = at_work.pop(connection)
+                result: StepTrace | str = "the process that traced it ended"
+                with suppress(EOFError, OSError):
+                    result = connection.recv()
+                    idle.append(connection)
+                if isinstance(result, StepTrace):
+                    cache.put(key, result)
+                found[key] = result
+                progress(len(found), len(missing))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         # A process with torch takes a second to end of itself, and there is nothing to wait for.
-        for process in processes.values():
+        for process in processes:
             process.kill()
+            process.join()
     return found
 
 
-def _results(futures: dict[Future[Any], str], seconds: float | None) -> Iterable[tuple[str, Any]]:
-    for future in as_completed(futures, seconds):
-        try:
-            yield futures[future], future.result()
-        except BrokenProcessPool:
-            yield futures[future], "the process that traced it ended"
-
-
-def _prepare() -> None:
-    """Set up a process of the pool, which ends with the process that asked for traces."""
+def _serve(connection: Connection) -> None:
+    """Trace in a process of its own, which ends with the process that asked for traces."""
     import warnings
 
     import torch
@@ -180,6 +192,9 @@ def _prepare() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+    with suppress(EOFError, OSError):  # the other side has ended
+        while True:
+            connection.send(_trace(connection.recv()))
 
 
 def _trace(cell: CellSpec) -> StepTrace | str:

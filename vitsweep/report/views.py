@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
+from vitsweep.errors import was_terminated
 from vitsweep.files import remove, replacing, write_if_changed
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -19,12 +20,15 @@ from vitsweep.tables.sweep_tables import SweepTables, tables_of
 def collect(source: SweepTables | Store) -> SweepTables:
     """Write `runs.parquet`, `samples.parquet`, `cells.parquet` and `cells.csv`.
 
-    A sweep with `sweep.replicate` gets `replicates.parquet` and `replicates.csv` as well.
+    A sweep with `sweep.replicate` gets `replicates.parquet` and `replicates.csv` as well. A command that
+    SIGTERM ends leaves them to `vitsweep collect`.
 
     Returns:
         The tables of the sweep, for whatever shows them next.
     """
     tables = tables_of(source)
+    if was_terminated():
+        return tables
     [store], table = tables.stores, tables.cells
     records = tables.records
     _write_parquet(tables.every_run, store.root / "runs.parquet")
