@@ -19,7 +19,7 @@ def results(tmp_path: Path) -> Path:
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     cells = pandas.read_parquet(SAMPLE / "cells.parquet")
-    cells[PREDICTED] = cells["step_time_ms"] / 1.5
+    cells[PREDICTED], cells["shared_device"] = cells["step_time_ms"] / 1.5, False
     cells.to_parquet(earlier / "cells.parquet")
     return tmp_path
 
@@ -35,6 +35,12 @@ def test_records_of_the_same_device_correct_the_next_plan(results: Path) -> None
     assert 0.15 < shift <= 0.45  # log 1.5 = 0.41, shared out among the device and the choices
     assert earlier_errors(Store(results / "next"), "Another device") is NO_RESIDUALS
     assert earlier_errors(Store(results / "next"), None) is NO_RESIDUALS
+
+
+def test_records_of_a_machine_that_others_used_correct_nothing(results: Path) -> None:
+    path = results / "earlier" / "cells.parquet"
+    pandas.read_parquet(path).assign(shared_device=True).to_parquet(path)
+    assert earlier_errors(Store(results / "next"), _device(results)) is NO_RESIDUALS
 
 
 def test_damaged_tables_and_tables_without_predictions_are_left_out(results: Path) -> None:

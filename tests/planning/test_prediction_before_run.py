@@ -1,7 +1,7 @@
 """Cells that predictions leave out before anything runs, and those that they must not touch."""
 
+import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from tests.predict.traces import NOTHING_HELD, moved, trace_of
 from vitsweep.api.functions import all_refused
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.planning import predictions
 from vitsweep.planning.predictions import drop_oversized, keep_predictions, traced_throughput
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict import prediction
@@ -149,57 +148,33 @@ def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -
     assert "are predicted at the peak" in refused(plan, settings, here)[0]
 
 
-def measured(plan: SweepPlan, folder: Path) -> Store:
-    """Return a store in which every cell of a plan has a run."""
-    store = Store(folder)
-    for entry in plan.runnable:
-        runs = store.cell(entry.cell_id) / "runs"
-        runs.mkdir(parents=True)
-        (runs / "block-000000.json").write_text("{}")
-    return store
-
-
-def kept(plan: SweepPlan, store: Store) -> tuple[bool, str]:
-    """Return whether anything was predicted, and what was said."""
-    console = Console(file=StringIO(), width=200)
-    found = keep_predictions(plan, store, console)
-    assert isinstance(console.file, StringIO)
-    return found, console.file.getvalue()
-
-
-def test_what_has_run_is_predicted_once(tmp_path: Path) -> None:
+def test_only_what_was_predicted_before_the_first_run_is_kept(tmp_path: Path) -> None:
     plan, _ = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
+    store, (first, second) = Store(tmp_path), plan.runnable
+    assert keep_predictions(plan.runnable, store, THIS_LAPTOP) == {}, "nothing was traced"
     traced(plan, 1)
-    assert kept(plan, Store(tmp_path)) == (False, ""), "nothing has run"
-    store = measured(plan, tmp_path)
-    assert kept(plan, store) == (True, "Predicting 2 cells for later plans.\n")
-    for entry in plan.runnable:
-        assert store.prediction(entry.cell_id)["predicted_peak_gib"] == pytest.approx(
-            PROCESS_GIB + 1 / 1024
-        )
-    assert kept(plan, store) == (False, "")
+    runs = store.cell(second.cell_id) / "runs"
+    runs.mkdir(parents=True)
+    (runs / "block-000000.json").write_text("{}")
+    assert set(keep_predictions(plan.runnable, store, THIS_LAPTOP)) == set(plan.entries)
+    kept = store.prediction(first.cell_id)
+    assert kept["predicted_peak_gib"] == pytest.approx(PROCESS_GIB + 1 / 1024)
+    assert not store.is_predicted(second.cell_id), "it has run already"
+    traced(plan, 2)
+    keep_predictions(plan.runnable, store, THIS_LAPTOP)
+    assert store.prediction(first.cell_id) == kept, "the first one stays"
+    path = store.cell(first.cell_id) / "prediction.json"
+    assert json.loads(path.read_text())["made_at"].startswith("20")
 
 
-def test_why_a_cell_has_no_prediction_is_said(
+def test_no_prediction_is_made_where_they_are_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, _ = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
-    store = measured(plan, tmp_path)
-    monkeypatch.setattr(predictions, "SECONDS_AFTER_RUNS", 0.0)
-    assert "1 cell not predicted within 0 s: the next command goes on" in kept(plan, store)[1]
     traced(plan, 1)
-    monkeypatch.setattr("vitsweep.predict.prediction.predict_step", lambda *_, **__: 1 / 0)
-    found, said = kept(plan, store)
-    assert not found
-    assert "its step time cannot be computed (ZeroDivisionError: division by zero)" in said
-    assert kept(plan, store) == (False, ""), "it is said once"
-    monkeypatch.setattr("vitsweep.predict.prediction.trace_cells", lambda *_, **__: 1 / 0)
-    store = measured(plan, tmp_path / "other")
-    assert "no step can be traced here (ZeroDivisionError" in kept(plan, store)[1]
-    assert traced_throughput(plan) == {}
-    store = measured(plan, tmp_path / "never")
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
-    assert kept(plan, store) == (False, "")
+    assert keep_predictions(plan.runnable, Store(tmp_path), THIS_LAPTOP) == {}
+    assert traced_throughput(plan) == {}
 
 
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:

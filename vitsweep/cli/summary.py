@@ -87,7 +87,6 @@ def summarize(
         console.print(f"Report: {page}", soft_wrap=True)
     if message := mirror(store, mine.to_dict("records"), tracker or {}, said):
         console.print(message)
-    result.predict()
     print_lines(console, said)
     rows = rows_of(mine, result.plan)
     measured = [row for row in rows if row["status"] == Status.measured]

@@ -60,7 +60,6 @@ class LaunchResult:
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
         is_race: the launcher ran a race, see `racing.rounds`.
-        predict: keeps predictions beside what was measured, once; called when the table stands.
     """
 
     store: Store
@@ -68,7 +67,6 @@ class LaunchResult:
     interrupted: bool = False
     submitted: bool = False
     is_race: bool = False
-    predict: Callable[[], None] = lambda: None
 
 
 @runtime_checkable

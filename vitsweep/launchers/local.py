@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from math import inf
 from typing import Annotated, Any
 
@@ -268,23 +267,15 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         sweep.store.only_rounds() if is_race else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
+        keep_predictions(sweep.plan.runnable, sweep.store, Machine.here())
         interrupted = _run(sweep, request, settings.parallel)
-
-        @cache
-        def predict() -> None:
-            if not interrupted and keep_predictions(sweep.plan, sweep.store, request.console):
-                from vitsweep.report.views import collect
-
-                collect(sweep.store)  # the views have the predictions, and later plans their errors
 
         yield LaunchResult(
             store=sweep.store,
             plan=sweep.plan,
             interrupted=interrupted,
             is_race=is_race,
-            predict=predict,
         )
-        predict()
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:

@@ -7,7 +7,7 @@ said. With `VITSWEEP_PREDICT=never` in the environment none is made.
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf, log
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import periodic_status
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -26,7 +25,6 @@ from vitsweep.rates.profile import device_name
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.resources import HERE, Machine
-from vitsweep.tables.formatting import count
 from vitsweep.tables.load import load
 
 if TYPE_CHECKING:
@@ -197,7 +195,10 @@ def earlier_errors(store: Store, device: str | None) -> "ResidualModel":
     for cells in _tables(store) if device else ():
         if not {PREDICTED, "step_time_ms", "device", *GROUPS} <= set(cells):
             continue
-        rows = cells[(cells["device"] == device) & (cells["status"] == "measured")]
+        counted = (cells["device"] == device) & (cells["status"] == "measured")
+        if "shared_device" in cells:  # slower by what others did
+            counted &= ~cells["shared_device"].eq(True).fillna(False).astype(bool)
+        rows = cells[counted]
         for row in rows.dropna(subset=[PREDICTED, "step_time_ms"]).to_dict("records"):
             chosen = {group: str(row[group]) for group in GROUPS}
             settings.append(
@@ -218,8 +219,6 @@ def _tables(store: Store) -> Iterator[DataFrame]:
             continue
 
 
-SECONDS_AFTER_RUNS = 10.0
-"""So long at most the end of a command waits for predictions; what is not traced by then has none yet."""
 SECONDS_BEFORE_A_SUBMISSION = 60.0
 """So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
 STORED = (
@@ -243,64 +242,47 @@ def predicts() -> bool:
     return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
 
 
-def keep_predictions(plan: SweepPlan, store: Store, console: Console) -> bool:
-    """Predict the cells that have runs and no prediction yet, beside which these will be shown.
+def keep_predictions(
+    entries: Sequence[PlannedCell], store: Store, machine: Machine
+) -> "dict[str, CellPrediction]":
+    """Keep what `plan` predicts of the cells that it has traced and that have no run yet.
 
-    It is called when all runs are done and shown, so that it delays none. A prediction follows from
-    traces and rates alone, never from what was measured of the cell. Why a cell has none is said once.
+    Beside what is measured stands only what was predicted before. Nothing is traced here.
+
+    Args:
+        entries: cells that will run.
+        store: of the sweep.
+        machine: on which they will run.
 
     Returns:
-        Whether anything was predicted.
+        Cell id -> prediction.
     """
-    specs = {
-        entry.cell_id: entry.spec
-        for entry in plan.runnable
-        if store.has_runs(entry.cell_id) and not store.is_predicted(entry.cell_id)
-    }
-    if not predicts() or not specs:
-        return False
-    from vitsweep.predict.prediction import predict_cells
-
-    console.print(f"Predicting {count(len(specs), 'cell')} for later plans.")
-    context = fork_server()  # says what the server imports, before it starts
-    start_fork_server()
-    with tracing(console) as progress:
-        found = predict_cells(specs, context=context, progress=progress, seconds=SECONDS_AFTER_RUNS)
+    found = _traced(entries)
+    if found and machine.described_by == HERE:
+        found = _traced(entries, earlier_errors(store, device_name(machine.device)))
     for cell_id, prediction in found.items():
-        _keep(prediction, cell_id, store)
-        if prediction.reason:
-            text = f"No prediction for {cell_id}: {prediction.reason}."
-            console.print(text)
-    if late := len(specs) - len(found):
-        console.print(
-            f"{count(late, 'cell')} not predicted within {SECONDS_AFTER_RUNS:.0f} s: the next command "
-            "goes on.",
-        )
-    return any(prediction.trace for prediction in found.values())
+        if prediction.trace and not (store.has_runs(cell_id) or store.is_predicted(cell_id)):
+            with suppress(OSError):  # it stops no command
+                _keep(prediction, cell_id, store)
+    return found
 
 
-def predict_before_submission(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
-    """Keep the predictions of cells that jobs will run, as far as they were traced before.
-
-    Returns:
-        Cell id -> minutes of a run at the upper end of its interval of 80 %.
-    """
+def predicted_minutes(found: Predictions) -> dict[str, float]:
+    """Return cell id -> minutes of a run at the upper end of its interval of 80 %."""
     from vitsweep.predict.prediction import run_seconds
 
-    minutes = {}
-    for cell_id, found in _traced(entries).items():
-        if found.trace:
-            _keep(found, cell_id, store)
-        if found.step_time and not found.cell.task.epochs:
-            minutes[cell_id] = (run_seconds(found.cell, found.step_time.high_ms) or 0.0) / 60
-    return minutes
+    return {
+        cell_id: (run_seconds(each.cell, each.step_time.high_ms) or 0.0) / 60
+        for cell_id, each in found.items()
+        if each.step_time and not each.cell.task.epochs
+    }
 
 
 def traced_throughput(plan: SweepPlan) -> dict[str, float]:
     """Return cell id -> log of its predicted throughput, where all cells that can run were traced before.
 
-    `plan` in front of a command traces its cells, and so does the end of one. Nothing is traced here:
-    a race of thousands of cells would wait for cells that it never runs.
+    `plan` in front of a command traces its cells. Nothing is traced here: a race of thousands of cells
+    would wait for cells that it never runs.
     """
     logs = {
         cell_id: log(found.cell.images_per_step / found.step_time.step_time_ms)
@@ -310,21 +292,27 @@ def traced_throughput(plan: SweepPlan) -> dict[str, float]:
     return logs if len(logs) == len(plan.runnable) else {}
 
 
-def _traced(entries: Sequence[PlannedCell]) -> "dict[str, CellPrediction]":
+def _traced(
+    entries: Sequence[PlannedCell], residuals: "ResidualModel | None" = None
+) -> "dict[str, CellPrediction]":
     """Return the predictions of cells that were traced before."""
     from vitsweep.predict.prediction import predict_cells
+    from vitsweep.predict.step_time import NO_RESIDUALS
 
     specs = {entry.cell_id: entry.spec for entry in entries}
-    return predict_cells(specs, only_cached=True) if predicts() else {}
+    return (
+        predict_cells(specs, None, residuals or NO_RESIDUALS, only_cached=True)
+        if predicts()
+        else {}
+    )
 
 
 def _keep(found: "CellPrediction", cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
     kept["uncorrected_step_time_ms"] = found.uncorrected_ms
-    store.keep_prediction(
-        cell_id, {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
-    )
+    numbers = {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    store.keep_prediction(cell_id, numbers)
 
 
 def drop_oversized(

@@ -43,7 +43,7 @@ from vitsweep.results.provenance import (
     marked_text,
     require_trust,
 )
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -338,12 +338,13 @@ class Store:
         return {}
 
     def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
-        """Write a cell's `prediction.json`: metric -> value that was predicted for it.
+        """Write a cell's `prediction.json`: metric -> value that was predicted for it, and when.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        tree = {f"predicted_{name}": value for name, value in columns.items()}
+        tree: dict[str, Any] = {f"predicted_{name}": value for name, value in columns.items()}
+        tree["made_at"] = utc_now()
         write_atomically(self.cell(cell_id) / "prediction.json", json.dumps(tree, indent=1))
 
     def is_predicted(self, cell_id: str) -> bool:
@@ -358,6 +359,7 @@ class Store:
                 return {
                     str(name): None if value is None else float(value)
                     for name, value in tree.items()
+                    if name != "made_at"
                 }
         return {}
 
