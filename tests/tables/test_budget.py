@@ -62,6 +62,16 @@ def test_the_front_holds_what_nothing_beats(four):
     assert front.to_dict() == {"fast": True, "lean": True, "worse": False, "base": False}
 
 
+def test_one_training_makes_accuracy_no_objective_of_the_others(four):
+    trained = four.assign(
+        accuracy_top1=[0.9 if c == "worse" else math.nan for c in four["cell_id"]]
+    )
+    front = pareto_front(trained).set_index("cell_id")
+    assert front["on_front"].to_dict() == {"fast": True, "lean": True, "worse": True, "base": False}
+    assert front.loc["worse", "objectives"] == "images_per_second, peak_gib, accuracy_top1"
+    assert front.loc["fast", "objectives"] == "images_per_second, peak_gib"
+
+
 def test_objectives_that_nobody_measured_are_left_out(four):
     assert pareto_front(four)["objectives"].iloc[0] == "images_per_second, peak_gib"
     with pytest.raises(VitsweepError, match="accuracy_top1"):

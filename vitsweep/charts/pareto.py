@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
 from vitsweep.tables import cost
-from vitsweep.tables.formatting import missing
+from vitsweep.tables.formatting import missing, percent
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.sweep_tables import SweepTables
@@ -40,9 +40,11 @@ def draw(table: DataFrame) -> Figure:
             inside: dict[str, Any] = {"color": look.colour, "mew": 0, "ms": 6.5, "alpha": chance}
             axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **inside)
     front = named[table["on_front"]].sort_values("images_per_second", ascending=False)
-    if set(table["objectives"].iloc[0].split(", ")) == {"images_per_second", "peak_gib"}:
-        edge: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "zorder": 1}
-        axes.step(front["peak_gib"], front["images_per_second"], where="pre", **edge)
+    edge: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "zorder": 1}
+    shown = front[
+        front["objectives"].eq("images_per_second, peak_gib")
+    ]  # as many as there are axes
+    axes.step(shown["peak_gib"], shown["images_per_second"], where="pre", **edge)
     for number, (_, row) in enumerate(front.head(MOST_NAMES).iterrows(), start=1):
         look = styles[row["series"]]
         at = (row["peak_gib"], row["images_per_second"])
@@ -52,7 +54,7 @@ def draw(table: DataFrame) -> Figure:
             color=look.colour,
             ms=8,
             ls="none",
-            label=f"{number}  {row['name']}{_sureness(row)}",
+            label=f"{number}  {row['name']}{_trained(row)}{_sureness(row)}",
         )
         axes.annotate(
             str(number), at, (7, 5), textcoords="offset points", fontsize=9, color=style.INK
@@ -69,6 +71,13 @@ def _chance(row: Series) -> float:
     return 0.0 if missing(chance) else float(chance)
 
 
+def _trained(row: Series) -> str:
+    """Return the accuracy of a cell that is compared with others that have one."""
+    return (
+        f", top-1 {percent(row['accuracy_top1'])}" if "accuracy_top1" in row["objectives"] else ""
+    )
+
+
 def _sureness(row: Series) -> str:
     return f" ({100 * _chance(row):.0f} %)" if _chance(row) else ""
 
@@ -77,6 +86,6 @@ CHART = Chart(
     "Throughput, memory, accuracy",
     table_of,
     draw,
-    "Filled: no other cell is better in one and worse in none of what was measured; in brackets the "
-    "probability of that, given the noise.",
+    "Filled: no other cell of which the same was measured is better in one and worse in none of it; in "
+    "brackets the probability of that, given the noise. Cells with an accuracy are compared with each other.",
 )

@@ -12,6 +12,7 @@ from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.menu import plain_choice
 from vitsweep.spec.resolve import ranks_per_node, resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
@@ -200,21 +201,37 @@ def _with_baselines(
 
 
 def cell_labels(plan: SweepPlan) -> dict[str, str]:
-    """Return cell id -> the overrides that tell the cells of a plan apart."""
+    """Return cell id -> what tells the cells of a plan apart; `plain` for one of plain choices alone."""
     return {
-        cell_id: " ".join(f"{key}={value}" for key, value in settings.items()) or "plain"
+        cell_id: " ".join(f"{key}={value}" for key, value in named.items()) or "plain"
         for cell_id, settings in cell_settings(plan).items()
+        for named in [settings or _techniques(plan.entries[cell_id])]
     }
 
 
 def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
-    """Return cell id -> key -> value of the overrides that tell the cells of a plan apart."""
+    """Return cell id -> key -> value of the overrides that tell the cells of a plan apart.
+
+    Where cells have the same override, `+experiment=NAME` say, their techniques tell them apart.
+    """
     typed = {entry.cell_id: _overrides(entry) for entry in plan.entries.values()}
     everywhere = set.intersection(*(set(o.items()) for o in typed.values())) if typed else set()
+    techniques = {cell_id: _techniques(entry) for cell_id, entry in plan.entries.items()}
+    common = set.intersection(*(set(t.items()) for t in techniques.values())) if typed else set()
     return {
-        cell_id: {key: value for key, value in overrides.items() if (key, value) not in everywhere}
+        cell_id: {
+            key: value
+            for key, value in (techniques[cell_id] | overrides).items()
+            if (key, value) not in (everywhere if key in overrides else common)
+        }
         for cell_id, overrides in typed.items()
     }
+
+
+def _techniques(entry: PlannedCell) -> dict[str, str]:
+    """Return the choices of techniques that are not the plain ones."""
+    chosen = entry.composed.choices
+    return {g: str(chosen[g]) for g in GROUPS if g in chosen and chosen[g] != plain_choice(g)}
 
 
 def _overrides(entry: PlannedCell) -> dict[str, str]:

@@ -104,6 +104,8 @@ def _drawn_logs(
 
 
 OBJECTIVES = ("images_per_second", "peak_gib", "accuracy_top1")
+IF_TRAINED = ("accuracy_top1",)
+"""Objectives that only cells of some tasks have."""
 
 
 def pareto_front(
@@ -114,9 +116,11 @@ def pareto_front(
 ) -> DataFrame:
     """Return the measured cells with `on_front`: no other cell is better in one and worse in none.
 
-    Objectives that no cell has are left out; a cell that lacks one of the others is not on the
-    front. `on_front` compares the shown values; with `runs`, `on_front_probability` is the share of
-    draws of the measurement's noise in which the cell is on the front (see `front_probability`).
+    Objectives that no cell has are left out. Cells with an accuracy are compared with one another, and those
+    without with one another in the other objectives: `objectives` names those of each row. A cell that lacks
+    another one is not on the front. `on_front` compares the shown values; with `runs`,
+    `on_front_probability` is the share of draws of the measurement's noise in which the cell is on the front
+    (see `front_probability`).
 
     Args:
         cells: one row per cell.
@@ -135,15 +139,20 @@ def pareto_front(
     unsigned = [o for o in used if METRICS[o].better is None]
     if unsigned or not used:
         raise VitsweepError(f"No cell can be better in {', '.join(unsigned or objectives)}.")
-    signs = np.array([1.0 if METRICS[o].better == "higher" else -1.0 for o in used])
-    points = table[used].to_numpy(float) * signs
-    whole = ~np.isnan(points).any(axis=1)
-    on_front = np.zeros(len(table), dtype=bool)
-    on_front[whole] = undominated(points[whole])
-    table = table.assign(on_front=on_front, objectives=", ".join(used))
-    if runs is not None:
-        table = table.assign(on_front_probability=front_probability(table, runs, used))
-    return table.sort_values(used[0], ascending=signs[0] < 0)
+    signs = Series({o: 1.0 if METRICS[o].better == "higher" else -1.0 for o in used})
+    optional = [o for o in used if o in IF_TRAINED and len(used) > 1]
+    known = table[optional].notna()
+    table = table.assign(on_front=False, objectives="")
+    for has, rows in known.groupby(optional) if optional else [((), table)]:
+        own = [o for o in used if o not in optional or has[optional.index(o)]]
+        points = (table.loc[rows.index, own] * signs[own]).to_numpy(float)
+        whole = ~np.isnan(points).any(axis=1)
+        table.loc[rows.index[whole], "on_front"] = undominated(points[whole])
+        table.loc[rows.index, "objectives"] = ", ".join(own)
+        if runs is not None:
+            chance = front_probability(table.loc[rows.index], runs, own)
+            table.loc[rows.index, "on_front_probability"] = chance
+    return table.sort_values(used[0], ascending=signs[used[0]] < 0)
 
 
 def best_under(
