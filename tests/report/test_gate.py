@@ -119,7 +119,7 @@ def test_an_accuracy_that_fell_fails_whatever_metric_is_asked_for():
     result = gate(accuracy(0.93, 0.931, 0.929), kept)
     assert not result.passed
     assert result.sentences[0] == (
-        "vit_nano (O1): accuracy is 0.97x the kept one; at least 0.99 is accepted."
+        "vit_nano (O1): accuracy is 0.97x [0.97, 0.97] the kept one; at least 0.99 is accepted."
     )
     assert gate(accuracy(0.93, 0.931, 0.929), kept, lenient=True).passed
     # one run in a block says it as well: a seed repeats
@@ -289,7 +289,7 @@ def test_a_baseline_that_became_slower_fails_though_every_ratio_is_as_good_or_be
     assert not result.passed
     assert one(result, "c0")["verdict"] == "the baseline itself is slower"
     assert result.verdict.endswith(
-        "Ratios only; the baseline itself is at 0.70x of its throughput."
+        "Ratios only; the baseline itself is at 0.70x [0.69, 0.71] of its throughput."
     )
     lenient = gate(now, kept, baselines=SAME, lenient=True)
     assert lenient.passed

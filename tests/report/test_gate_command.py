@@ -46,7 +46,9 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     assert lines[2].startswith("fast is fastest: 1.50x [1.49, 1.51] over 4 blocks against")
     assert lines[0].startswith("fast (fast): 1.00x the kept `speedup`, interval [")
     assert lines[-1].startswith("The gate passed: 2 comparisons, none shown worse beyond the tol")
-    assert lines[-1].endswith("Ratios only; the baseline itself is at 1.00x of its throughput.")
+    assert lines[-1].endswith(
+        "Ratios only; the baseline itself is at 1.00x [0.98, 1.02] of its throughput."
+    )
 
 
 def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:

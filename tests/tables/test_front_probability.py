@@ -50,6 +50,16 @@ def test_what_a_block_shares_does_not_make_its_cells_less_sure():
     assert found["fast"] == 1.0
 
 
+def test_cells_that_no_block_compares_keep_their_levels():
+    metrics = {"metrics": {"peak_rss_gib": 1.0}}
+    runs = table(
+        *(run(c, f"{where}{n}", v + n, minute=n, **metrics)
+          for n in range(4) for c, where, v in (("a", "x", 1000), ("b", "x", 900), ("slow", "y", 10)))
+    )  # fmt: skip
+    found = pareto_front(cells(runs, {}), runs=runs).set_index("cell_id")
+    assert found["on_front_probability"][["a", "slow"]].tolist() == [1.0, 0.0]
+
+
 def test_one_block_says_nothing_about_noise():
     runs = table(run("a", metrics={"peak_rss_gib": 1.0}), run("b", metrics={"peak_rss_gib": 2.0}))
     found = pareto_front(cells(runs, {}), runs=runs)

@@ -11,6 +11,7 @@ import vitsweep
 from tests.command import ROOT
 from vitsweep.charts import race as chart
 from vitsweep.racing.cells import write_race
+from vitsweep.results.store import Store
 from vitsweep.tables.race import race_answer, race_history, race_lines, race_table, race_text
 
 
@@ -78,7 +79,10 @@ def test_the_answer_gives_the_ratios_of_fresh_blocks_and_says_that_they_chose_no
         "against the runner-up x=b, over 5 fresh blocks that had no part in the choice."
     )
     race["confirmed"] = {}
-    assert "1.31x against the baseline x=p by the race's model, uncorrected" in race_answer(race)
+    assert (
+        "1.31x against the baseline x=p by the race's model, uncorrected and without an interval"
+        in race_answer(race)
+    )
 
 
 def test_the_answer_names_the_objective(race: dict[str, Any]) -> None:
@@ -194,6 +198,7 @@ def test_an_unsettled_race_names_what_is_still_open(race: dict[str, Any]) -> Non
 def test_a_notebook_says_that_a_race_is_not_settled(race: dict[str, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(ROOT / "analysis" / "sample", tmp_path / "sample")
     write_race(folder, race | {"ended": "budget"})
+    Store(folder).append_command({"search": "race", "cells": []})
     assert "Not settled, the budget is spent" in vitsweep.load(folder)._repr_html_()
 
 

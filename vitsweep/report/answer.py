@@ -13,7 +13,7 @@ from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import TOO_FEW, WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.formatting import count, end, missing, number, percent
+from vitsweep.tables.formatting import count, end, missing, number, percent, told
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
 from vitsweep.tables.race import race_answer, race_lines
@@ -269,7 +269,15 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
             text += ", and so not called the winner"
         else:
             text += f"; {row['name']} has a higher estimate, {_size(row)}, that is not shown: {_why(row)}"
-        text += f" (so {count(len(some) - 1, 'other cell')})" if len(some) > 1 else ""
+        if more := len(some) - 1:
+            verb = (
+                ("is" if more == 1 else "are")
+                if is_less_accurate
+                else "has"
+                if more == 1
+                else "have"
+            )
+            text += f"; {'nor' if is_less_accurate else 'so'} {verb} {count(more, 'other cell')}"
     return text
 
 
@@ -303,12 +311,12 @@ def _size(row: Series) -> str:
     )  # fmt: skip
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
-        return f"{formatting.times(row['speedup'])} (no interval){blocks}"
+        return f"{told(row['speedup'], None, None)}{blocks}"
     size, ends = row["family_size"], (row["claim_low"], row["claim_high"])
     if missing(ends[0]) or missing(size):
         size, ends = 1, (row["speedup_low"], row["speedup_high"])
     among = f" among {size:.0f} cells" if size > 1 else ""
-    return f"{formatting.ratio(row['speedup'], *ends)}{among} over {over}"
+    return f"{told(row['speedup'], *ends)}{among} over {over}"
 
 
 def _sizes(rows: DataFrame) -> str:

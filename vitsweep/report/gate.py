@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.tables.formatting import count, plain, span, tally, times
+from vitsweep.tables.formatting import count, plain, span, tally, times, told
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim, chosen
 from vitsweep.tables.sweep_diff import changes, metric_named
@@ -91,10 +91,11 @@ class Gate:
     @property
     def of_baselines(self) -> str:
         """How the baselines moved, where cells are compared by their ratios to them."""
-        moved = self.rows.loc[self.rows["of_baseline"], "ratio"].dropna()
+        moved = self.rows[self.rows["of_baseline"] & self.rows["ratio"].notna()]
         if moved.empty:
             return ""
-        return f". Ratios only; the baseline itself is at {times(moved.min())} of its throughput"
+        least = _ratio(moved.nsmallest(1, "ratio").iloc[0])
+        return f". Ratios only; the baseline itself is at {least} of its throughput"
 
     @property
     def num_compared(self) -> int:
@@ -391,7 +392,7 @@ def _reason(row: Series) -> str:
     if row["verdict"] == FELL:
         if pd.isna(row["ratio"]):
             return f"{name}: accuracy was measured and is now missing or 0."
-        size = f"{times(row['ratio'])} the kept one; at least {row['limit']:.3g} is accepted"
+        size = f"{_ratio(row)} the kept one; at least {row['limit']:.3g} is accepted"
         return f"{name}: accuracy is {size}."
     if row["verdict"] == TOO_FEW:
         runs = f"{row['count_kept']:.0f} kept, {row['count_now']:.0f} now; an interval needs 3"
@@ -406,6 +407,10 @@ def _reason(row: Series) -> str:
         f"{name}: {times(row['ratio'])} the kept {_in_words(metric)}, interval {interval}, "
         f"accepted {accepted} {row['limit']:.3g}: {row['verdict']}."
     )
+
+
+def _ratio(row: Series) -> str:
+    return told(row["ratio"], row["ratio_low"], row["ratio_high"])
 
 
 def _in_words(column: str) -> str:

@@ -211,7 +211,7 @@ class Explanation:
             word = "faster" if ms < 0 else "slower"
             head = (
                 f"{a} is {number(abs(ms))} ms [{number(size[0])}, {number(size[1])}] a step {word} than "
-                f"{b} ({times(self.speedup)} its throughput)"
+                f"{b} ({times(self.speedup)} its throughput, without an interval)"
             )
         causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
         large = causes["ms"].abs() >= WORTH_A_WORD * causes["ms"].abs().max()

@@ -67,7 +67,9 @@ class Comparison:
 
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
-        interval = "" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
+        interval = (
+            " (no interval)" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
+        )
         size = f"{times(self.ratio)}{interval} the throughput of {baseline}"
         is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
         claim = stats.INCONCLUSIVE if is_wide else self.claim

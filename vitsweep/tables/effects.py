@@ -13,7 +13,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, within_blocks
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
-from vitsweep.tables.formatting import end, plain, times
+from vitsweep.tables.formatting import plain, told
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.speedup import flattered, is_flattered, lost_blocks
 from vitsweep.tables.stats import (
@@ -113,19 +113,20 @@ def sentences(table: DataFrame, most: int = 8) -> list[str]:
     size = average["effect"].astype(float).map(np.log).abs()
     words = []
     for row in average.loc[size.sort_values(ascending=False).index].head(most).to_dict("records"):
-        interval = f" [{end(row['effect_low'])}, {end(row['effect_high'])}]"
-        text = f"{row['technique']} gives {times(row['effect'])}"
-        text += interval if row["effect_low"] == row["effect_low"] else ""
-        text += " on average over the other choices"
+        text = f"{row['technique']} gives {_effect(row)} on average over the other choices"
         same = [(table[c] == row[c]) for c in ("device", "technique")]
         given = table[same[0] & same[1] & table["interaction"].astype(str).str.contains("average")]
         if len(given):
             gap = given["ratio_to_average"].astype(float).map(np.log).abs()
             most_different = given.loc[gap.idxmax()]
-            text += f", {times(most_different['effect'])} with {most_different['given']}"
+            text += f", {_effect(most_different)} with {most_different['given']}"
         note = f" ({row['note']})" if row["note"] else ""
         words.append(f"{text}{note}.")
     return words
+
+
+def _effect(row: Any) -> str:
+    return told(row["effect"], row["effect_low"], row["effect_high"])
 
 
 def _of_device(

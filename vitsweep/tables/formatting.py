@@ -83,6 +83,11 @@ def ratio(value: Any, low: Any, high: Any) -> str:
     return times(value) + interval
 
 
+def told(value: Any, low: Any, high: Any) -> str:
+    """Return a ratio in a sentence: `1.51x [1.48, 1.55]`, or `1.51x (no interval)`."""
+    return ratio(value, low, high) + (" (no interval)" if missing(low) or missing(high) else "")
+
+
 def end(value: float) -> str:
     """Return an end of the interval of a ratio, `1.48`; one near 1 with the digits that tell it from 1.
 
@@ -92,11 +97,6 @@ def end(value: float) -> str:
     while value != 1 and digits < 6 and float(f"{value:.{digits}f}") == 1:
         digits += 1
     return f"{value:.{digits}f}"
-
-
-def speedup(row: Series) -> str:
-    """Return the speedup of a row with its 95 % interval."""
-    return ratio(row.get("speedup"), row.get("speedup_low"), row.get("speedup_high"))
 
 
 def whole(value: Any) -> str:

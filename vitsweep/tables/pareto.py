@@ -28,8 +28,8 @@ def front_probability(
 ) -> Series:
     """Return the share of draws in which no other cell beats a cell: P(on the front).
 
-    Each draw adds errors to what was measured. Throughput: the cells' logs by least squares within
-    blocks (what a block does to all its cells cancels), with normal errors of their covariance
+    Each draw adds errors to what is shown. Throughput: the cells' logs, with errors of least squares within
+    blocks (what a block does to all its cells cancels), normal errors of their covariance
     times a draw of the pooled standard deviation, so Student's t. Other objectives: the value of the
     table with independent normal errors, the standard error of the cell's runs. Draws are around
     the estimates, so the best of many equal cells looks surer than it is.
@@ -75,7 +75,8 @@ def _drawn(
 ) -> Floats:
     """Return draws x cells of one objective."""
     if objective == "images_per_second":
-        return _drawn_logs(within_blocks(runs), table["cell_id"].tolist(), draws, generator)
+        shown = table.set_index("cell_id")["images_per_second"].astype(float).map(np.log)
+        return _drawn_logs(within_blocks(runs), shown, draws, generator)
     values = table[objective].to_numpy(float)
     good = valid_runs(runs)
     groups = numbers(good, objective).groupby(good["cell_id"])
@@ -86,10 +87,17 @@ def _drawn(
 
 
 def _drawn_logs(
-    data: WithinBlocks, cells: list[str], draws: int, generator: np.random.Generator
+    data: WithinBlocks, logs: Series, draws: int, generator: np.random.Generator
 ) -> Floats:
-    """Return draws x cells of log throughput; NaN for cells whose noise is unknown."""
-    found = np.full((draws, len(cells)), np.nan)
+    """Return draws x cells of log throughput; NaN for cells whose noise is unknown.
+
+    Args:
+        data: gives the errors; it knows no level of cells that no block compares.
+        logs: cell -> log of the throughput that is shown.
+        draws: how many.
+        generator: source of randomness.
+    """
+    found = np.full((draws, len(logs)), np.nan)
     if not data.degrees:
         return found
     eigenvalues, vectors = data.spectrum
@@ -97,9 +105,9 @@ def _drawn_logs(
     errors = data.noise * (normal / np.sqrt(eigenvalues)) @ vectors.T
     errors *= np.sqrt(data.degrees / generator.chisquare(data.degrees, (draws, 1)))
     place = {cell: i for i, cell in enumerate(data.cells)}
-    for column, cell in enumerate(cells):
+    for column, (cell, log) in enumerate(logs.items()):
         if cell in place and data.num_blocks[place[cell]] > 1:
-            found[:, column] = data.logs[place[cell]] + errors[:, place[cell]]
+            found[:, column] = log + errors[:, place[cell]]
     return found
 
 

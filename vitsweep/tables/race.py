@@ -225,7 +225,8 @@ def _by_model(race: Race, baseline: Any, against: str) -> str:
         return ""
     return (
         f": {times(exp(-found[0]['gain']))} {against} the baseline "
-        f"{_apart(found[0]['name'], _names(race)[race['leader']])} by the race's model, uncorrected"
+        f"{_apart(found[0]['name'], _names(race)[race['leader']])} by the race's model, "
+        "uncorrected and without an interval"
     )
 
 

@@ -19,8 +19,7 @@ from vitsweep.tables.blocks import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.formatting import as_text, count, times, value_label
-from vitsweep.tables.formatting import ratio as ratio_text
+from vitsweep.tables.formatting import as_text, count, told, value_label
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -140,8 +139,7 @@ def differs_by_place(known: KeyedRuns) -> dict[int, str]:
 
 def _of_blocks(logs: Floats) -> str:
     """Return the mean ratio of blocks with its interval, or the words that there is none."""
-    middle, low, high = map(exp, mean_interval(logs))
-    return ratio_text(middle, low, high) if low == low else f"{times(middle)} (no interval)"
+    return told(*map(exp, mean_interval(logs)))
 
 
 SIZES = ("data", "resolution_px", "num_tokens")

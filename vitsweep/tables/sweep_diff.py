@@ -11,7 +11,7 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
-from vitsweep.tables.formatting import count, span, times
+from vitsweep.tables.formatting import count, span, times, told
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -104,10 +104,11 @@ def changes_in_words(table: DataFrame) -> str:
     text = f"{len(changed)} of {count(len(compared), 'speedup')} changed"
     if len(changed):
         first = changed.iloc[0]
-        text += f"; the largest change is {times(first['change'])} ({first['cell_id']})"
+        size = told(first["change"], first["change_low"], first["change_high"])
+        text += f"; the largest change is {size} ({first['cell_id']})"
     base = table.loc[table["claim"] == Claim.baseline, "throughput_ratio"].dropna()
     if len(base):
-        text += f". Baselines ran at {span(base, times)} of their throughput in A"
+        text += f". Baselines ran at {span(base, times)} of their throughput in A (no interval)"
     return text + "."
 
 
