@@ -21,6 +21,7 @@ from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks
 from tests.user_modules import Residual
 from vitsweep.equivalence import proof_of
+from vitsweep.export.prove import _prepare
 from vitsweep.export.write import written
 from vitsweep.model import user_module
 from vitsweep.model.build import first_model
@@ -296,6 +297,7 @@ def test_evaluation_leaves_the_statistics_of_each_replica_of_a_sharded_model(
 @pytest.mark.parametrize("name", FROZEN)
 def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_was(
     name: str,
+    tmp_path: Path,
 ) -> None:
     spec, here = planned(name, *ALONE), lone_world()
     looks: dict[str, Callable[[], object]] = {
@@ -304,6 +306,7 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
         "counted": lambda: counted(spec.model, 8),  # type: ignore[arg-type]
         "traced": lambda: trace_cell(spec),
         "exported": lambda: written(spec, "train.py", []),
+        "prepared for the proof of a file": lambda: _prepare(tmp_path / "twin", spec),
     }
     if name not in UNPROVED:
         looks["proved"] = lambda: proof_of(spec, here)

@@ -24,6 +24,7 @@ from vitsweep.export import rank as exported
 from vitsweep.export.rank import STEPS
 from vitsweep.export.write import written
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.restored import as_it_was
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -184,6 +185,7 @@ def compared(specs: Mapping[Path, CellSpec]) -> list[Leg]:
     return [_compared(folder.name, spec, folder) for folder, spec in specs.items()]
 
 
+@as_it_was()
 def _prepare(folder: Path, cell: CellSpec) -> None:
     """Write the file, its first weights and the batches of all ranks."""
 
