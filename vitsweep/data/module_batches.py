@@ -1,6 +1,7 @@
 """Batches of a dataset of the user's (needs torch)."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from vitsweep.data.batches import ReplicaSampler
 from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
@@ -266,7 +267,7 @@ class PairReader(Dataset[Pair]):
         if self._dataset is None:
             with seeded_generators(self._seed, "data"):
                 self._dataset = self._data.call(training=self._training)
-        with kept_generators():
+        with nullcontext() if get_worker_info() else kept_generators():
             items = [(row, self._item(request.epoch, row)) for row in request.rows.tolist()]
         return _stacked(items, self._data.target)
 

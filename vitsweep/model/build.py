@@ -136,7 +136,6 @@ def first_model(cell: "CellSpec") -> nn.Module:
     torch.manual_seed(cell.seed)
     if isinstance(cell.model, ModuleSpec):
         look = look_of(cell.model, cell.batch.resolution_px)
-        torch.manual_seed(cell.seed)
         model = build_model(cell)
         vars(model)["unused_parameters"] = look.unused
         return model

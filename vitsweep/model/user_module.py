@@ -27,7 +27,7 @@ from vitsweep.model.module_look import (
 )
 from vitsweep.model.restored import as_it_was, set_to_train
 from vitsweep.spec.from_yaml import wrong_function
-from vitsweep.spec.generators import kept_generators
+from vitsweep.spec.generators import set_generators
 
 if TYPE_CHECKING:
     from vitsweep.model.module_spec import ModuleSpec
@@ -105,9 +105,7 @@ def _way_out(outputs: Any) -> str:
 
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
-        # the first import may draw, and a later one does not
-        with kept_generators():
-            factory = spec.factory()
+        factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(
             f"`model.target={spec.target}` cannot be imported ({type(error).__name__}: {error})."
@@ -236,6 +234,7 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
 
 @as_it_was()
 def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
+    set_generators(0)
     module = without_weights(spec, resolution_px)
     wrong, look = list(_seam_problems(spec, module)), Look()
     if not wrong:
@@ -523,6 +522,7 @@ def counted(spec: "ModuleSpec", resolution_px: int) -> Counted:
     """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
     key = spec.key, resolution_px
     if key not in _COUNTED:
+        set_generators(0)
         module = without_weights(spec, resolution_px)
         try:
             _COUNTED[key] = _count(module, spec, resolution_px)
