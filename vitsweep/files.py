@@ -165,9 +165,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return handle.read()
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
     """Return the text of a plain file (see `read_bytes`); UnicodeDecodeError where it is no UTF-8."""
-    return read_bytes(path).decode("utf-8")
+    return read_bytes(path, most).decode("utf-8")
 
 
 def make_folder(path: Path) -> Path:

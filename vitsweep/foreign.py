@@ -7,8 +7,8 @@ before it is parsed, so that a small file can fill neither the memory nor the da
 import io
 import json
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,9 @@ MOST_DIGITS = 100
 """Of a number in YAML: one of base 60 takes time with the square of its length."""
 MOST_COLUMNS = 1_000
 """Of a table: a run of vitsweep's has some 210, a cell 260."""
-MOST_TABLE_VALUES, MOST_TABLE_BYTES, MOST_TABLE_GROUPS = 2**25, 2**29, 10_000
+MOST_ROW_CHARACTERS = 100_000
+"""Of the texts in a row of a table: some 600 in a run of vitsweep's."""
+MOST_TABLE_VALUES, MOST_TABLE_BYTES = 2**25, 2**29
 """Of a parquet file: 100,000 runs of 335 columns. Bytes are those after decompression."""
 
 
@@ -81,8 +83,7 @@ def parsed_yaml(text: str | bytes) -> Any:
     Raises:
         ValueError: the text is no such document, or larger or deeper than one.
     """
-    if len(text) > MOST_YAML_BYTES:
-        raise ValueError(f"it has {len(text)} bytes, and YAML of at most {MOST_YAML_BYTES} is read")
+    _require(bytes=(len(text), MOST_YAML_BYTES))
     try:
         _check_events(text)
         tree = yaml.load(text, Loader=_Loader)
@@ -153,15 +154,13 @@ def parsed_json(text: str, most: Bounds = OF_RUN) -> Any:
 
 def _check_counts(text: str, most: Bounds) -> None:
     """Refuse a text by what it can hold at most; a count takes a millisecond for 10 MB."""
-    for what, found, bound in (
-        ("characters", len(text), MOST_JSON_BYTES),
-        ("values", text.count(","), MOST_NUMBERS),
-        ("texts", text.count('"') // 2, most.texts),
-        ("sections", text.count("[") + text.count("{"), most.sections),
-        ("escaped characters", text.count("\\"), most.texts),
-    ):
-        if found > bound:
-            raise ValueError(f"it has {found} {what}, and at most {bound} are read")
+    _require(
+        characters=(len(text), MOST_JSON_BYTES),
+        values=(text.count(","), MOST_NUMBERS),
+        texts=(text.count('"') // 2, most.texts),
+        sections=(text.count("[") + text.count("{"), most.sections),
+        backslashes=(text.count("\\"), most.texts),
+    )
 
 
 def _refuse_deep(tree: Any, levels: int) -> None:
@@ -180,14 +179,20 @@ def column_number(digits: str) -> int | float | None:
     return None if isinf(number := float(digits)) else number
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, most: int = OF_SWEEP.sections) -> list[dict[str, Any]]:
     """Return the JSON lines of a file of a sweep, without those cut in half and other damage.
 
+    Args:
+        path: of the file.
+        most: lines of such a file.
+
     Raises:
-        ForeignFileError: they are more than any sweep has.
+        ForeignFileError: they are more, or hold more than any sweep's.
     """
     try:
-        return parsed_lines(read_bytes(path, MOST_JSON_BYTES), OF_SWEEP)
+        content = read_bytes(path, MOST_JSON_BYTES)
+        _require(lines=(content.count(b"\n"), most))
+        return parsed_lines(content, OF_SWEEP)
     except FileNotFoundError:
         return []
     except ValueError as error:
@@ -217,45 +222,77 @@ def _lines(content: bytes, most: Bounds) -> Iterator[Any]:
 _TEXTS = ("string", "large_string", "binary", "large_binary")
 
 
-def foreign_table(path: Path) -> "DataFrame":
+def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFrame":
     """Return a table of flat columns, after a look at how many values its footer says that it has.
+
+    Args:
+        path: of the file.
+        columns: read these alone.
 
     Raises:
         ForeignFileError: it is no whole parquet file, or has more or other columns or more values than a
             table of vitsweep's.
         OSError: it cannot be read.
     """
-    import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        footer = parquet.read_metadata(path)
-        _check_footer(footer)
+    with _named(path):
+        footer = _footer(path, columns)
         texts = [f.name for f in footer.schema.to_arrow_schema() if str(f.type) in _TEXTS]
         # as a dictionary a text that stands in every row is in memory once
-        table = parquet.ParquetFile(path, metadata=footer, read_dictionary=texts).read().to_pandas()
-    except (pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
+        file = parquet.ParquetFile(path, metadata=footer, read_dictionary=texts)
+        table = file.read(columns).to_pandas()
+        for name in {*texts} & {*table}:
+            kept = table[name].cat
+            table[name] = kept.rename_categories(kept.categories.astype(object)).astype(object)
+        return table
+
+
+def table_size(path: Path) -> tuple[int, list[str]]:
+    """Return how many rows the footer of a parquet file names, and its columns.
+
+    Raises:
+        ForeignFileError: they are more than a table has, or the file is not whole.
+        OSError: it cannot be read.
+    """
+    with _named(path):
+        footer = _footer(path, [])
+        return footer.num_rows, footer.schema.names
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
         raise ForeignFileError(
             f"`{path}` is not a complete parquet file with a table of vitsweep's ({error}): restore it, or "
             "write it anew with `vitsweep collect`."
         ) from error
-    for name in {*texts} & {*table}:
-        kept = table[name].cat
-        table[name] = kept.rename_categories(kept.categories.astype(object)).astype(object)
-    return table
 
 
-def _check_footer(footer: Any) -> None:
-    groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    for what, found, bound in (
-        ("columns", footer.num_columns, MOST_COLUMNS),
-        ("groups of rows", footer.num_row_groups, MOST_TABLE_GROUPS),
-        ("rows", footer.num_rows, MOST_TABLE_VALUES),
-        ("values", sum(column.num_values for column in columns), MOST_TABLE_VALUES),
-        ("bytes", sum(column.total_uncompressed_size for column in columns), MOST_TABLE_BYTES),
-    ):
-        if found > bound:
-            raise ValueError(f"it has {found} {what}, and at most {bound} are read")
-    if any(field.type.num_fields for field in footer.schema.to_arrow_schema()):
-        raise ValueError("it has lists, or columns in columns")
+def _footer(path: Path, names: Sequence[str] | None) -> Any:
+    from pyarrow import parquet
+
+    footer = parquet.read_metadata(path)
+    _require(columns=(footer.num_columns, MOST_COLUMNS), rows=(footer.num_rows, MOST_TABLE_VALUES))
+    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+    parts = [group.column(i) for group in groups for i in range(footer.num_columns)]
+    if names is not None:
+        parts = [part for part in parts if part.path_in_schema in names]
+    size = sum(part.total_uncompressed_size for part in parts)
+    values = sum(part.num_values for part in parts)
+    _require(values=(values, MOST_TABLE_VALUES), bytes=(size, MOST_TABLE_BYTES))
+    schema = footer.schema.to_arrow_schema()
+    if any(field.type.num_fields for field in schema) or len({*schema.names}) < len(schema):
+        raise ValueError("it has lists, columns in columns, or a name twice")
+    return footer
+
+
+def _require(**found: tuple[int, int]) -> None:
+    """Refuse what is more than its bound; each keyword names a count and its bound."""
+    for what, (number, bound) in found.items():
+        if number > bound:
+            raise ValueError(f"it has {number} {what}, and at most {bound} are read")

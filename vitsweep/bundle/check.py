@@ -1,10 +1,11 @@
 """A bundle checked: every table, figure and claim made anew from its records, and nothing in it run."""
 
-import io
 import json
 import math
+import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame
 
 from vitsweep.bundle.claims import Claim, claims_of, read_claims
 from vitsweep.bundle.pack import (
@@ -26,12 +28,20 @@ from vitsweep.bundle.pack import (
     read_document,
 )
 from vitsweep.errors import VitsweepError
-from vitsweep.files import read_bytes, read_text
-from vitsweep.foreign import OF_SWEEP, parsed_json
+from vitsweep.files import open_safely, read_bytes, read_text
+from vitsweep.foreign import (
+    MOST_TABLE_VALUES,
+    MOST_YAML_BYTES,
+    OF_SWEEP,
+    foreign_table,
+    parsed_json,
+    read_lines,
+    table_size,
+)
 from vitsweep.report.views import collect
 from vitsweep.results.provenance import code_in_overrides, code_in_tree
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.store import MOST_COMMANDS, DamagedRecordWarning, Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.tables.formatting import count, missing
@@ -85,13 +95,15 @@ def _checked(store: Store, document: dict[str, object], drawn_by: str) -> Checke
         passed.append(f"{count(len(files_of(root)) - 1, 'file')} with the listed checksums")
     records = list(store.runs())
     contradicting = [*_record_faults(store, records)]
-    views = {n: read_bytes(root / n) for n in files_of(root) if _is_view(n)}
+    views = {n: root.with_name(f"said-{n}") for n in files_of(root) if _is_view(n)}
+    for name, kept in views.items():
+        (root / name).replace(kept)
     tables = collect(store)
     wrong = [*contradicting, *_view_faults(root, views)]
     if not wrong:
         passed += [
             f"{count(len(records), 'record')}: throughput follows from the times of the steps",
-            f"{len(views)} tables and rows of cells: equal to those made from the records",
+            f"{len(views)} tables: equal to those made from the records",
         ]
     claims, of_claims = _claims(document, tables)
     if not of_claims:
@@ -153,7 +165,12 @@ def _throughput(record: RunRecord) -> tuple[float, float]:
 
 def _command_faults(path: Path) -> Iterator[str]:
     """Yield which lines of the commands are no JSON."""
-    lines = read_bytes(path).splitlines() if path.exists() else []
+    try:
+        read_lines(path, MOST_COMMANDS)
+        lines = read_bytes(path).splitlines() if path.exists() else []
+    except VitsweepError as error:
+        yield str(error)
+        return
     for place, line in enumerate(lines, start=1):
         try:
             parsed_json(line.decode(), OF_SWEEP)
@@ -182,38 +199,50 @@ def _cell_faults(cell_id: str, tree: Any, said: dict[str, Any]) -> Iterator[str]
 
 
 def _is_view(name: str) -> bool:
-    return name.endswith((".parquet", ".csv", "/record.json"))
+    return name.endswith((".parquet", ".csv"))
 
 
-def _view_faults(root: Path, views: dict[str, bytes]) -> Iterator[str]:
-    for name, before in views.items():
+def _view_faults(root: Path, views: dict[str, Path]) -> Iterator[str]:
+    for name, kept in views.items():
         try:
-            kept, made = _parsed(name, before), _parsed(name, read_bytes(root / name))
+            differing = _differing_table if name.endswith(".parquet") else _differing_text
+            wrong = [*differing(kept, root / name)]
         except (OSError, ValueError) as error:
             yield f"`{name}` cannot be read ({type(error).__name__})."
             continue
-        if wrong := [*_differing(kept, made)]:
+        if wrong:
             yield f"`{name}` is not what the records say: {_some(wrong)}."
 
 
-def _parsed(name: str, content: bytes) -> dict[str, Any]:
-    """Return column -> values of a table, or key -> value of a row."""
-    if name.endswith(".json"):
-        row = json.loads(content)
-        return {key: [value] for key, value in row.items()} if isinstance(row, dict) else {}
-    if name.endswith(".csv"):
-        table = pd.read_csv(io.BytesIO(content), dtype=object, keep_default_na=False)
-    else:
-        table = pd.read_parquet(io.BytesIO(content))
-    return {str(column): table[column].tolist() for column in table}
+def _differing_table(kept: Path, made: Path) -> Iterator[str]:
+    """Yield the columns of a bundle's table that are not the recomputed ones, as many at a time as fit."""
+    (rows, names), (made_rows, others) = table_size(kept), table_size(made)
+    if rows != made_rows:
+        yield f"{rows} rows"
+        return
+    at_once = max(MOST_TABLE_VALUES // max(rows, 1), 1)
+    yield from (name for name in names if name not in others)
+    both = [name for name in names if name in others]
+    for first in range(0, len(both), at_once):
+        part = both[first : first + at_once]
+        yield from _differing(foreign_table(kept, part), foreign_table(made, part))
 
 
-def _differing(kept: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
+def _differing_text(kept: Path, made: Path) -> Iterator[str]:
+    if kept.stat().st_size > 2 * made.stat().st_size + 2**16:
+        yield f"{kept.stat().st_size} bytes"
+        return
+    yield from _differing(
+        *(pd.read_csv(p, dtype=object, keep_default_na=False) for p in (kept, made))
+    )
+
+
+def _differing(kept: DataFrame, made: DataFrame) -> Iterator[str]:
     """Yield the columns of a bundle's table that are not the recomputed ones; new columns do not count."""
-    for column, values in kept.items():
-        others = made.get(column, [])
-        if len(values) != len(others) or not all(map(_same, values, others)):
-            yield column
+    for column in kept:
+        same = column in made and len(kept) == len(made)
+        if not same or not all(map(_same, kept[column].tolist(), made[column].tolist())):
+            yield str(column)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -255,9 +284,9 @@ def _figures(
 ) -> tuple[int, list[str], list[str]]:
     """Return how many figures are equal to those drawn here, which are not, and which may not be."""
     made = figures_of(tables)
-    kept = {name: read_text(root / name) for name in files_of(root) if name.startswith("figures/")}
-    wrong = sorted(n for n in made.keys() | kept.keys() if made.get(n) != kept.get(n))
-    equal = len(kept.keys() - set(wrong))
+    kept = {name for name in files_of(root) if name.startswith("figures/")}
+    wrong = sorted(n for n in made.keys() | kept if not _is_text(root / n, made.get(n, "")))
+    equal = len(kept - set(wrong))
     if not wrong:
         return equal, [], []
     here = f"{drawn_by} matplotlib {version('matplotlib')}"
@@ -269,6 +298,11 @@ def _figures(
         [],
         [f"{text}. They were drawn by other versions: `vitsweep report` draws them anew."],
     )
+
+
+def _is_text(path: Path, text: str) -> bool:
+    content = text.encode()
+    return path.exists() and path.stat().st_size == len(content) and read_bytes(path) == content
 
 
 def _some(names: list[str]) -> str:
@@ -294,7 +328,7 @@ def code_lines(store: Store, changed: dict[str, list[str] | None]) -> list[str]:
             dirty = ", with uncommitted changes" if code.get("git_dirty") else ""
             lines[f"commit {str(code.get('git_commit') or 'unknown')[:12]}{dirty}"] = None
             if re.fullmatch(r"code/\w+\.diff", diff):
-                lines[f"{diff}: {_diff_files(read_text(store.root / diff))}"] = None
+                lines[f"{diff}: {_diff_files(store.root / diff)}"] = None
     for code_hash, files in changed.items():
         same = "its source files are those here" if not files else f"other here: {_some(files)}"
         unknown = "its source files are not listed"
@@ -302,17 +336,22 @@ def code_lines(store: Store, changed: dict[str, list[str] | None]) -> list[str]:
     return [*lines]
 
 
-def _diff_files(text: str) -> str:
-    names = re.findall(r"^diff --git a/(\S+)", text, re.MULTILINE)
-    marks = [line[:1] for line in text.splitlines() if not line.startswith(("+++", "---"))]
-    return f"{_some(names)} (+{marks.count('+')} -{marks.count('-')} lines)"
+def _diff_files(path: Path) -> str:
+    names, marks = dict[str, None](), Counter[str]()
+    with open(open_safely(path, os.O_RDONLY), encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if found := re.match(r"diff --git a/(\S+)", line[:1000]):
+                names[found[1]] = None
+            if not line.startswith(("+++", "---")):
+                marks[line[:1]] += 1
+    return f"{_some([*names])} (+{marks['+']} -{marks['-']} lines)"
 
 
 def package_lines(root: Path) -> list[str]:
     """Return which packages have another version here; nothing is installed."""
     theirs, here = (
         dict(line.split("==", 1) for line in text.splitlines() if "==" in line)
-        for text in (read_text(root / "packages.txt"), packages())
+        for text in (read_text(root / "packages.txt", MOST_YAML_BYTES), packages())
     )
     return [
         f"{name} {theirs[name]}, here {here.get(name, 'not installed')}"

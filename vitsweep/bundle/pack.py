@@ -31,12 +31,13 @@ from vitsweep.files import (
     MOST_BYTES,
     NAME,
     guard,
+    open_safely,
     read_bytes,
     read_text,
     replacing,
     write_atomically,
 )
-from vitsweep.foreign import foreign, parsed_json
+from vitsweep.foreign import MOST_JSON_BYTES, foreign, parsed_json
 from vitsweep.report.figures import drawn
 from vitsweep.report.views import collect
 from vitsweep.results.pack import OF_CELL
@@ -48,6 +49,8 @@ from vitsweep.tables.sweep_tables import SweepTables
 SUMS = "SHA256SUMS"
 MOST_ENTRIES, MOST_TOTAL_BYTES, MOST_AT_ONCE = 200_000, 2**33, 2**24
 """A larger archive is refused; so is a header that would be read into memory at once."""
+MOST_SMALL_BYTES, MOST_RATIO = 2**28, 50
+"""What is larger than this once it is extracted is at most so many times as large as the archive."""
 
 _PLACES = (
     SUMS, "claims.json", "packages.txt", "commands.jsonl", "race.json", "cells.csv",
@@ -78,9 +81,12 @@ def files_of(folder: Path) -> list[str]:
 def checksums(folder: Path) -> str:
     """Return a line per file, as `sha256sum` writes and reads them."""
     names = [name for name in files_of(folder) if name != SUMS]
-    return "".join(
-        f"{hashlib.sha256(read_bytes(folder / name)).hexdigest()}  {name}\n" for name in names
-    )
+    return "".join(f"{_sha256(folder / name)}  {name}\n" for name in names)
+
+
+def _sha256(path: Path) -> str:
+    with open(open_safely(path, os.O_RDONLY), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sums(lines: Iterable[str]) -> dict[str, str]:
@@ -91,7 +97,7 @@ def _sums(lines: Iterable[str]) -> dict[str, str]:
 def checksum_faults(folder: Path) -> list[str]:
     """Return what a folder holds beside what its list of checksums says."""
     try:
-        lines = read_text(folder / SUMS).splitlines()
+        lines = read_text(folder / SUMS, MOST_JSON_BYTES).splitlines()
     except (OSError, ValueError):
         return [f"`{SUMS}` is missing or no text."]
     said, found = (_sums(text) for text in (lines, checksums(folder).splitlines()))
@@ -123,11 +129,12 @@ def write_archive(folder: Path, to: Path) -> None:
 class _Bounded:
     """A compressed file from which tarfile can read neither without end nor much at once."""
 
-    def __init__(self, file: gzip.GzipFile) -> None:
+    def __init__(self, file: gzip.GzipFile, size: int) -> None:
         self._file = file
+        self._most = min(max(MOST_SMALL_BYTES, MOST_RATIO * size), MOST_TOTAL_BYTES)
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MOST_AT_ONCE or self._file.tell() > MOST_TOTAL_BYTES:
+        if not 0 <= size <= MOST_AT_ONCE or self._file.tell() > self._most:
             raise VitsweepError("it is too large, or a header in it is")
         return self._file.read(size)
 
@@ -155,7 +162,7 @@ def extract(archive: Path, folder: Path) -> Path:
     try:
         with (
             gzip.GzipFile(archive) as packed,
-            tarfile.TarFile(fileobj=_Bounded(packed), mode="r") as entries,
+            tarfile.TarFile(fileobj=_Bounded(packed, archive.stat().st_size), mode="r") as entries,
         ):
             for entry in entries:
                 if fault := _fault(entry, seen, tops):

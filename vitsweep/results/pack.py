@@ -17,12 +17,11 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitsweep.files import MOST_BYTES, NAME, open_safely
-from vitsweep.foreign import OF_SWEEP, parsed_json
+from vitsweep.files import NAME, open_safely
+from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json
 
 FILE = "pack.jsonl"
 OF_CELL = ("cell.yaml", "attempts.jsonl", "record.json", "prediction.json")
@@ -61,7 +60,7 @@ class Pack:
                 b"" if is_empty else mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
             )
         named, start = set[str](), 0
-        while (end := self._text.find(b"\n", start, start + MOST_BYTES)) >= 0:
+        while (end := self._text.find(b"\n", start, start + MOST_JSON_BYTES)) >= 0:
             named.update(self._add(start, end))
             start = end + 1
         self.is_whole = bool(named)
@@ -117,12 +116,16 @@ class Pack:
         start, end = self._lines[name]
         return parsed_json(self._text[start:end].decode())
 
+    def size(self, name: str) -> int:
+        """Return how many bytes a file has in the pack."""
+        start, end = self._lines[name]
+        return end - start
+
     def text(self, name: str) -> str:
         """Return the text of another file; ValueError where it is none."""
         start, end = self._lines[name]
-        with suppress(RecursionError):
-            if isinstance(text := json.loads(self._text[start:end]), str):
-                return text
+        if self._text[start : start + 1] == b'"':
+            return str(json.loads(self._text[start:end]))
         raise ValueError(f"the line of `{name}` in `{FILE}` holds no text")
 
 

@@ -16,7 +16,6 @@ import yaml
 
 from vitsweep.errors import VitsweepError
 from vitsweep.files import (
-    MOST_BYTES,
     NAME,
     UnsafeFileError,
     append_line,
@@ -31,7 +30,17 @@ from vitsweep.files import (
     write_atomically,
     write_once,
 )
-from vitsweep.foreign import foreign, parsed_json, parsed_lines, parsed_yaml, read_lines
+from vitsweep.foreign import (
+    MOST_COLUMNS,
+    MOST_JSON_BYTES,
+    MOST_ROW_CHARACTERS,
+    MOST_YAML_BYTES,
+    foreign,
+    parsed_json,
+    parsed_lines,
+    parsed_yaml,
+    read_lines,
+)
 from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import (
@@ -55,8 +64,9 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 """What reading a part of a document raises that is of another type, or nested without end."""
-MOST_KEPT_RECORDS = 20_000
-"""More records of a store are parsed anew each time: some 10 KiB each would fill the memory."""
+MOST_KEPT_BYTES = 2**27
+"""More records of a store are parsed anew each time: 20,000 of 6 KiB as text."""
+MOST_COMMANDS = 10_000
 MANY_FILES = 5_000
 """A command that ends packs a sweep whose cells have more files than this."""
 CELLS_AT_ONCE = 100
@@ -96,6 +106,8 @@ class Store:
         self.cells = root / "cells"
         self._pack_file = self.cells / pack.FILE
         self._parsed: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
+        self._kept_bytes = 0
+        self._columns: set[str] = set()
         self._damaged: dict[str, str] = {}
         self._commands: tuple[int, list[dict[str, Any]]] | None = None
 
@@ -239,8 +251,9 @@ class Store:
             OSError: there is none, or it cannot be read.
         """
         loose, missing = b"", None
+        most = MOST_YAML_BYTES if name.endswith(".yaml") else MOST_JSON_BYTES
         try:
-            loose = read_bytes(self.cell(cell_id) / name)
+            loose = read_bytes(self.cell(cell_id) / name, most)
         except FileNotFoundError as error:
             missing = error
         if not missing and not name.endswith(".jsonl"):
@@ -334,7 +347,7 @@ class Store:
         """Return what `record.json` of a cell says; {} where there is none."""
         with suppress(OSError, ValueError):
             row: dict[str, Any] = parsed_json(self.read(cell_id, "record.json"))
-            return row if isinstance(row, dict) else {}
+            return self.admitted(row) if isinstance(row, dict) else {}
         return {}
 
     def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
@@ -356,11 +369,13 @@ class Store:
         with suppress(OSError, ValueError, TypeError, AttributeError):
             if self.is_predicted(cell_id):
                 tree = parsed_json(self.read(cell_id, "prediction.json"))
-                return {
-                    str(name): None if value is None else float(value)
-                    for name, value in tree.items()
-                    if name != "made_at"
-                }
+                return self.admitted(
+                    {
+                        str(name): None if value is None else float(value)
+                        for name, value in tree.items()
+                        if name != "made_at"
+                    }
+                )
         return {}
 
     def cell_ids(self) -> list[str]:
@@ -422,6 +437,23 @@ class Store:
                     text = f"{path} is damaged and left out ({error})"
                     warnings.warn(text, DamagedRecordWarning, stacklevel=2)
 
+    def admitted(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row of a table; the columns of all rows together are as many as tables can have.
+
+        Raises:
+            ValueError: with its own they are more, or it holds more text than a person reads.
+        """
+        if len(columns := self._columns | row.keys()) > MOST_COLUMNS:
+            raise ValueError(
+                f"with it the sweep has {len(columns)} columns, and at most {MOST_COLUMNS} are read"
+            )
+        if (size := sum(len(v) for v in row.values() if type(v) is str)) > MOST_ROW_CHARACTERS:
+            raise ValueError(
+                f"it has {size} characters, and at most {MOST_ROW_CHARACTERS} are shown"
+            )
+        self._columns = columns
+        return row
+
     def _run_paths(self, cell_id: str) -> Sequence[str]:
         """Return where the records of a cell's runs are, or would be if they were not packed."""
         # os.scandir instead of glob: three times as fast where 100,000 files are read
@@ -465,19 +497,21 @@ class Store:
                     return self._parse(path)
                 raise ValueError(f"it is cut off or damaged in `{pack.FILE}`") from None
             version = (status.st_size, status.st_mtime_ns, status.st_ino)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_JSON_BYTES:
                 raise UnsafeFileError("it is a link, no plain file, or too large")
         known = self._parsed.get(path)
         if known is not None and known[0] == version:
             return known[1]
         if name in packed:
-            record = RunRecord.from_tree(packed.record(name))
+            size, record = packed.size(name), RunRecord.from_tree(packed.record(name))
         else:
-            record = RunRecord.from_json(_text(path))
+            size, record = version[0], RunRecord.from_json(_text(path))
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
-        if path in self._parsed or len(self._parsed) < MOST_KEPT_RECORDS:
+        self.admitted(record.row())
+        if self._kept_bytes + size <= MOST_KEPT_BYTES:
             self._parsed[path] = (version, record)
+            self._kept_bytes += size
         return record
 
     def pack(self, left: Collection[str] = ()) -> int:
@@ -546,14 +580,19 @@ class Store:
         append_line(self.root / "commands.jsonl", marked(entry))
 
     def commands(self) -> list[dict[str, Any]]:
-        """Return all commands, oldest first; a half-written last line is left out.
+        """Return all commands, oldest first; a half-written last line is left out, and too large a file.
 
         The file is parsed again only if it has changed since.
         """
         path = self.root / "commands.jsonl"
         size = path.stat().st_size if path.exists() else 0
         if self._commands is None or self._commands[0] != size:
-            self._commands = (size, [entry for entry in read_lines(path) if _is_command(entry)])
+            try:
+                found = read_lines(path, MOST_COMMANDS)
+            except VitsweepError as error:
+                warnings.warn(f"{error} Baselines are unknown", DamagedRecordWarning, stacklevel=2)
+                found = []
+            self._commands = (size, [entry for entry in found if _is_command(entry)])
         return list(self._commands[1])
 
     def foreign_commands(self) -> list[dict[str, Any]]:

@@ -192,14 +192,17 @@ def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, An
 
 def unrun_of(store: Store) -> DataFrame:
     """Return the cells that have no run: invalid, never started (see `record.json`), or waiting."""
-    rows = [
-        {"cell_id": cell_id, "sweep": None, "status": None}
-        | _known(store, cell_id)
-        | store.damaged_row(cell_id)
-        | {"sweep": store.name}
-        for cell_id in store.cells_without_runs()
-    ]
-    return DataFrame(rows)
+    return DataFrame([_unrun(store, cell_id) for cell_id in store.cells_without_runs()])
+
+
+def _unrun(store: Store, cell_id: str) -> dict[str, Any]:
+    row = {"cell_id": cell_id, "sweep": store.name, "status": None}
+    try:
+        known = store.admitted(_known(store, cell_id))
+    except ValueError as error:
+        reason = f"What was frozen for it is not shown: {error}."
+        known = {"status": str(Status.damaged), "reason": reason}
+    return row | known | store.damaged_row(cell_id) | {"sweep": store.name}
 
 
 def from_rows(
