@@ -4,6 +4,7 @@ Every line is (what is typed or how the machine is, words of the message). No li
 traceback, hang, or lose what was measured. A new way of failing gets a line here first.
 """
 
+import io
 import json
 import math
 import subprocess
@@ -15,19 +16,22 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.text import Text
 
 from tests.builders import run as record_of
 from tests.cells import LAPTOP, composer, entry
 from vitsweep.cli.cells import read_line
-from vitsweep.cli.main import prepare_streams, run
+from vitsweep.cli.main import run
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import refuse_ignored
 from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import plan_of
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
+from vitsweep.streams import prepare_streams
 
 HUGE = 10**30
 
@@ -131,11 +135,21 @@ def test_check_refuses_folders_that_are_no_groups(
     assert "`.`: `benchmarks` in it are no groups" in capsys.readouterr().err
 
 
-def test_warnings_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatch) -> None:
+    written = io.BytesIO()
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    monkeypatch.setenv("COLUMNS", "40")
     prepare_streams()
     shown = warnings.formatwarning("a.json is damaged", UserWarning, "views.py", 26)
     assert shown == "Note: a.json is damaged\n"
+    foreign = "\u202egnp.\u2066\x1b[2J\x9b1m\r"
+    print(foreign, "ä 中\t\n")
+    open_console().print(Text(foreign, "bold"))
+    sys.stdout.flush()
+    escaped = r"\u202egnp.\u2066\x1b[2J\x9b1m"
+    assert written.getvalue().decode() == f"{escaped}\\r ä 中\t\n\n{escaped}\n"
 
 
 def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import yaml
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("errors", "console", "files", "foreign", "spec")
+GROUND = ("errors", "streams", "console", "files", "foreign", "spec")
 """Each may import those before it."""
 MAKING = (
     ("cell",),

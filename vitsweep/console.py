@@ -9,9 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import Any
+from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from vitsweep.streams import ShownStream, Styled, shown
 
 WIDTH_IN_A_FILE = 160
 """A pipe or a log file has no width; rich would squeeze tables into 80 columns."""
@@ -22,6 +25,13 @@ SILENT_SECONDS = 10.0
 
 class CommandConsole(Console):
     """A console without which a command goes on: a sweep whose reader has gone (`| head`) is measured."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the pieces of what is printed, their text escaped."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else shown(text), style, control)
 
     def on_broken_pipe(self) -> None:
         """Print nothing any more."""
@@ -34,19 +44,23 @@ def open_console(*, stderr: bool = False) -> Console:
 
     It prints text as it is: `[fp8]` is no style, and no number is coloured.
     """
-    known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
-    width = None if known else WIDTH_IN_A_FILE
-    return CommandConsole(width=width, markup=False, emoji=False, highlight=False, stderr=stderr)
+    stream: Any = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_IN_A_FILE
+    file = Styled(stream) if isinstance(stream, ShownStream) else None
+    return CommandConsole(
+        file=cast("IO[str] | None", file),
+        width=width,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        stderr=stderr,
+    )
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print sentences; a terminal breaks them between words, but no command, which can be copied so.
-
-    Control characters, which could hide or rewrite what stands above, become question marks.
-    """
+    """Print sentences; a terminal breaks them between words, but no command, which can be copied so."""
     for line in lines:
-        plain = "".join(c if c.isprintable() or c in "\n\t\xa0" else "?" for c in line)
-        text = _broken(plain, console.width) if console.is_terminal else plain
+        text = _broken(line, console.width) if console.is_terminal else line
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

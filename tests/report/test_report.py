@@ -16,10 +16,11 @@ from tests.sample_sweep import records_of, write
 from vitsweep.errors import VitsweepError
 from vitsweep.report import html
 from vitsweep.report.answer import answers
-from vitsweep.report.html import render, write_report
+from vitsweep.report.html import explorer, render, write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.tables.load import cells_of
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -195,6 +196,16 @@ def test_the_explorer_is_in_the_page_and_unpacks_to_plotly(page):
     assert data["names"] == ["fp32 · ddp", "O2 · ddp"]
     assert data["labels"]["images_per_second"] == "Throughput, all ranks (img/s)"
     assert data["numbers"]["speedup"][0] == 1.0
+
+
+def test_no_name_leaves_the_json_element_of_the_page(tmp_path) -> None:
+    evil = "</script><!--<script>"
+    store = Store(tmp_path / "s").create()
+    store.save_run(run("a", "b0", 100))
+    store.save_run(run("b", "b0", 150, precision=evil))
+    data = explorer(cells_of(store))["data"]
+    assert "<" not in data
+    assert evil in json.loads(data)["groups"]["precision"]
 
 
 TIMED = """<script>

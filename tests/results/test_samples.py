@@ -1,5 +1,6 @@
 """A record of many ranks stays small; what it leaves out lies beside it, and its steps give its speed."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.builders import run
 from vitsweep.bundle.check import _throughput
 from vitsweep.report.views import samples as step_table
+from vitsweep.results import record
 from vitsweep.results.record import SAMPLES_FILE, RunRecord, recorded_samples
 
 STEPS, WARM_UP = 60, 10
@@ -46,6 +48,21 @@ def test_a_record_of_2048_ranks_is_small_and_gives_the_same_throughput(tmp_path:
     window = np.delete(np.array(full["step_time_ms"]), [*range(WARM_UP), 20], axis=1)
     medians = again.samples["by_rank"]["step_time_ms_median"]
     assert medians == pytest.approx(np.median(window, axis=1), abs=1e-4)
+
+
+def test_a_record_of_too_many_steps_leaves_them_beside_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(record, "MOST_TIMES", STEPS)
+    full = of_ranks(4)
+    kept = recorded_samples(full, tmp_path)
+    assert (kept["ranks"], len(kept["step_time_ms"][0])) == ([3], STEPS)
+    monkeypatch.setattr(record, "MOST_TIMES", STEPS - 1)
+    again = RunRecord.from_json(
+        replace(run("a"), samples=recorded_samples(full, tmp_path)).to_json()
+    )
+    assert again.samples["by_rank"] == kept["by_rank"]
+    assert step_table([again]).empty
+    assert _throughput(again) == (-math.inf, math.inf)
+    assert len(pd.read_parquet(tmp_path / SAMPLES_FILE)) == 4 * STEPS
 
 
 def test_every_step_of_every_rank_lies_beside_the_record(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.run_request import read_cell_safely
-from vitsweep.foreign import parsed_yaml
+from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
 from vitsweep.launchers.external_ranks import ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
@@ -70,7 +70,8 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
         isinstance(cell, str) and cell.endswith((".yaml", ".yml"))
     ):
         try:
-            text = Path(cell).read_text(encoding="utf-8")
+            with Path(cell).open(encoding="utf-8") as file:
+                text = file.read(MOST_YAML_BYTES + 1)
             tree = parsed_yaml(text)["cell"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadValueError(

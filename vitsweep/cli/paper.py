@@ -1,12 +1,13 @@
 """`vitsweep paper`: what a paper says of a sweep, as LaTeX."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
-from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 
 if TYPE_CHECKING:
     from vitsweep.results.store import Store
@@ -80,11 +81,18 @@ def _cited(store: "Store") -> Iterator[str]:
     """
     from vitsweep.execution.run_request import read_cell
     from vitsweep.results.provenance import code_in_tree
+    from vitsweep.results.store import DamagedRecordWarning
 
-    for cell_id in store.cell_ids():
-        is_safe = store.is_own_cell(cell_id) or not [*code_in_tree(store.frozen(cell_id)["cell"])]
-        if store.has_runs(cell_id) and is_safe:
+    for cell_id in filter(store.has_runs, store.cell_ids()):
+        try:
+            tree = store.frozen(cell_id)["cell"]
+            if not store.is_own_cell(cell_id) and [*code_in_tree(tree)]:
+                continue
             cell = read_cell(store, cell_id)
-            yield from cell.model.cites
-            for technique in cell.techniques.values():
-                yield from technique.references
+        except VitsweepError as error:
+            text = f"what cell {cell_id} uses is not cited ({error})"
+            warnings.warn(text, DamagedRecordWarning, stacklevel=2)
+            continue
+        yield from cell.model.cites
+        for technique in cell.techniques.values():
+            yield from technique.references

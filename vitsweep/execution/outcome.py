@@ -17,6 +17,7 @@ from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically
+from vitsweep.foreign import foreign
 from vitsweep.results.record import RunRecord, Status, recorded_samples
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
@@ -230,7 +231,7 @@ def write_failure(folder: Path, rank: int, error: BaseException) -> None:
 def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
     """Return what `write_failure` wrote for a rank; None if there is nothing whole."""
     try:
-        failure: dict[str, Any] = json.loads(read_text(_failure_file(folder, rank)))
+        failure: dict[str, Any] = foreign(_failure_file(folder, rank))
     except (OSError, ValueError):
         return None
     return failure

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.files import write_atomically, write_cache_file
+from vitsweep.foreign import parsed_json
 
 SCHEMA = 1
 QUICK_MAX_AGE_S = 3600
@@ -123,7 +124,7 @@ def kept_calibration(device: str) -> Calibration:
     if not path.is_file():
         return Calibration(device=device)
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = parsed_json(path.read_text(encoding="utf-8"))
         if tree.pop("schema") != SCHEMA:
             raise ValueError("another version of vitsweep wrote it")
         found = Calibration(**tree | {"setups": tuple(RankSetup(**s) for s in tree["setups"])})

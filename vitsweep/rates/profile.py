@@ -31,7 +31,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vitsweep.errors import BadValueError, did_you_mean
-from vitsweep.foreign import parsed_yaml
+from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
 from vitsweep.spec.from_yaml import sentence
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -326,7 +326,8 @@ def _profiles() -> dict[str, Profile]:
 @cache
 def _tree(path: Path) -> dict[str, Any]:
     try:
-        tree = parsed_yaml(path.read_bytes())
+        with path.open("rb") as file:
+            tree = parsed_yaml(file.read(MOST_YAML_BYTES + 1))
     except ValueError as error:
         raise _no_profile(path, str(error)) from error
     if not isinstance(tree, dict):

@@ -97,8 +97,8 @@ def explorer(cells: DataFrame) -> dict[str, Any] | None:
         "first": [c if c in numbers else numbers[0] for c in FIRST],
         "better": {c: metrics[c].better for c in numbers if c in metrics},
     }
-    # "</" would end the script element of the page
-    return {"data": json.dumps(data).replace("</", "<\\/"), "code": _plotly_code()}
+    # `</script` and `<!--` would end the script element of the page, or not let it end
+    return {"data": json.dumps(data).replace("<", "\\u003c"), "code": _plotly_code()}
 
 
 @cache

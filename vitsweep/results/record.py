@@ -250,8 +250,10 @@ def _finite(value: Any) -> Any:
 
 MOST_RANKS = 64
 """Of which a record holds every step."""
+MOST_TIMES = 500_000
+"""Of steps, of all ranks together: readers of records take no more than some times that."""
 SAMPLES_FILE = "samples.parquet"
-"""In the folder of a run's attempt: every step of every rank, where they are more."""
+"""In the folder of a run's attempt: every step of every rank, where ranks or steps are more."""
 SAMPLED_TIMES = ("step_time_ms", "data_wait_ms")
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95}
 
@@ -259,15 +261,16 @@ QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95}
 def recorded_samples(samples: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the samples that go into the record; the steps of many ranks go into a file.
 
-    The record then holds those of the slowest rank, which make its throughput, and the mean and
-    quantiles of every rank over the timed window.
+    The record then holds those of the slowest rank, which make its throughput, unless they are too many
+    as well, and the mean and quantiles of every rank over the timed window.
 
     Args:
         samples: see `RunRecord`.
         folder: of the run's attempt.
     """
     ranks = len(samples.get("step_time_ms", []))
-    if ranks <= MOST_RANKS:
+    num_steps = len(samples["step_time_ms"][0]) if ranks else 0
+    if ranks <= MOST_RANKS and ranks * num_steps <= MOST_TIMES:
         return dict(samples)
     import numpy as np
 
@@ -287,6 +290,8 @@ def recorded_samples(samples: Mapping[str, Any], folder: Path) -> dict[str, Any]
     window = {name: of_ranks[:, ~(warm_up | skipped)] for name, of_ranks in times.items()}
     slowest = int(window["step_time_ms"].sum(axis=1).argmax())
     kept = {name: [samples[name][slowest]] for name in SAMPLED_TIMES} | {"ranks": [slowest]}
+    if num_steps > MOST_TIMES:
+        kept = {key: [] for key in (*SAMPLED_TIMES, "ranks", "skipped")}
     return dict(samples) | kept | {"by_rank": _sample_statistics(window)}
 
 

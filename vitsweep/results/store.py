@@ -33,7 +33,7 @@ from vitsweep.files import (
 from vitsweep.foreign import (
     MOST_COLUMNS,
     MOST_JSON_BYTES,
-    MOST_ROW_CHARACTERS,
+    MOST_ROW_SIZE,
     MOST_YAML_BYTES,
     foreign,
     parsed_json,
@@ -447,9 +447,9 @@ class Store:
             raise ValueError(
                 f"with it the sweep has {len(columns)} columns, and at most {MOST_COLUMNS} are read"
             )
-        if (size := sum(len(v) for v in row.values() if type(v) is str)) > MOST_ROW_CHARACTERS:
+        if (size := _size(row)) > MOST_ROW_SIZE:
             raise ValueError(
-                f"it has {size} characters, and at most {MOST_ROW_CHARACTERS} are shown"
+                f"its row has {size} characters and entries, and at most {MOST_ROW_SIZE} are read"
             )
         self._columns = columns
         return row
@@ -508,7 +508,9 @@ class Store:
             size, record = version[0], RunRecord.from_json(_text(path))
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
-        self.admitted(record.row())
+        parts = record.spec, record.metrics, record.validity, record.environment
+        if size > MOST_ROW_SIZE or not all(part.keys() <= self._columns for part in parts):
+            self.admitted(record.row())
         if self._kept_bytes + size <= MOST_KEPT_BYTES:
             self._parsed[path] = (version, record)
             self._kept_bytes += size
@@ -621,6 +623,15 @@ def _is_command(entry: dict[str, Any]) -> bool:
         return False
     ids = (*entry.get("cells", ()), *(entry.get("baselines") or {}).values())
     return all(isinstance(cell_id, str | None) for cell_id in ids)
+
+
+def _size(value: Any) -> int:
+    """Return the characters of a text, or the entries and characters of all that a section holds."""
+    if type(value) is str:
+        return len(value)
+    if type(value) not in (dict, list):
+        return 0
+    return len(value) + sum(map(_size, value.values() if type(value) is dict else value))
 
 
 def _text(path: str) -> str:
