@@ -64,8 +64,10 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            lines, encoding = stream.line_buffering, stream.encoding
-            shown = ShownStream(stream.detach(), encoding, "backslashreplace", None, lines)
+            options = {
+                n: getattr(stream, n) for n in ("encoding", "line_buffering", "write_through")
+            }
+            shown = ShownStream(stream.detach(), errors="backslashreplace", **options)
             setattr(sys, name, shown)
 
 
