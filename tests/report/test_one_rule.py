@@ -1,5 +1,6 @@
 """The one rule of answers, from records in a folder to what `collect` and `report` say."""
 
+import re
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import vitsweep
 from tests.builders import run
 from vitsweep.cli.main import run as front_door
+from vitsweep.report.answer import next_command
 from vitsweep.report.paper import write_paper
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import Store
@@ -33,13 +35,23 @@ def said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def collected(*runs: list[RunRecord], baseline: str | None = "base", name: str = "s") -> str:
+    def collected(
+        *runs: list[RunRecord],
+        baseline: dict[str, str] | str | None = "base",
+        name: str = "s",
+        replicate: str | None = None,
+    ) -> str:
         store = Store(Path("results") / name).create()
         every = [r for some in runs for r in some]
         for record in every:
             store.save_run(record)
-        named = dict.fromkeys((r.cell_id for r in every), baseline)
-        store.append_command({"baselines": named, "cells": list(named), "command": "typed"})
+        of = (
+            baseline
+            if isinstance(baseline, dict)
+            else dict.fromkeys((r.cell_id for r in every), baseline)
+        )
+        typed = {"baselines": of, "cells": list(of), "command": "typed", "replicate": replicate}
+        store.append_command(typed)
         assert front_door(["collect", name], {}) == 0
         return " ".join(capsys.readouterr().out.split())
 
@@ -54,6 +66,7 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     assert "; noisy has a higher estimate, 1.59x [" in text
     assert "that is not shown: inconclusive, it varies by 45 % from block to block." in text
     assert "this machine" not in text
+    assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,31 @@ def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
     assert (
         "with top-1 96.5 % where the baseline has 97.0 % (one seed); fused is faster, 1.30x" in both
     )
+
+
+def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
+    def seeds(name: str, *ratios: float, top1: float = 0.9) -> list[RunRecord]:
+        return [
+            run(f"{name}-{s}", f"s{s}b{b}", 100 * r * (1 + b / 1e4), minute=9 * s + b, precision=name,
+                seed=s, metrics={"accuracy_top1": top1 + len(name) * s**2 / 1e5}, task="train")
+            for s, r in enumerate(ratios, start=1) for b in range(3)
+        ]  # fmt: skip
+
+    runs = [*seeds("base", 1, 1, 1), *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.3, 1.31, 1.29)]
+    runs += seeds("O3", 1.8, 1.81, 1.79, top1=0.5)
+    own = {r.cell_id: f"base-{r.cell_id[-1]}" for r in runs}
+    text = said(runs, baseline=own, replicate="seed")
+    assert re.search(
+        r"O1 is the fastest that is shown: 1\.60x \[[^]]*\] among 3 settings over 3 seeds", text
+    )
+    assert (
+        "top-1 90.0 % where the baseline has 90.0 % (3 seeds: no worse); O3 is faster, 1.80x"
+        in text
+    )
+    assert "top-1 50.0 % where the baseline has 90.0 % (3 seeds: worse), and so not called" in text
+    near = [*runs[:9], *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.61, 1.6, 1.595)]
+    same = said(near, baseline=own, replicate="seed", name="near")
+    assert "O1 and O2 are fastest, not told apart" in same.replace("O2 and O1", "O1 and O2")
 
 
 def test_images_of_another_size_are_named_beside_tflops(said: Any) -> None:

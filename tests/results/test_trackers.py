@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import vitsweep
 from tests.command import Command
 from vitsweep.errors import VitsweepError
 from vitsweep.results import trackers
@@ -21,11 +22,11 @@ CELL = ("sweep.baseline=null", "measurement.blocks=2")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """A cell that was measured with `tracker=wandb`."""
-    vitsweep = Command(tmp_path_factory.mktemp("measured"))
-    done = vitsweep("tracker=wandb", *CELL)
+    command = Command(tmp_path_factory.mktemp("measured"))
+    done = command("tracker=wandb", *CELL)
     assert done.returncode == 0, done.stderr
     assert "Mirrored 1 cells to W&B (offline)" in done.stdout
-    return vitsweep
+    return command
 
 
 @pytest.mark.slow
@@ -37,6 +38,9 @@ def test_an_offline_run_read_back_equals_the_record(measured: Command) -> None:
     assert logged == sorted(record.metrics["step_time_ms"] for record in records)
     for column in set(METRICS) & set(row.dropna().index):
         assert summary[column] == pytest.approx(row[column])
+    [written] = measured.store.root.glob("wandb/offline-run-*/*.wandb")
+    [answer] = vitsweep.load(measured.store.root).answers()
+    assert answer.encode() in written.read_bytes(), "the notes of the run"
     frozen = "".join(path.read_text() for path in measured.store.root.rglob("*.yaml"))
     assert "api_key" not in frozen.lower()
 

@@ -30,6 +30,7 @@ from vitsweep.tables.published import memory_parts
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
+from vitsweep.tables.sweep_tables import SweepTables
 
 SETTINGS = {
     "base": (100, {}),
@@ -65,6 +66,7 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "diagnostics": lambda t: diagnostics(t, BASELINES),
     "paired": lambda t: paired(t, "o1", "base"),
     "gate": lambda t: gate(t, t, baselines=BASELINES),
+    "answers of runs": lambda t: answers(SweepTables.from_runs(t, BASELINES)),
     "gate against whole runs": lambda t: gate(t, whole_runs(), baselines=BASELINES),
 }
 OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
@@ -87,7 +89,7 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cell_names": cell_names,
     "with_equal_claims": with_equal_claims,
     "tidy": tidy,
-    "answers": answers,
+    "answers": lambda t: answers(SweepTables.from_runs(whole_runs(), BASELINES, t)),
     "question": question,
     "caption": caption,
 }

@@ -315,7 +315,8 @@ def _size(row: Series) -> str:
     size, ends = row["family_size"], (row["claim_low"], row["claim_high"])
     if missing(ends[0]) or missing(size):
         size, ends = 1, (row["speedup_low"], row["speedup_high"])
-    among = f" among {size:.0f} cells" if size > 1 else ""
+    noun = "setting" if "replicated" in row else "cell"
+    among = f" among {size:.0f} {noun}s" if size > 1 else ""
     return f"{told(row['speedup'], *ends)}{among} over {over}"
 
 
