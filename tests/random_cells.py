@@ -107,6 +107,7 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
             for leg in dict.fromkeys(legs):
                 used.clear()
                 proof = equivalence._Leg(leg, placed(world, cell), parts, bit_for_bit)
+                parts = parts.rounded
                 proof.run()
                 bit_for_bit = proof.bit_for_bit
                 kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}

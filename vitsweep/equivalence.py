@@ -141,7 +141,7 @@ def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = Fal
         if exact_twin(twin) == twin:
             return exact
         bit_for_bit = exact.bit_for_bit
-    leg = _Leg(twin, world, parts, bit_for_bit)
+    leg = _Leg(twin, world, parts.rounded, bit_for_bit)
     leg.run()
     return leg
 

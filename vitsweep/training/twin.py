@@ -136,11 +136,18 @@ class Parts:
 
     Attributes:
         are_computed: in the parts that ranks see, and not whole.
+        are_rounded: whether it does so where the cell has fewer digits than the exact twin.
         told: what `proved` says of that.
     """
 
     are_computed: bool
+    are_rounded: bool
     told: tuple[str, ...] = ()
+
+    @property
+    def rounded(self) -> "Parts":
+        """The same in the cell's own precision."""
+        return replace(self, are_computed=self.are_rounded)
 
 
 def parts_of(twin: CellSpec, world: World) -> Parts:
@@ -156,10 +163,10 @@ def parts_of(twin: CellSpec, world: World) -> Parts:
     model = twin.model
     parts = shares_of(twin) * twin.batch.accumulation_steps * twin.pipeline_parallel.microbatches
     if parts == 1:
-        return Parts(False)
+        return Parts(False, False)
     if not isinstance(model, ModuleSpec):
         depends = model.norms_over_batch or twin.vit_block.draws or twin.tokens.draws
-        return Parts(is_cut(twin), (IN_PARTS,) * depends)
+        return Parts(is_cut(twin), is_cut(twin), (IN_PARTS,) * depends)
     alike, adds_up = look_at_parts(twin, world.device, global_batch(twin, 0, world), parts)
     if model.loss_count and not adds_up:
         raise VitsweepError(
@@ -167,7 +174,8 @@ def parts_of(twin: CellSpec, world: World) -> Parts:
             f"beside `model.loss_count={model.loss_count}` it must be a sum: return `losses.sum()`."
         )
     told = (IN_PARTS,) * (not alike) + (MEAN_OVER_PARTS,) * (not adds_up)
-    return Parts(parts == 2 or bool(told), told)  # the sum of two has one order
+    # The sum of two has one order; in half precision those of a module round in each part.
+    return Parts(parts == 2 or bool(told), True, told)
 
 
 def my_share(twin: CellSpec, batch: MicroBatch, world: World) -> list[MicroBatch]:
