@@ -47,19 +47,17 @@ def _sentence(column: str, measured: DataFrame) -> str:
 
 
 HALF = ("bfloat16", "float16")
-NARROW = 256
-"""Below this width a ViT's matrix products are too small for bfloat16 instructions to matter."""
 
 
 def half_precision_note(cells: DataFrame) -> str:
-    """Return why no cell in half precision is faster than its float32 baseline on this CPU.
+    """Return why no cell in half precision is faster than its float32 baseline, where this CPU emulates it.
 
     Args:
         cells: one row per cell.
 
     Returns:
-        A sentence; empty where a cell is faster, where none was compared, on GPUs, and in records
-        that do not say which instructions the CPU has.
+        A sentence; empty where a cell is faster, where none was compared, on GPUs, on a CPU with such
+        instructions, and in records that do not say which it has.
     """
     needed = ("device_type", "compute_dtype", "cpu_half_precision", "speedup", "baseline_cell_id")
     if not {*needed, "status", "cell_id"} <= set(cells.columns):
@@ -72,15 +70,9 @@ def half_precision_note(cells: DataFrame) -> str:
     )
     if half.empty or (half["speedup"] > 1).any():
         return ""
-    if half["cpu_half_precision"].eq("none").all():
-        return "This CPU has no bfloat16 instructions: it emulates half precision, slower than float32."
-    width = half.get("model.width", Series(dtype=float)).astype(float).max()
-    if not width < NARROW:
+    if not half["cpu_half_precision"].eq("none").all():
         return ""
-    return (
-        f"With a width of {width:g} matrix products are a small part of the step: half precision speeds up "
-        "wider models."
-    )
+    return "This CPU has no bfloat16 instructions: it emulates half precision, slower than float32."
 
 
 # Cells that share a reason, in one line instead of one long row each.
