@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.builders import run as record
 from vitsweep.bundle import pack
 from vitsweep.bundle.pack import extract
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
+from vitsweep.results.pack import FILE, add
+from vitsweep.results.store import Store
 
 LINK, HARD, PIPE, DEVICE, FOLDER = (
     tarfile.SYMTYPE,
@@ -157,3 +160,16 @@ def test_an_archive_within_the_limits_is_extracted(tmp_path: Path) -> None:
     path = written(tmp_path / "bundle.tar.gz", [entry("s/cells.csv", b"a")], tmp_path)
     root = extract(path, tmp_path / "place")
     assert (root / "cells.csv").read_bytes() == b"a"
+
+
+def test_files_of_cells_that_cannot_be_read_are_left_out_by_name(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s").create()
+    store.save_run(record("aa"))
+    (store.cell("aa") / "cell.yaml").write_bytes(b"a" * (2**20 + 1))
+    with (store.cells / FILE).open("wb") as handle:
+        add(handle, {"aa/attempts.jsonl": [[]]})
+    left = pack._copy(store, tmp_path / "to", list(store.runs()), None)
+    assert [word for line in left for word in line.split()[:3:2]] == [
+        "`cells/aa/attempts.jsonl`", "out", "`cells/aa/cell.yaml`", "out"
+    ]  # fmt: skip
+    assert [path.name for path in (tmp_path / "to").rglob("*.json")] == ["aa-b0-0.json"]

@@ -30,6 +30,7 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.files import (
     MOST_BYTES,
     NAME,
+    UnsafeFileError,
     guard,
     open_safely,
     read_bytes,
@@ -441,7 +442,7 @@ def write_bundle(
     ]
     with TemporaryDirectory() as place:
         staged = Store(Path(place).resolve() / name).create()
-        _copy(store, staged.root, records, hidden)
+        notes += _copy(store, staged.root, records, hidden)
         tables = collect(staged)
         claims = claims_of(tables.cells, margin)
         _derived(staged.root, tables, claims, drawn_by, hidden)
@@ -493,8 +494,11 @@ def packages() -> str:
     return "".join(f"{name}=={number}\n" for name, number in sorted(found.items()))
 
 
-def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymizer | None) -> None:
-    """Copy the intact records of a sweep and what was written beside them."""
+def _copy(
+    store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymizer | None
+) -> list[str]:
+    """Copy the intact records of a sweep and what was written beside them; return what was left out."""
+    left = []
     intact = {f"cells/{r.cell_id}/runs/{r.run_id}.json": r for r in records}
     moved: dict[str, str] = {}
     kept = (f"cells/{c}/{name}" for c in store.cell_ids() for name in OF_CELL if store.has(c, name))
@@ -506,7 +510,11 @@ def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymiz
     for name in sorted(own, key=lambda n: (not n.endswith(".diff"), n)):
         if "/runs/" in name and name not in intact:
             continue
-        content = _content_of(store, name, intact)
+        try:
+            content = _content_of(store, name, intact)
+        except (UnsafeFileError, ValueError) as error:
+            left.append(f"`{name}` left out ({error})")
+            continue
         if hidden is None:
             write_atomically(to / name, content, durable=False)
             continue
@@ -519,6 +527,7 @@ def _copy(store: Store, to: Path, records: Sequence[RunRecord], hidden: Anonymiz
         elif name in intact:
             text = RunRecord.from_tree(parsed_json(hidden.text(intact[name].to_json()))).to_json()
         write_atomically(to / place, text, durable=False)
+    return left
 
 
 def _content_of(store: Store, name: str, intact: Mapping[str, RunRecord]) -> bytes:

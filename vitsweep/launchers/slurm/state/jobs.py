@@ -16,6 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -26,9 +27,12 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import NAME, fits, open_safely, read_bytes, read_text
-from vitsweep.foreign import OF_SWEEP, parsed_json, parsed_lines, read_lines
+from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, parsed_lines, read_lines
 from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
+
+MOST_ID_BYTES = 100
+"""Of the file that holds a number which Slurm gave."""
 
 # Events that a job writes about itself: its starts, runs, heartbeats, signals and end.
 
@@ -186,9 +190,11 @@ def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]
     """
     with open(open_safely(path, os.O_RDONLY), "rb") as handle:
         handle.seek(offset)
-        text = handle.read()
+        text = handle.read(MOST_JSON_BYTES)
     whole = text[: text.rfind(b"\n") + 1]
-    return parsed_lines(whole, OF_SWEEP), offset + len(whole)
+    with suppress(ValueError):  # more than any job writes
+        return parsed_lines(whole, OF_SWEEP), offset + len(whole)
+    return [], offset + len(whole)
 
 
 @dataclass(frozen=True)
@@ -211,7 +217,7 @@ class JobArray:
             VitsweepError: the file is damaged; it is named. `jobs` and `job` raise the same.
         """
         path = self.folder / "array.json"
-        return self._parsed(path, read_bytes(path))
+        return self._parsed(path, read_bytes(path, MOST_JSON_BYTES))
 
     @property
     def slurm_id(self) -> str:
@@ -219,7 +225,7 @@ class JobArray:
         if self.found_id:
             return self.found_id
         path = self.folder / "slurm_id"
-        if path.exists() and (text := read_text(path)):
+        if path.exists() and (text := read_text(path, MOST_ID_BYTES)):
             return self._checked_id(path, text)
         found = ((path, e) for path in self.folder.glob("*.jsonl") for e in read_lines(path))
         named = (self._checked_id(path, e["array_id"]) for path, e in found if "array_id" in e)
@@ -239,7 +245,7 @@ class JobArray:
     def jobs(self) -> Iterator["ArrayJob"]:
         """Yield the jobs of the array, by index."""
         path = self.folder / "tasks.jsonl"
-        lines = read_bytes(path).splitlines()
+        lines = read_bytes(path, MOST_JSON_BYTES).splitlines()
         if len(lines) != self.facts.get("num_jobs", len(lines)):
             raise VitsweepError(
                 f"`{path}` is damaged: it has {len(lines)} of {self.facts['num_jobs']} lines, one per job. "
