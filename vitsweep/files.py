@@ -375,8 +375,15 @@ def fits(
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`; it need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitsweep"
+    """Return `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`; it need not exist.
+
+    A user without a home, as in a container, has one that cannot be made.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(given or Path.home() / ".cache") / "vitsweep"
+    except RuntimeError:
+        return Path(os.devnull) / "vitsweep"
 
 
 def write_cache_file(path: Path, content: bytes) -> None:

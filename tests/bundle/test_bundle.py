@@ -18,7 +18,6 @@ from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.files import append_line, write_atomically
 from vitsweep.report import figures
-from vitsweep.results import provenance
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.comparison import Comparison, blocks_wanted, compared
@@ -278,7 +277,7 @@ def test_true_claims_pass_in_100_laboratories_and_false_ones_do_not(spread: floa
     assert false.count(Verdict.reproduced) == 0
 
 
-def test_cells_of_others_run_only_with_trust_after_their_code_is_listed(
+def test_cells_of_others_are_listed_and_their_text_needs_trust(
     sweep: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -288,17 +287,29 @@ def test_cells_of_others_run_only_with_trust_after_their_code_is_listed(
     bundle = bundled(
         sweep, tmp_path / "first.tar.gz", anonymous=True
     )  # without the marks of its user
-    assert run(["reproduce", str(bundle)], {}) == 2
+    assert run(["reproduce", str(bundle), "--minutes", "0.01"], {}) == 4, "plain cells"
     said = capsys.readouterr()
     assert "commit 0123abcd, with uncommitted changes" in said.out
-    assert "2 cells, with the vitsweep installed here" in said.err
-    assert "--trust" in said.err
-    assert not (tmp_path / "results").exists()
-    monkeypatch.setattr(provenance, "_trusted", False)
-    assert run(["reproduce", str(bundle), "--trust", "--minutes", "0.01"], {}) == 4
-    said = capsys.readouterr()
     assert "too noisy to say" in said.out
     assert [path.name[:15] for path in (tmp_path / "results").iterdir()] == ["reproduce-first"]
+
+    before = with_text(sweep)
+    named = bundled(sweep, tmp_path / "named.tar.gz", anonymous=True)
+    for path, text in before.items():
+        path.write_text(text)
+    assert run(["reproduce", str(named)], {}) == 2
+    said = capsys.readouterr()
+    assert "commit 0123abcd, with uncommitted changes" in said.out
+    assert "  - task.held_out=evil.f" in said.err
+    assert "--trust" in said.err
+
+
+def with_text(sweep: Store) -> dict[Path, str]:
+    """Let all cells name a function; return file -> text before."""
+    before = {p: p.read_text() for p in sweep.cells.glob("*/cell.yaml")}
+    for path, text in before.items():
+        path.write_text(text.replace("held_out: null", "held_out: evil.f"))
+    return before
 
 
 def test_files_are_compared_for_each_cell_with_those_that_it_uses(
@@ -306,6 +317,7 @@ def test_files_are_compared_for_each_cell_with_those_that_it_uses(
 ) -> None:
     choices = ("optimizer=adamw_foreach", "memory=keep_all,recompute_blocks")
     store = laboratory(tmp_path / "first", *choices)
+    with_text(store)
     files = {}
     for path in (store.root / "code").glob("*.json"):
         is_recomputing = "memory/recompute.py" in path.read_text()

@@ -13,7 +13,6 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import freeze, plan_of
-from vitsweep.results import provenance
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import Machine
@@ -94,25 +93,3 @@ def test_an_unknown_sweep_or_status_is_refused(tmp_path: Path) -> None:
     Store(tmp_path / "mine").create()
     with pytest.raises(VitsweepError, match="--status measured"):
         retried(tmp_path / "mine", "--status", "measured")
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("python -m vitsweep -m 'hydra.launcher.setup=[touch /tmp/x]'", "touch /tmp/x"),
-        ("python -m vitsweep -m --config-dir=/evil", "--config-dir=/evil"),
-        ("python -m vitsweep -m hydra.searchpath=[file:///evil]", "searchpath"),
-    ],
-)
-def test_what_another_user_typed_is_listed_before_it_is_repeated(
-    tmp_path: Path, composer: Composer, monkeypatch: pytest.MonkeyPatch, line: str, named: str
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    store = Store(tmp_path / "mine").create()
-    commanded(store, composer, line, Status.failed, "seed=1")
-    assert retried(store.root), "their own command"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine_alone"))
-    with pytest.raises(VitsweepError, match=f"written by somebody else[^$]*{named}[^$]*--trust"):
-        retried(store.root)
-    monkeypatch.setattr(provenance, "_trusted", True)
-    assert retried(store.root)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.run_request import read_cell_safely
+from vitsweep.execution.run_request import read_cell
 from vitsweep.files import (
     UnsafeFileError,
     append_line,
@@ -155,10 +155,13 @@ def test_a_damaged_or_foreign_cell_is_frozen_anew(store: Store, monkeypatch, tmp
         store.freeze("aa", document)
         assert store.frozen("aa") == document, damaged[:40]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user's"))
-    before = path.read_text()
+    store.freeze("aa", document | {"overrides": ["mine"]})
+    assert Store(store.root).frozen_by("aa") == (document | {"overrides": ["mine"]}, True)
     store.freeze("aa", document)
-    assert path.read_text() == before, "it says the same"
-    path.write_text(before.replace("vitsweep.model.vit.ViT", "os.system"))
+    assert store.frozen("aa")["overrides"] == ["mine"], "this user's stays"
+    path.write_text(path.read_text().replace("vitsweep.model.vit.ViT", "os.system"))
+    with pytest.raises(VitsweepError, match="not what the command froze"):
+        store.frozen("aa")
     store.freeze("aa", document)
     assert store.frozen("aa") == document
 
@@ -170,10 +173,10 @@ def test_a_reader_imports_nothing_that_a_foreign_cell_names(store, monkeypatch, 
     text = json.dumps({"cell_id": "aa", "overrides": [], "cell": parts})
     (store.cell("aa") / "cell.yaml").write_text(text)
     with pytest.raises(VitsweepError, match=r"model\._target_=evil_model\.Model[^$]*`--trust`"):
-        read_cell_safely(store, "aa")
+        read_cell(store, "aa")
     monkeypatch.setattr(provenance, "_trusted", True)
     with pytest.raises((SystemExit, VitsweepError), match=r"executed|lacks"):
-        read_cell_safely(store, "aa")
+        read_cell(store, "aa")
 
 
 def test_commands_know_who_typed_them(store: Store, monkeypatch, tmp_path) -> None:

@@ -21,6 +21,7 @@ from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import (
     attributes_of,
     check_metrics,
+    own_definitions,
     user_metrics,
     with_user_metrics,
 )
@@ -94,7 +95,7 @@ def run():
 
 
 def test_a_function_gives_a_column_and_one_that_raises_an_empty_one_with_its_reason(store):
-    record = with_user_metrics(run(), store)
+    record = with_user_metrics(run(), own_definitions(store))
     assert record.metrics == {"images_per_second": 3.0, "joules": 8.0, "broken": None}
     assert "breaks raised KeyError: 'nosuch'" in record.environment["broken_reason"]
     assert record.status == Status.measured
@@ -114,7 +115,7 @@ def with_metric(function, folder):
     store = Store(folder / "mine").create()
     node = NODE | {"function": f"{__name__}.{function}"}
     store.append_command({"metrics": {"mine": node}, "cells": ["a"]})
-    return with_user_metrics(run(), store)
+    return with_user_metrics(run(), own_definitions(store))
 
 
 @pytest.mark.parametrize("function", ["clears", "changes_a_sample"])
@@ -185,7 +186,7 @@ def test_it_is_no_part_of_the_name_of_a_cell():
 
 def test_tables_show_it_with_its_label_and_unit(store):
     store.freeze("a", {"cell_id": "a", "cell": {}})
-    store.publish(with_user_metrics(run(), store))
+    store.publish(with_user_metrics(run(), own_definitions(store)))
     cells = vitsweep.load(store.root).cells
     assert known_metrics(cells)["joules"].better == "lower"
     assert "joules" not in METRICS  # other sweeps do not have it
@@ -197,7 +198,7 @@ def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
     store.freeze("a", {"cell_id": "a", "cell": {}})
     for number in range(4):
         record = replace(run(), run_id=f"r{number}", block=f"b{number}", spec=PLAIN)
-        record = with_user_metrics(replace(record, environment=ENVIRONMENT), store)
+        record = with_user_metrics(replace(record, environment=ENVIRONMENT), own_definitions(store))
         if number == 3:  # as if it had been computed
             record.metrics["broken"] = 2.0
             del record.environment["broken_reason"]
@@ -265,7 +266,7 @@ def test_sweeps_read_together_have_the_metrics_of_both(store, tmp_path):
     other.append_command({"metrics": {"watts": NODE | {"label": "Power"}}, "cells": ["a"]})
     for one in (store, other):
         one.freeze("a", {"cell_id": "a", "cell": {}})
-        one.publish(with_user_metrics(run(), one))
+        one.publish(with_user_metrics(run(), own_definitions(one)))
     assert set(own_metrics(load(store))) == {"joules", "broken"}
     assert set(own_metrics(load(other))) == {"watts"}
     assert set(own_metrics(load(store, other))) == {"joules", "broken", "watts"}

@@ -10,13 +10,14 @@ from vitsweep.api.session import Overrides, as_overrides
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.execution.run_request import read_cell_safely
+from vitsweep.execution.run_request import read_cell
 from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
 from vitsweep.launchers.external_ranks import ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.results.provenance import code_in_tree, is_own_text, require_trust
+from vitsweep.results.provenance import is_own_text, require_trust
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.free_text import free_text
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir, plain_choice
 from vitsweep.spec.resolve import resolve
@@ -78,8 +79,8 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
                 f"`{cell}` is no frozen cell ({type(error).__name__}: {error}): give the `cell.yaml` in "
                 "`results/SWEEP/cells/CELL_ID/`, or where the sweep was packed a row of `cells.parquet`."
             ) from error
-        if not is_own_text(text):  # its functions are not called here
-            require_trust(cell, (name for name in code_in_tree(tree) if "_target_=" in name))
+        if not is_own_text(text):
+            require_trust(cell, free_text(tree))
         return cell_from_tree(tree)
     if not isinstance(cell, str) and hasattr(cell, "keys"):
         missing = [key for key in ("sweep", "cell_id") if key not in cell]
@@ -95,7 +96,7 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
             raise VitsweepError(
                 f"{error} In another folder give the path of the cell's `cell.yaml` in place of its row."
             ) from error
-        return read_cell_safely(store, str(row["cell_id"]))
+        return read_cell(store, str(row["cell_id"]))
     composer = Composer(hydra.open_loader(conf_dir(), config_dir))
     composed = composer.compose(as_overrides(cell, {}))
     per_node = ranks_per_node(size)

@@ -1,6 +1,6 @@
 """Two settings measured in turns, two measured sweeps beside each other, and why one cell is faster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -12,6 +12,7 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.sweep import Sweep
+from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
@@ -453,6 +454,7 @@ def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
         return known
     cells = SweepTables.of(store).cells
     a, b = (find_cell(cells, text) for text in (request.a, request.b))
+    words = typed_words(store, (a, b))
     where: tuple[str, ...] = ()
     if store.baselines().get(a) == b:  # the pair belongs to the sweep; another would be a new one
         where = (
@@ -461,13 +463,13 @@ def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
         )
     return replace(
         asked,
-        variant=_overrides(store, a),
-        baseline=_overrides(store, b),
+        variant=_overrides(words[a]),
+        baseline=_overrides(words[b]),
         common=(*where, *asked.common),
     )
 
 
-def _overrides(store: Store, cell_id: str) -> tuple[str, ...]:
-    """Return what to type for a cell of a sweep, without settings of the sweep and of traces."""
+def _overrides(words: Sequence[str]) -> tuple[str, ...]:
+    """Return what to type for a cell, without settings of the sweep and of traces."""
     apart = ("sweep.", "sweep=", "hydra", "measurement.traced_steps")
-    return tuple(text for text in store.typed(cell_id) if not text.lstrip("+~").startswith(apart))
+    return tuple(text for text in words if not text.lstrip("+~").startswith(apart))

@@ -12,9 +12,10 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.compare import StopReason, measured_pair
-from vitsweep.bundle.check import Checked, code_lines, package_lines, settings_naming_code
+from vitsweep.bundle.check import Checked, code_lines, package_lines, text_of_cells
 from vitsweep.bundle.claims import Claim, Verdict
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.execution.code_hash import files_here
@@ -24,7 +25,7 @@ from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.comparison import Comparison
-from vitsweep.tables.formatting import count, ratio
+from vitsweep.tables.formatting import ratio
 
 NOT_OF_A_CELL = ("sweep", "tracker", "hydra")
 """Groups of overrides that say where results go."""
@@ -54,12 +55,12 @@ class Reproduction:
 
 
 def require_own_or_trusted(checked: Checked, archive: Path, console: Console) -> None:
-    """List code, diff and settings that name code of another's bundle, and stop without `--trust`.
+    """List code, diff and free text of another's bundle, and stop at the text without `--trust`.
 
     The diff is not applied, and packages are not installed: the cells run with what is installed here.
 
     Raises:
-        VitsweepError: somebody else froze a cell that is to run, and there is no `--trust`.
+        VitsweepError: somebody else froze a cell with free text, and there is no `--trust`.
     """
     store = checked.store
     cells = {c for claim in checked.claims for c in (claim.cell_id, claim.baseline_cell_id)}
@@ -75,10 +76,7 @@ def require_own_or_trusted(checked: Checked, archive: Path, console: Console) ->
     changed = _changed_files(store, cells)
     of_code = [f"Its code (the diff is not applied): {line}" for line in code_lines(store, changed)]
     print_lines(console, [*of_code, *said])
-    named = settings_naming_code(store, cells)
-    require_trust(
-        archive, [*named, f"{count(len(cells), 'cell')}, with the vitsweep installed here"]
-    )
+    require_trust(archive, text_of_cells(store, cells))
 
 
 def _is_own(store: Store, cell_id: str) -> bool:
@@ -151,8 +149,9 @@ def _reproduced(
     machine: Machine,
     console: Console,
 ) -> tuple[Reproduction, Path]:
-    sides = [_overrides(store, cell) for cell in (claim.cell_id, claim.baseline_cell_id)]
     ids = (claim.cell_id, claim.baseline_cell_id)
+    typed = typed_words(store, ids, exactly=False)
+    sides = [_overrides(typed[cell]) for cell in ids]
     notes = [_differences(store, i, s, composer, machine) for i, s in zip(ids, sides, strict=True)]
     request = ComparisonRequest(
         variant=tuple(sides[0]),
@@ -171,9 +170,9 @@ def _reproduced(
     return Reproduction(claim, result, verdict, "; ".join(filter(None, dict.fromkeys(notes)))), root
 
 
-def _overrides(store: Store, cell_id: str) -> list[str]:
+def _overrides(words: Sequence[str]) -> list[str]:
     """Return what makes a cell, without where its results went."""
-    groups = {word: re.split("[./=]", word.lstrip("+~"))[0] for word in store.typed(cell_id)}
+    groups = {word: re.split("[./=]", word.lstrip("+~"))[0] for word in words}
     return [word for word, group in groups.items() if group not in NOT_OF_A_CELL]
 
 

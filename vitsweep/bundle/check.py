@@ -39,10 +39,10 @@ from vitsweep.foreign import (
     table_size,
 )
 from vitsweep.report.views import collect
-from vitsweep.results.provenance import code_in_overrides, code_in_tree
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import MOST_COMMANDS, DamagedRecordWarning, Store
 from vitsweep.spec.cell_spec import flatten
+from vitsweep.spec.free_text import free_text
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.tables.formatting import count, missing
 from vitsweep.tables.sweep_tables import SweepTables
@@ -181,9 +181,9 @@ def _command_faults(path: Path) -> Iterator[str]:
 def _cell_faults(cell_id: str, tree: Any, said: dict[str, Any]) -> Iterator[str]:
     """Yield what of a frozen cell is not what its runs were made with.
 
-    A cell that names code is not built.
+    A cell with free text is not built.
     """
-    if [*code_in_tree(tree)] or HIDDEN in str(tree):
+    if [*free_text(tree)] or HIDDEN in str(tree):
         return
     cell = cell_from_tree(tree)
     frozen = json.loads(json.dumps(flatten(cell)))
@@ -360,10 +360,6 @@ def package_lines(root: Path) -> list[str]:
     ]
 
 
-def settings_naming_code(store: Store, cells: set[str]) -> list[str]:
-    """Return what of cells names code: in the settings that were frozen, and in what was typed for them."""
-    found = []
-    for cell in sorted(cells):
-        frozen = store.frozen(cell)
-        found += [*code_in_tree(frozen["cell"]), *code_in_overrides(map(str, frozen["overrides"]))]
-    return found
+def text_of_cells(store: Store, cells: set[str]) -> list[str]:
+    """Return the free text of cells."""
+    return [text for cell in sorted(cells) for text in free_text(store.frozen(cell)["cell"])]

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     typed = VERBS["export"].read(arguments)
     _check(typed)
-    from vitsweep.execution.run_request import read_cell_safely
+    from vitsweep.execution.run_request import read_cell
     from vitsweep.export.prove import header, not_provable, prove
     from vitsweep.export.write import written
     from vitsweep.results.sweeps import find_sweep
@@ -68,9 +68,9 @@ def run(arguments: Sequence[str]) -> int:
     store = find_sweep(typed.sweep)
     cells = SweepTables.of(store).cells
     row = chosen(cells, typed.cell)
-    cell = read_cell_safely(store, str(row["cell_id"]))
+    cell = read_cell(store, str(row["cell_id"]))
     known = row.get("baseline_cell_id")
-    baseline = read_cell_safely(store, known) if isinstance(known, str) else None
+    baseline = read_cell(store, known) if isinstance(known, str) else None
     unproved = (
         "Not proved: it was written with `--no-prove`." if typed.no_prove else not_provable(cell)
     )
@@ -104,11 +104,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
     """Name the best cell of those that were meant which is plain PyTorch."""
-    from vitsweep.execution.run_request import read_cell_safely
+    from vitsweep.execution.run_request import read_cell
     from vitsweep.export.refusals import refusals
 
     for row in _meant(cells, words).to_dict("records"):
-        if not refusals(read_cell_safely(store, row["cell_id"])):
+        if not refusals(read_cell(store, row["cell_id"])):
             return [f"The best cell that is: `--cell {row['cell_id']}` ({row['cell']})."]
     return []
 

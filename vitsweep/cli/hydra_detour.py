@@ -52,6 +52,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
         """Only stock launchers of Hydra call it."""
         run_composed()
 
+    hydra.confine()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise: it would print a hint and exit with 1
     try:
         hydra_core.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(

@@ -77,18 +77,18 @@ def run(arguments: Sequence[str]) -> int:
 def _cited(store: "Store") -> Iterator[str]:
     """Yield what the techniques and models of the cells that ran cite.
 
-    Cells that somebody else froze with code of their own are not built.
+    Cells that somebody else froze with free text are not built.
     """
-    from vitsweep.execution.run_request import read_cell
-    from vitsweep.results.provenance import code_in_tree
     from vitsweep.results.store import DamagedRecordWarning
+    from vitsweep.spec.free_text import free_text
+    from vitsweep.spec.from_yaml import cell_from_tree
 
     for cell_id in filter(store.has_runs, store.cell_ids()):
         try:
-            tree = store.frozen(cell_id)["cell"]
-            if not store.is_own_cell(cell_id) and [*code_in_tree(tree)]:
+            document, is_own = store.frozen_by(cell_id)
+            if not is_own and [*free_text(document["cell"])]:
                 continue
-            cell = read_cell(store, cell_id)
+            cell = cell_from_tree(document["cell"])
         except VitsweepError as error:
             text = f"what cell {cell_id} uses is not cited ({error})"
             warnings.warn(text, DamagedRecordWarning, stacklevel=2)

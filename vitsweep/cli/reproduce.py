@@ -20,15 +20,16 @@ Check a bundle, then measure its claims on this machine.
 The check makes every table, figure and claim anew from the records and runs nothing of the bundle; with
 --check that is all. Then the cells of each claim and their baseline run in turns, in fresh processes and
 blocks. A claim is *reproduced* if the new 95 % interval lies within its margin, *not reproduced* if it
-lies wholly outside, else *too noisy to say*. Cells of somebody else need --trust: code, diff and settings
-that name code are listed first. The diff is not applied and no package is installed.
+lies wholly outside, else *too noisy to say*. For cells of somebody else, code and diff are listed first,
+and their free text (functions, folders), which needs --trust. The diff is not applied and no package is
+installed.
 
 Exit codes: 0 all claims reproduced (with --check: nothing is wrong), 1 the check found a fault or a claim
 is not reproduced, 2 no bundle, 3 a claim was not measured, 4 a claim is too noisy, or figures were drawn
 by other versions.
 
   python -m vitsweep reproduce first.tar.gz --check
-  python -m vitsweep reproduce first.tar.gz --minutes 120 --trust
+  python -m vitsweep reproduce first.tar.gz --minutes 120
 """
 CODES = {
     Verdict.not_reproduced: ExitCode.gate_failed,

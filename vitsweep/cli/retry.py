@@ -6,9 +6,10 @@ from typing import Any
 
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import key_of, value_override
 from vitsweep.errors import VitsweepError
-from vitsweep.results.provenance import code_in_overrides, is_own, require_trust
+from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep
@@ -20,6 +21,7 @@ An override makes new cells of them:
 
   python -m vitsweep retry vit_nano-precision --status out_of_memory --set memory=recompute_blocks
 """
+LAUNCHER = "hydra/launcher"
 SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """Settings of a cell's own command that a retry replaces."""
 
@@ -80,17 +82,18 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
     again = f"sweep.retry=[{','.join(statuses)}]"
     for command in store.commands()[-1:]:
         if _words(command)[:1] == ["compare"]:
+            line = command["command"] if is_own(command) else "the same command with"
             raise VitsweepError(
-                f"Sweep `{store.name}` was made by `compare`: type `{command['command']} "
-                f"{again}` to measure again what was not measured."
+                f"Sweep `{store.name}` was made by `compare`: type `{line} {again}` to measure again what "
+                "was not measured."
             )
     _record_killed(store)
-    for cell_id in _cells_with_status(store, statuses):
-        own = store.typed(cell_id)
-        of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
-        key = (*_launcher(store, cell_id), *of_sweep)
-        groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
     overrides = [word for word in words if "=" in word]
+    of_cells = typed_words(store, _cells_with_status(store, statuses))
+    for cell_id, own in of_cells.items():
+        of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
+        key = (*_launcher(store, cell_id, overrides), *of_sweep)
+        groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
     where = [
         value_override("sweep.folder", str(store.root.parent)),
         value_override("sweep.name", store.name),
@@ -117,16 +120,27 @@ def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
             yield str(row["cell_id"])
 
 
-def _launcher(store: Store, cell_id: str) -> list[str]:
-    """Return what the latest command that was typed for a cell said of Hydra and of its launcher."""
+def _launcher(store: Store, cell_id: str, overrides: Sequence[str]) -> list[str]:
+    """Return what the latest command that this user typed for a cell said of Hydra and of its launcher.
+
+    Raises:
+        VitsweepError: somebody else typed it, with a launcher, and none of `overrides` chooses one.
+    """
     commands = [c for c in store.commands() if _words(c)[:1] != ["retry"]]
     of_cell = [c for c in commands if cell_id in (*c.get("cells", ()), *(c.get("baselines") or ()))]
     latest = (of_cell or commands)[-1:]
     words = [word for command in latest for word in _words(command)]
     kept = [word for word in words if _is_for_hydra(word)]
-    if not all(map(is_own, latest)):
-        require_trust(store.root, code_in_overrides(kept))
-    return kept
+    if all(map(is_own, latest)):
+        return kept
+    chosen = [word for word in kept if key_of(word) == LAUNCHER]
+    if chosen and not any(key_of(word) == LAUNCHER for word in overrides):
+        raise VitsweepError(
+            f"`{store.root}` was measured with `{plain_text(chosen[-1])}` by somebody else (or before "
+            "this user's key was lost), and settings of a launcher are not taken from there: type "
+            f"`{LAUNCHER}=local`, or your own, behind this command."
+        )
+    return []
 
 
 def _is_for_hydra(word: str) -> bool:

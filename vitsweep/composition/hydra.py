@@ -3,22 +3,31 @@
 Hydra has no public way to turn overrides into cells without running them (hydra#2673).
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.bash_completion import BashCompletion
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -86,6 +95,39 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+# A choice is a file inside of a folder of the search path, whoever types it.
+
+
+class _Confined(ConfigSource):
+    """Finds no file outside of the folders of the search path, be it named by `..` or by a link."""
+
+    def is_config(self, config_path: str) -> bool:
+        return ".." not in Path(config_path).parts and super().is_config(config_path)
+
+
+class _Files(_Confined, FileConfigSource):
+    roots: ClassVar[set[str]] = set()
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self.roots.add(os.path.join(os.path.realpath(self.path), ""))
+
+    def is_config(self, config_path: str) -> bool:
+        name = os.path.join(self.path, self._normalize_file_name(config_path))
+        return super().is_config(config_path) and os.path.realpath(name).startswith((*self.roots,))
+
+
+class _Packages(_Confined, ImportlibResourcesConfigSource):
+    pass
+
+
+@cache
+def confine() -> None:
+    """Let Hydra read the YAML of a choice from the folders of the search path alone, in this process."""
+    Plugins.instance()  # registers its own
+    SourcesRegistry.instance().types.update(file=_Files, pkg=_Packages)
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """One YAML of a group, as Hydra's repository reads it."""
@@ -106,6 +148,7 @@ def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoade
         BadValueError: `config_dir` is no folder.
     """
     _set_version_base()
+    confine()
     search_path = create_config_search_path(str(conf.resolve()))
     if config_dir is not None:
         folder = Path(config_dir).absolute()

@@ -20,7 +20,7 @@ from vitsweep.execution.run_request import (
     Run,
     RunRequest,
     attempt_folder,
-    read_cell_safely,
+    read_cell,
     request_for,
 )
 from vitsweep.files import append_line, fits
@@ -238,9 +238,7 @@ def record_unfinished(store: Store, cells: Iterable[str]) -> None:
             if not attempt.is_running:
                 facts = {"environment": {"launcher": "local"}}
                 request = request_for(store, attempt.run, attempt.number, **facts)
-                record_left(
-                    request, read_cell_safely(store, cell_id), RunFailure(Status.killed, KILLED)
-                )
+                record_left(request, read_cell(store, cell_id), RunFailure(Status.killed, KILLED))
 
 
 # Trainings that a later attempt or a later run goes on with.

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitsweep.results.provenance import code_in_tree, require_trust
+from vitsweep.results.provenance import require_trust
 from vitsweep.results.record import LOOK, RunRecord
 from vitsweep.results.store import Store
+from vitsweep.results.user_metrics import own_definitions
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.free_text import free_text
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.measurement import MIN_BLOCKS
 
@@ -63,6 +65,8 @@ class RunRequest:
         block: name of its block.
         position: index of the run within its block, from 0.
         attempt: 1 for the first try.
+        digest: SHA-256 of the settings of the cell that the command froze; a worker runs no others.
+        metrics: definitions of the user's columns, see `results.user_metrics`.
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`); "" before there is one.
         measurement: fields of `measurement` that belong to the command, not to the frozen cell;
             `supervise` fills them in.
@@ -82,6 +86,8 @@ class RunRequest:
     block: str
     position: int
     attempt: int = 1
+    digest: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     init_method: str = ""
     measurement: dict[str, Any] = field(default_factory=dict)
     proved: str = ""
@@ -146,6 +152,8 @@ def request_for(store: Store, run: Run, attempt: int = 1, **facts: Any) -> RunRe
         block=run.block,
         position=run.position,
         attempt=attempt,
+        digest=store.digests.get(run.cell_id, ""),
+        metrics=store.metrics or own_definitions(store),
         **facts,
     )
 
@@ -196,19 +204,6 @@ def frozen_document(
     }
 
 
-def read_cell_safely(
-    store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None
-) -> CellSpec:
-    """Build the spec of a frozen cell, for who has not frozen it in the same command.
-
-    Raises:
-        VitsweepError: somebody else froze the cell, it names code of its own, and there is no `--trust`.
-    """
-    if not store.is_own_cell(cell_id):
-        require_trust(store.cell(cell_id), code_in_tree(store.frozen(cell_id)["cell"]))
-    return read_cell(store, cell_id, measurement)
-
-
 def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None) -> CellSpec:
     """Build the spec of a frozen cell.
 
@@ -217,8 +212,14 @@ def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None 
         cell_id: the cell.
         measurement: fields of `measurement` that belong to the command that runs the cell (see
             `Measurement.of_command`); those of the command that froze it where not given.
+
+    Raises:
+        VitsweepError: somebody else froze the cell, it holds free text, and there is no `--trust`.
     """
-    cell = cell_from_tree(store.frozen(cell_id)["cell"])
+    document, is_own = store.frozen_by(cell_id)
+    if not is_own:
+        require_trust(store.cell(cell_id), free_text(document["cell"]))
+    cell = cell_from_tree(document["cell"])
     if not measurement:
         return cell
     return replace(cell, measurement=replace(cell.measurement, **measurement))

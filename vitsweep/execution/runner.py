@@ -194,8 +194,11 @@ def warm_up(
     remove(scratch)
     discarded = Store(scratch.absolute()).create()
     try:
-        discarded.freeze(request.cell_id, Store(request.sweep_folder).frozen(request.cell_id))
-        record = supervise(replace(request, sweep_folder=discarded.root), cell, start, on_wait)
+        frozen = Store(request.sweep_folder, {request.cell_id: request.digest})
+        discarded.freeze(request.cell_id, frozen.frozen(request.cell_id))
+        digest = discarded.digests[request.cell_id]
+        there = replace(request, sweep_folder=discarded.root, digest=digest)
+        record = supervise(there, cell, start, on_wait)
     finally:
         remove(scratch)
     append_warm_up(request, record.status)

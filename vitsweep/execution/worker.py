@@ -49,7 +49,9 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
     try:
         log_to(request.folder / f"rank{rank}.log")
-        cell = read_cell(Store(request.sweep_folder), request.cell_id, request.measurement)
+        digests = {request.cell_id: request.digest} if request.digest else {}
+        store = Store(request.sweep_folder, digests)
+        cell = read_cell(store, request.cell_id, request.measurement)
         _set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             draft = request.folder / RECORD_DRAFT
@@ -143,7 +145,7 @@ def _run(
     summary = run_cell(cell, world, context)
     if world.rank:
         return None
-    record = with_user_metrics(record_of(summary), Store(request.sweep_folder))
+    record = with_user_metrics(record_of(summary), request.metrics)
     return replace(record, samples=recorded_samples(record.samples, request.folder))
 
 

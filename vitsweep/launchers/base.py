@@ -21,10 +21,8 @@ from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized, traced_throughput
 from vitsweep.planning.rounds import Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.results.provenance import require_trust
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.results.user_metrics import definitions_of
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 
@@ -225,11 +223,8 @@ def _frozen(
         plan = within_minutes(plan, request.settings.minutes)
     plan = drop_oversized(plan, request.settings, request.console, machine, store)
     code = code_state()
-    metrics = {"metrics": dict(request.metrics)} if request.metrics else {}
-    foreign = definitions_of(store.foreign_commands()).values()
-    require_trust(store.root, (f"metric function {node.get('function')}" for node in foreign))
     command = request.command or command_line()
-    freeze(store, plan, request.settings, code, command=command, **metrics)
+    freeze(store, plan, request.settings, code, request.metrics, command=command)
     return PreparedSweep(store=store, plan=plan, code=code)
 
 

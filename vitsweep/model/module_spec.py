@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.free_text import Word
 from vitsweep.spec.from_yaml import imported_function, is_function_path, wrong_function
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
@@ -52,6 +53,7 @@ class ModuleSpec(ModelSpec):
         version: of the package.
     """
 
+    name: Annotated[str, Word(r"\w[\w.-]*")]
     target: str | None
     arguments: dict[str, Any] = field(hash=False)
     shape_arguments: dict[str, str] = field(hash=False)
@@ -62,7 +64,7 @@ class ModuleSpec(ModelSpec):
     twin_arguments: dict[str, Any] = field(hash=False, metadata={"identity": False})
     twin_side_px: Annotated[int, Gt(0)] | None = field(metadata={"identity": False})
     package: str | None
-    version: str | None
+    version: Annotated[str, Word(r"\w[\w.+-]*")] | None
     loss: str | None = field(default=None, metadata={"identity": "where set"})
     twin_batch: str | None = field(default=None, metadata={"identity": False})
     loss_count: str | None = field(default=None, metadata={"identity": "where set"})

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vitsweep.composition.composer import ComposedCell, Composer
@@ -19,9 +20,15 @@ from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import make_folder, remove
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
-from vitsweep.results.provenance import masked_word
+from vitsweep.results.provenance import masked_word, require_trust
 from vitsweep.results.record import Status, utc_now
 from vitsweep.results.store import Store
+from vitsweep.results.user_metrics import (
+    Definitions,
+    definitions_of,
+    foreign_functions,
+    own_definitions,
+)
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
 
@@ -124,6 +131,7 @@ def freeze(
     plan: SweepPlan,
     settings: SweepSettings,
     code: dict[str, Any],
+    metrics: Definitions = MappingProxyType({}),
     **facts: Any,
 ) -> None:
     """Write every cell, the invalid ones with their reasons, and append the command.
@@ -135,8 +143,16 @@ def freeze(
         plan: its cells.
         settings: of the sweep.
         code: state of the code.
+        metrics: definitions of the user's columns that the command names.
         facts: further entries of the command's line.
+
+    Raises:
+        VitsweepError: somebody else's commands name functions of columns, and there is no `--trust`.
     """
+    own = own_definitions(store)
+    require_trust(store.root, foreign_functions(store, own | dict(metrics)))
+    store.metrics = definitions_of(store.commands()) | dict(metrics)
+    new = {column: node for column, node in store.metrics.items() if node != own.get(column)}
     changes = str(code.get("git_diff") or "")
     code = code | {"git_diff": store.keep("code", changes, ".diff") if changes else ""}
     codes: dict[str, CellCode] = {}
@@ -158,6 +174,7 @@ def freeze(
             "replicate": settings.replicate,
             "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
             "baselines": plan.baselines,
+            **({"metrics": new} if new else {}),
             **facts,
         }
     )

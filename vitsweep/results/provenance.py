@@ -1,8 +1,8 @@
-"""Which parts of a sweep folder this user wrote; what others wrote executes nothing unless they say so.
+"""Which parts of a sweep folder this user wrote; of others' only values and names of the menu are used.
 
 Commands and frozen cells carry a mark: an HMAC with a key that lies in the user's cache folder. A folder
-that a colleague shared or sent has other marks or none, and is data: what it would execute is listed,
-and done only with `--trust`.
+that a colleague shared or sent has other marks or none, and is data: its free text (`spec.free_text`)
+is listed, and used only with `--trust`.
 """
 
 import hashlib
@@ -21,10 +21,8 @@ from vitsweep.files import cache_folder, write_once
 
 MARK = "mark"
 """Key of an entry that holds its mark."""
-CODE_KEY = re.compile(
-    r"(^|\.)(_\w+_|target|function|loss|setup|python|additional_parameters|\w*_args)$"
-)
-"""Names of settings that name code, or that end up in a shell."""
+MOST_NAMED = 1000
+"""Texts that a message lists."""
 
 _trusted = False
 
@@ -94,52 +92,29 @@ def _key(path: Path) -> bytes:
     return b""
 
 
-def code_in_overrides(words: Iterable[str]) -> list[str]:
-    """Return the words of a command line that name code, a shell's text, a folder or a variable."""
-    return [word for word in words if _is_code(word)]
-
-
-def _is_code(word: str) -> bool:
-    key, _, value = word.lstrip("+~").partition("=")
-    group = re.split(r"[./@]", key)[0]
-    is_launcher = re.fullmatch(r"hydra/launcher|hydra\.launcher\.\w+", key) is not None
-    return (
-        key.startswith("-")
-        or group == "metric"
-        or (group == "hydra" and not is_launcher)
-        or CODE_KEY.search(key) is not None
-        or "${" in value
-        or re.search(r"_target_|target:|function:|loss:|setup:", value) is not None
-    )
-
-
-def code_in_tree(tree: Any, path: str = "") -> Iterator[str]:
-    """Yield `key=value` of what in a frozen cell names code that is not vitsweep's."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from code_in_tree(value, f"{path}.{key}" if path else str(key))
-    elif tree and CODE_KEY.search(path):
-        if not (path.endswith("._target_") and str(tree).startswith("vitsweep.")):
-            yield f"{path}={tree}"
+def plain_text(text: str) -> str:
+    """Return a text of somebody else for a message: short, and without letters that steer a terminal."""
+    return re.sub(r"[^ -~]", "?", text)[:200]
 
 
 def require_trust(where: object, named: Iterable[str]) -> None:
-    """Stop where a folder that this user did not write would execute something.
+    """Stop where a folder that this user did not write holds text that a command would use.
 
     Args:
         where: the folder.
-        named: what in it names code.
+        named: the text, as `key=value`.
 
     Raises:
         VitsweepError: there is such a thing, and the user has not typed `--trust`.
     """
-    found = [re.sub(r"[^ -~]", "?", text)[:200] for text in dict.fromkeys(named)]
+    found = [plain_text(text) for text in dict.fromkeys(named)]
     if found and not _trusted:
-        lines = "\n".join(f"  - {text}" for text in found[:20])
+        lines = "\n".join(f"  - {text}" for text in found[:MOST_NAMED])
+        more = f"\n  - and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
         raise VitsweepError(
-            f"`{where}` was written by somebody else (or before this user's key was lost), and names "
-            f"what this command would execute:\n{lines}\nRead it, and type the same command with "
-            "`--trust` (in Python: `trust=True`) if you want that."
+            f"`{where}` was written by somebody else (or before this user's key was lost), and holds text "
+            f"that this command would call, read or write by:\n{lines}{more}\nRead it, and type the same "
+            "command with `--trust` (in Python: `trust=True`) if you want that."
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -45,12 +46,10 @@ from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import (
     MARK,
-    code_in_overrides,
     is_own,
     is_own_text,
     marked,
     marked_text,
-    require_trust,
 )
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now
 
@@ -98,10 +97,20 @@ class Store:
 
     Records that were read stay in memory, so that a command parses each file once: pass one Store
     on instead of opening another.
+
+    Args:
+        root: the folder.
+        digests: cell id -> digest of what was frozen, for a process that runs cells for the command that
+            froze them: another text is refused.
+
+    Attributes:
+        metrics: definitions of the user's columns that the command has asked for or accepted.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
         self.root = root
+        self.digests = dict(digests)
+        self.metrics: Mapping[str, Any] = {}
         guard(root)
         self.cells = root / "cells"
         self._pack_file = self.cells / pack.FILE
@@ -189,37 +198,37 @@ class Store:
     def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
         """Write what the worker will read; a cell that this user has frozen already stays as it was.
 
-        A damaged one, or one of another user that says something else, is written anew: the command
-        knows its cells, and runs nothing that a folder says instead.
+        A damaged one, or one of another user, is written anew with this user's mark: the command knows its
+        cells, and runs nothing that a folder says instead. The digest of what is on disk is kept.
         """
-        if not self._is_frozen(cell_id, document["cell"]):
-            text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
-            write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
-
-    def _is_frozen(self, cell_id: str, parts: Mapping[str, Any]) -> bool:
-        try:
-            if self.is_own_cell(cell_id):
-                return True
-            kept, own = (
-                yaml.dump(tree, Dumper=_Dumper) for tree in (self.frozen(cell_id)["cell"], parts)
-            )
-        except (OSError, VitsweepError):
-            return False
-        return bool(kept == own)
+        with suppress(OSError, VitsweepError):
+            self.digests.pop(cell_id, None)
+            kept, is_own = self.frozen_by(cell_id)
+            if is_own:
+                self.digests[cell_id] = digest(kept["cell"])
+                return
+        text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
+        write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
+        self.digests[cell_id] = digest(document["cell"])
 
     def is_own_cell(self, cell_id: str) -> bool:
         """Whether this user has frozen a cell, and nobody has changed it since."""
         return is_own_text(self.read(cell_id, "cell.yaml"))
 
     def frozen(self, cell_id: str) -> dict[str, Any]:
-        """Return what was frozen for a cell.
+        """Return what was frozen for a cell, see `frozen_by`."""
+        return self.frozen_by(cell_id)[0]
+
+    def frozen_by(self, cell_id: str) -> tuple[dict[str, Any], bool]:
+        """Return what was frozen for a cell, and whether by this user or this very command.
 
         Raises:
-            VitsweepError: the file is missing or damaged.
+            VitsweepError: the file is missing or damaged, or not what the command froze that runs the cell.
         """
         path = self.cell(cell_id) / "cell.yaml"
         try:
-            document = parsed_yaml(self.content(cell_id, path.name))
+            text = self.read(cell_id, path.name)
+            document = parsed_yaml(text)
             overrides = document.setdefault("overrides", [])
             if not isinstance(document["cell"], dict) or not isinstance(overrides, list):
                 raise TypeError("a section is missing")
@@ -230,19 +239,13 @@ class Store:
                 "writes it anew, typed once more."
             ) from error
         document.pop(MARK, None)
-        return dict(document)
-
-    def typed(self, cell_id: str) -> list[str]:
-        """Return what was typed for a cell.
-
-        Raises:
-            VitsweepError: the file is missing or damaged, or was written by somebody else, names code, and
-                there is no `--trust`.
-        """
-        words = [str(word) for word in self.frozen(cell_id)["overrides"]]
-        if not self.is_own_cell(cell_id):
-            require_trust(self.root, code_in_overrides(words))
-        return words
+        expected = self.digests.get(cell_id)
+        if expected and digest(document["cell"]) != expected:
+            raise VitsweepError(
+                f"`{path}` is not what the command froze that runs this cell: somebody has changed it since, "
+                "and it is not run. The command, typed once more, writes it anew."
+            )
+        return dict(document), bool(expected) or is_own_text(text)
 
     def content(self, cell_id: str, name: str) -> bytes:
         """Return a file of a cell, from its folder or else from the pack; of lines those of both.
@@ -607,6 +610,15 @@ class Store:
         for command in self.commands():
             merged |= command.get("baselines") or {}
         return merged
+
+
+def digest(parts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the settings of a frozen cell; "" where they are none that a command freezes."""
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _NOTHING = type(None)

@@ -5,7 +5,7 @@ table, chart and report that reads the sweep knows unit and label.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -13,6 +13,7 @@ from typing import Any
 
 from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import METRICS, RESERVED, RESERVED_PATTERN, Metric
+from vitsweep.results.provenance import is_own
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import imported_function, is_function_path
@@ -130,8 +131,8 @@ def check_metrics(definitions: Definitions) -> None:
             )
 
 
-def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
-    """Return the record of a measured run with the columns that the sweep's commands name.
+def with_user_metrics(record: RunRecord, definitions: Definitions) -> RunRecord:
+    """Return the record of a measured run with the user's columns.
 
     Where a function raises or returns no finite number, its column is empty and `<column>_reason` says why.
     A function that ends the process (`sys.exit()`) is one that raises: the run has been measured.
@@ -140,7 +141,7 @@ def with_user_metrics(record: RunRecord, store: Store) -> RunRecord:
         KeyboardInterrupt: the user stopped it.
     """
     metrics, reasons = dict(record.metrics), {}
-    for metric in user_metrics(definitions_of(store.commands())):
+    for metric in user_metrics(definitions):
         column = metric.metric.column
         try:
             metrics[column] = metric.compute(record)
@@ -166,6 +167,18 @@ def definitions_of(commands: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[s
         for column, node in section.items()
         if isinstance(node, Mapping)
     }
+
+
+def own_definitions(store: Store) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions that this user has typed for a sweep, or accepted in it."""
+    return definitions_of(command for command in store.commands() if is_own(command))
+
+
+def foreign_functions(store: Store, own: Definitions) -> Iterator[str]:
+    """Yield `key=value` of the functions of columns that somebody else names, and this user does not."""
+    for column, node in definitions_of(store.commands()).items():
+        if node != own.get(column):
+            yield f"metric.columns.{column}.function={node.get('function')}"
 
 
 def attributes_of(store: Store) -> dict[str, Any]:

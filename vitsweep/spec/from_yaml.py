@@ -35,7 +35,7 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
     Raises:
         BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
     """
-    hints = _hints(CellSpec)
+    hints = hints_of(CellSpec)
     missing = [name for name in hints if name not in tree]
     if missing:
         raise BadValueError(
@@ -56,7 +56,7 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
 
 def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:
     """Build one part of a cell (`data`, `precision`, ...), for whoever needs it before the rest."""
-    return _build(tree[name], name, _hints(CellSpec)[name])
+    return _build(tree[name], name, hints_of(CellSpec)[name])
 
 
 def section_from_tree(cls: type, node: Mapping[str, Any], path: str) -> Any:
@@ -125,7 +125,7 @@ def _shared(cls: type, node: Mapping[str, Any], path: str) -> Any:
 
 
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
-    hints = _hints(cls)
+    hints = hints_of(cls)
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
     optional = _fields_with_default(cls)
     missing = [key for key in hints if key not in node and key not in optional]
@@ -153,7 +153,7 @@ def _field(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
         raise BadValueError(
             f"`{path}={_typed(value)}`: `{path}` is a section; set one of its keys: "
-            f"{_quoted(f'{path}.{key}' for key in _hints(kind))}."
+            f"{_quoted(f'{path}.{key}' for key in hints_of(kind))}."
         )
     return _build_dataclass(kind, dict(value), path)
 
@@ -246,7 +246,8 @@ def _quoted(names: Any) -> str:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return field -> annotation of a dataclass, metadata included; fields that are derived are left out."""
     hints = get_type_hints(cls, include_extras=True)
     return {
         field.name: hints[field.name]

@@ -4,6 +4,7 @@ After an intended change: `UPDATE_GOLDEN=1 pytest tests/launchers/slurm/test_bat
 """
 
 import os
+import re
 import stat
 import sys
 from dataclasses import replace
@@ -15,6 +16,9 @@ import yaml
 from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.test_packing import settings
 from vitsweep.errors import VitsweepError
+from vitsweep.files import read_lines, remove
+from vitsweep.launchers.slurm.node import agent
+from vitsweep.launchers.slurm.node.coordinator import NOT_STARTED
 from vitsweep.launchers.slurm.state.jobs import job_arrays
 from vitsweep.launchers.slurm.submit import sbatch
 from vitsweep.launchers.slurm.submit.sbatch import PlannedJob, without_secrets
@@ -71,8 +75,35 @@ def test_batch_script(name: str, store: Store) -> None:
 
 
 def masked(script: str, folder: Path) -> str:
-    """Replace paths, which differ from one machine and submission to the next."""
-    return script.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
+    """Replace paths and digests, which differ from one machine and submission to the next."""
+    script = script.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON")
+    return re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", script)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("name", ["tasks.jsonl", "key", "digest"])
+def test_a_job_runs_what_was_submitted_or_refuses(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, node: int
+) -> None:
+    """Whoever can write into the folder can replace its files, and not the batch script that Slurm keeps."""
+    [array] = sbatch.submit(store, CPU, [PlannedJob((), 1.0)], settings(), 9, Path("/code"), {})
+    assert store.digests == {}
+    [script] = array.folder.glob("*submission.sh")
+    [digest] = re.findall(r"\b[0-9a-f]{64}\b", script.read_text())
+    assert array.job(0, array.work(digest)).task == array.job(0).task
+    if name == "digest":
+        digest = ""  # of an earlier version
+    else:
+        text = (array.folder / name).read_text()
+        remove(array.folder / name)
+        (array.folder / name).write_text(f"{text} ")
+    given = {"JOB_ID": "8", "NODEID": str(node), "JOB_NODELIST": "n1,n2", "RESTART_COUNT": "2"}
+    for key, value in given.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    assert agent.main(array.folder, digest) == NOT_STARTED
+    ends = read_lines(array.folder / "0.jsonl")
+    assert [(end["event"], end["restart"]) for end in ends] == [("job_end", 2)] * (node == 0)
+    assert all("somebody has changed it" in end["reason"] for end in ends)
 
 
 def test_a_submitit_without_the_private_method_is_refused_by_version(

@@ -279,7 +279,8 @@ def looked_at(*overrides: str, slowdown: float = 25.0) -> ArrayJob:
     missing, size = state.missing_blocks, wanted.cells_per_block
     jobs = pack(cells, missing, minutes, settings(), size, looks=looks, prune_slowdown=4.0)
     [job] = [job for some in jobs.values() for job in some]
-    return ArrayJob(JobArray(Path("jobs/a")), 0, job.document())
+    store = Store(Path("sweep"), dict.fromkeys(cells.entries, ""))
+    return ArrayJob(JobArray(Path("jobs/a")), 0, job.document(store))
 
 
 def ended_looks(job: ArrayJob, speed_of: Callable[[str], float]) -> JobEvents:

@@ -253,7 +253,7 @@ def restarted(job: ArrayJob, store: Store) -> Coordinator:
     env = JobEnvironment(**place, nodes=("n1",), launch_address=None)
     job.array.facts["signal_delay_s"] = 60
     job.array.facts["request"]["minutes"] = 30
-    coordinator = Coordinator(env, job)
+    coordinator = Coordinator(env, job, b"key")
     _, connection = multiprocessing.Pipe()
     nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)], lambda: None)
     place = JobPlace(store, job.array.folder, env, nodes, {})

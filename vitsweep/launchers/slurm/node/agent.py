@@ -27,7 +27,7 @@ from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.execution.runner import calibrate_rank
 from vitsweep.execution.worker import rank_main
 from vitsweep.files import make_socket_folder
-from vitsweep.launchers.slurm.node.coordinator import coordinate
+from vitsweep.launchers.slurm.node.coordinator import NOT_STARTED, coordinate, refuse
 from vitsweep.launchers.slurm.node.transport import (
     SECONDS_TO_CONNECT,
     JobEnvironment,
@@ -35,7 +35,7 @@ from vitsweep.launchers.slurm.node.transport import (
     receive,
     send,
 )
-from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.results.store import Store
 
 HEARTBEAT_SECONDS = 10.0
@@ -49,23 +49,37 @@ IGNORED_SIGNALS = (
 """Slurm sends its signals to every process of a step; only the coordinator acts on them."""
 
 
-def main(folder: Path) -> int:
-    """Do this node's part of a job of the array in `folder`; return the exit code."""
+def main(folder: Path, digest: str) -> int:
+    """Do this node's part of a job of the array in `folder`; return the exit code.
+
+    Args:
+        folder: of the array.
+        digest: of its work, as it was submitted.
+    """
     env = JobEnvironment.from_environ(os.environ)
+    array = JobArray(folder)
+    try:
+        work = array.work(digest)
+    except VitsweepError as error:
+        print(error, file=sys.stderr)
+        if not env.node_index:
+            refuse(env, array, str(error))
+        return NOT_STARTED
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    job, key = array.job(env.index, work), env.key(work.secret)
     if env.node_index or os.fork() == 0:
-        return run_agent(env, folder)
-    return coordinate(env, JobArray(folder).job(env.index))
+        return run_agent(env, job, key)
+    return coordinate(env, job, key)
 
 
-def run_agent(env: JobEnvironment, folder: Path) -> int:
+def run_agent(env: JobEnvironment, job: ArrayJob, key: bytes) -> int:
     """Follow the coordinator's orders until it shuts down or is gone; return the exit code."""
     fork_server()
     try:
         start_fork_server()
-        connection = connect(env, env.key(folder), SECONDS_TO_CONNECT)
-        Agent(connection, Store(folder.parents[1])).serve()
+        connection = connect(env, key, SECONDS_TO_CONNECT)
+        Agent(connection, job.store()).serve()
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return 1
@@ -165,7 +179,7 @@ class Agent:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+    code = main(Path(sys.argv[1]), "".join(sys.argv[2:]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no exit handler may hold up the end of a job

@@ -27,6 +27,7 @@ from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_DONE,
     ArrayJob,
+    JobArray,
     cells_submitted_since,
 )
 from vitsweep.planning.freeze import code_state
@@ -196,10 +197,16 @@ ALL_MEASURED, NOT_ALL_MEASURED, NOT_STARTED, INTERRUPTED = 0, 3, 4, 5
 """Exit codes of a job."""
 
 
-def coordinate(env: JobEnvironment, job: ArrayJob) -> int:
+def refuse(env: JobEnvironment, array: JobArray, reason: str) -> None:
+    """Write that a job does not start."""
+    event_log = JobEventWriter(ArrayJob(array, env.index, {}), env.restart)
+    event_log.write("job_end", cause="not started", reason=reason, exit_code=NOT_STARTED)
+
+
+def coordinate(env: JobEnvironment, job: ArrayJob, key: bytes) -> int:
     """Do the work of a job; return its exit code, which Slurm keeps even where the disk is full."""
     try:
-        coordinator = Coordinator(env, job)
+        coordinator = Coordinator(env, job, key)
         try:
             coordinator.start()
             coordinator.run_all()
@@ -225,13 +232,15 @@ class Coordinator:
     Args:
         env: of this process.
         job: with the runs to be done.
+        key: with which its agents authenticate.
     """
 
-    def __init__(self, env: JobEnvironment, job: ArrayJob) -> None:
+    def __init__(self, env: JobEnvironment, job: ArrayJob, key: bytes) -> None:
+        self._key = key
         self.env, self.facts = env, job.array.facts
         self.folder, self._of_command = job.array.folder, job.cells
         self._any_look = bool(job.task.get("any_look"))
-        self.store, self._cells = Store(self.folder.parents[1]), dict[str, CellSpec]()
+        self.store, self._cells = job.store(), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
         self._num_started_runs, self._is_ending = 0, False
@@ -251,9 +260,7 @@ class Coordinator:
         env = self.env
         ids = {"job_id": env.job_id, "array_id": env.array_id}
         self.event_log.write("job_start", **ids, nodes=list(env.nodes))
-        agents = AgentListener(env, env.key(self.folder)).accept_agents(
-            env.nodes, SECONDS_TO_CONNECT
-        )
+        agents = AgentListener(env, self._key).accept_agents(env.nodes, SECONDS_TO_CONNECT)
         self._nodes = Nodes(agents, self._on_wait)
         self.runner = Runner(self.store, self._place(self._nodes))
         self._leave_cells_taken_over()

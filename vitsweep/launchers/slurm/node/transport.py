@@ -20,12 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd
-from vitsweep.files import read_text
 
 # The place of a process in its Slurm job.
 
@@ -104,13 +102,12 @@ class JobEnvironment:
             PORTS, NUM_CANDIDATE_PORTS
         )
 
-    def key(self, folder: Path) -> bytes:
-        """Return the secret with which agents of this start of this job authenticate.
+    def key(self, secret: str) -> bytes:
+        """Return the key with which agents of this start of this job authenticate.
 
         Args:
-            folder: of the job array.
+            secret: of the job array.
         """
-        secret = read_text(folder / "key")
         return f"{secret}.{self.job_id}.{self.restart}".encode()
 
 

@@ -12,6 +12,7 @@ Only the job's first node writes its events, so the file stays whole on file sys
 several nodes mix.
 """
 
+import hashlib
 import os
 import re
 from collections import Counter
@@ -198,6 +199,27 @@ def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the jobs of an array have to run, and with which secret their nodes meet.
+
+    Whoever can write into the folder of a sweep can replace these files. The batch script, which Slurm
+    keeps, holds their digest.
+
+    Attributes:
+        tasks: text of `tasks.jsonl`.
+        secret: text of `key`.
+    """
+
+    tasks: str
+    secret: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of both."""
+        return hashlib.sha256(f"{self.tasks}\n{self.secret}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class JobArray:
     """One job array of a sweep.
 
@@ -254,11 +276,31 @@ class JobArray:
         for index, line in enumerate(lines):
             yield ArrayJob(self, index, self._parsed(path, line))
 
-    def job(self, index: int) -> "ArrayJob":
-        """Return one job of the array, without reading the work of the others."""
+    def work(self, digest: str) -> Work:
+        """Return what the jobs have to run, as the command wrote it that submitted them.
+
+        Raises:
+            VitsweepError: it is something else, or cannot be read.
+        """
+        try:
+            work = Work(read_text(self.folder / "tasks.jsonl"), read_text(self.folder / "key"))
+            if work.digest == digest:
+                return work
+        except (OSError, ValueError) as error:
+            raise VitsweepError(f"This job cannot read what it has to run ({error}).") from error
+        raise VitsweepError(
+            f"`tasks.jsonl` or `key` in `{self.folder}` is not what the command wrote that submitted this "
+            "job: somebody has changed it since, and nothing is run. Type the command again."
+        )
+
+    def job(self, index: int, work: Work | None = None) -> "ArrayJob":
+        """Return one job of the array, of its work or else without reading that of the others."""
         path = self.folder / "tasks.jsonl"
-        with open(open_safely(path, os.O_RDONLY), "rb") as lines:
-            line = next(islice(lines, index, None), b"")
+        if work:
+            line = work.tasks.encode().splitlines()[index]
+        else:
+            with open(open_safely(path, os.O_RDONLY), "rb") as lines:
+                line = next(islice(lines, index, None), b"")
         return ArrayJob(self, index, self._parsed(path, line))
 
     def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
@@ -302,9 +344,16 @@ class ArrayJob:
 
     @property
     def cells(self) -> dict[str, dict[str, Any]]:
-        """Cell id -> `measurement` and `code_hash` of the command that submitted it."""
+        """Cell id -> `measurement` and `code_hash` of the command that submitted it, `sha256` of the cell."""
         cells: dict[str, dict[str, Any]] = self.task.get("cells", {})
         return cells
+
+    def store(self) -> Store:
+        """Return the sweep, in which this job runs the cells that its command froze and no others."""
+        digests = {c: facts["sha256"] for c, facts in self.cells.items() if "sha256" in facts}
+        store = Store(self.array.folder.parents[1], digests)
+        store.metrics = self.task.get("metrics", {})
+        return store
 
     def events(self) -> JobEvents:
         """Return the events it has written by now."""

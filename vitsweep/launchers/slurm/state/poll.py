@@ -12,7 +12,7 @@ from rich.console import Console
 from vitsweep.errors import STORAGE_ERRNOS
 from vitsweep.execution.attempts import record_left
 from vitsweep.execution.outcome import RunFailure
-from vitsweep.execution.run_request import Run, read_cell_safely, request_for
+from vitsweep.execution.run_request import Run, read_cell, request_for
 from vitsweep.files import NAME, append_line, write_atomically
 from vitsweep.launchers.slurm.commands import (
     SlurmJob,
@@ -396,9 +396,7 @@ def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> Non
         environment["code_hash"] = of_command["code_hash"]
     attempt = state.events.num_attempts(run)
     request = request_for(store, run, attempt, environment=environment)
-    record_left(
-        request, read_cell_safely(store, run.cell_id, of_command.get("measurement")), failure
-    )
+    record_left(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

@@ -19,7 +19,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import make_folder, remove, write_atomically
 from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
-from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_looks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -101,20 +101,22 @@ class PlannedJob:
         """Cells of which something runs here."""
         return {entry.cell_id for block in self.blocks for entry in block.entries}
 
-    def document(self) -> dict[str, Any]:
-        """Return it as the job reads it: the cells themselves are frozen.
+    def document(self, store: Store) -> dict[str, Any]:
+        """Return it as the job reads it: the cells themselves are frozen in the store.
 
-        What belongs to the command and not to a frozen cell, and the code that was there when the
-        job was submitted, stand under `cells`.
+        What belongs to the command and not to a frozen cell, the digest of what was frozen, and the code
+        that was there when the job was submitted, stand under `cells`.
         """
         entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
         return {
             "blocks": [self._plain(block) for block in self.blocks],
             **({"any_look": True} if self.any_look else {}),
+            **({"metrics": dict(store.metrics)} if store.metrics else {}),
             "cells": {
                 cell_id: {
                     "measurement": entry.spec.measurement.of_command,
                     "code_hash": entry.code.hash,
+                    "sha256": store.digests[cell_id],
                 }
                 for cell_id, entry in entries.items()
             },
@@ -345,9 +347,10 @@ def _submit_array(
     stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
     make_folder(folder)
-    lines = (json.dumps(job.document(), separators=(",", ":")) for job in jobs)
-    write_atomically(folder / "tasks.jsonl", "\n".join(lines) + "\n")
-    _write_key(folder / "key")
+    lines = (json.dumps(job.document(store), separators=(",", ":")) for job in jobs)
+    work = Work("\n".join(lines) + "\n", secrets.token_hex(32))
+    write_atomically(folder / "tasks.jsonl", work.tasks)
+    _write_key(folder / "key", work.secret)
     facts = {
         "sweep": store.name,
         "time": time.time(),
@@ -363,20 +366,24 @@ def _submit_array(
     write_atomically(folder / "array.json", json.dumps(facts, indent=1))
     options = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
     store.require_lease()
-    slurm_id = _sbatch(folder, request, settings, options)
+    slurm_id = _sbatch(folder, request, settings, options, work.digest)
     write_atomically(folder / "slurm_id", slurm_id)
     return JobArray(folder)
 
 
-def _write_key(path: Path) -> None:
+def _write_key(path: Path, secret: str) -> None:
     """Write a secret that only the user can read; agents of a job authenticate with it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(descriptor, secrets.token_hex(32).encode())
+    os.write(descriptor, secret.encode())
     os.close(descriptor)
 
 
 def _sbatch(
-    folder: Path, request: Request, settings: SlurmSettings, options: dict[str, Any]
+    folder: Path,
+    request: Request,
+    settings: SlurmSettings,
+    options: dict[str, Any],
+    digest: str,
 ) -> str:
     """Write the batch script and submit it; return the id of the array."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -384,7 +391,7 @@ def _sbatch(
     try:
         hidden = overriding(options)
         with outside_any_job(), without_secrets(settings.export), _hidden(hidden):
-            return _submit_command(folder, options, command(folder, settings))
+            return _submit_command(folder, options, command(folder, settings, digest))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         if UNCERTAIN.search(str(error)):
             return _id_if_taken(folder, request, error)
@@ -474,12 +481,12 @@ def _importable(code: Path) -> str:
     return f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 
-def command(folder: Path, settings: SlurmSettings) -> str:
-    """Return the line of shell that every node of a job runs."""
+def command(folder: Path, settings: SlurmSettings, digest: str) -> str:
+    """Return the line of shell that every node of a job runs, which Slurm keeps."""
     python: Sequence[str] = (sys.executable,)
     if settings.python is not None:
         python = (settings.python,) if isinstance(settings.python, str) else settings.python
-    return shlex.join([*python, "-u", "-m", AGENT, str(folder)])
+    return shlex.join([*python, "-u", "-m", AGENT, str(folder), digest])
 
 
 def outside_any_job() -> contextlib.AbstractContextManager[None]:
