@@ -159,6 +159,7 @@ def test_a_damaged_or_foreign_cell_is_frozen_anew(store: Store, monkeypatch, tmp
     assert Store(store.root).frozen_by("aa") == (document | {"overrides": ["mine"]}, True)
     store.freeze("aa", document)
     assert store.frozen("aa")["overrides"] == ["mine"], "this user's stays"
+    assert store.digest("aa")
     path.write_text(path.read_text().replace("vitsweep.model.vit.ViT", "os.system"))
     with pytest.raises(VitsweepError, match="not what the command froze"):
         store.frozen("aa")

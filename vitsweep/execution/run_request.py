@@ -152,7 +152,7 @@ def request_for(store: Store, run: Run, attempt: int = 1, **facts: Any) -> RunRe
         block=run.block,
         position=run.position,
         attempt=attempt,
-        digest=store.digests.get(run.cell_id, ""),
+        digest=store.digest(run.cell_id),
         metrics=store.metrics or own_definitions(store),
         **facts,
     )

@@ -196,7 +196,7 @@ def warm_up(
     try:
         frozen = Store(request.sweep_folder, {request.cell_id: request.digest})
         discarded.freeze(request.cell_id, frozen.frozen(request.cell_id))
-        digest = discarded.digests[request.cell_id]
+        digest = discarded.digest(request.cell_id)
         there = replace(request, sweep_folder=discarded.root, digest=digest)
         record = supervise(there, cell, start, on_wait)
     finally:

@@ -49,8 +49,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     multiprocessing.current_process().daemon = False  # a daemon could not start loader workers
     try:
         log_to(request.folder / f"rank{rank}.log")
-        digests = {request.cell_id: request.digest} if request.digest else {}
-        store = Store(request.sweep_folder, digests)
+        store = Store(request.sweep_folder, {request.cell_id: request.digest})
         cell = read_cell(store, request.cell_id, request.measurement)
         _set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:

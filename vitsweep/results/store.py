@@ -199,17 +199,24 @@ class Store:
         """Write what the worker will read; a cell that this user has frozen already stays as it was.
 
         A damaged one, or one of another user, is written anew with this user's mark: the command knows its
-        cells, and runs nothing that a folder says instead. The digest of what is on disk is kept.
+        cells, and runs nothing that a folder says instead.
         """
-        with suppress(OSError, VitsweepError):
-            self.digests.pop(cell_id, None)
-            kept, is_own = self.frozen_by(cell_id)
-            if is_own:
-                self.digests[cell_id] = digest(kept["cell"])
+        self.digests.pop(cell_id, None)
+        with suppress(OSError, ValueError):
+            if self.is_own_cell(cell_id):
                 return
         text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
         write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
         self.digests[cell_id] = digest(document["cell"])
+
+    def digest(self, cell_id: str) -> str:
+        """Return the SHA-256 of the settings of a cell that this user or this command froze; "" of others."""
+        if cell_id not in self.digests:
+            with suppress(VitsweepError):
+                document, is_own = self.frozen_by(cell_id)
+                if is_own:
+                    self.digests[cell_id] = digest(document["cell"])
+        return self.digests.get(cell_id, "")
 
     def is_own_cell(self, cell_id: str) -> bool:
         """Whether this user has frozen a cell, and nobody has changed it since."""
@@ -240,12 +247,12 @@ class Store:
             ) from error
         document.pop(MARK, None)
         expected = self.digests.get(cell_id)
-        if expected and digest(document["cell"]) != expected:
+        if expected is not None and digest(document["cell"]) != (expected or None):
             raise VitsweepError(
                 f"`{path}` is not what the command froze that runs this cell: somebody has changed it since, "
                 "and it is not run. The command, typed once more, writes it anew."
             )
-        return dict(document), bool(expected) or is_own_text(text)
+        return dict(document), expected is not None or is_own_text(text)
 
     def content(self, cell_id: str, name: str) -> bytes:
         """Return a file of a cell, from its folder or else from the pack; of lines those of both.

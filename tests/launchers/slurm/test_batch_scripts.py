@@ -16,7 +16,8 @@ import yaml
 from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.test_packing import settings
 from vitsweep.errors import VitsweepError
-from vitsweep.files import read_lines, remove
+from vitsweep.files import remove
+from vitsweep.foreign import read_lines
 from vitsweep.launchers.slurm.node import agent
 from vitsweep.launchers.slurm.node.coordinator import NOT_STARTED
 from vitsweep.launchers.slurm.state.jobs import job_arrays

@@ -350,7 +350,7 @@ class ArrayJob:
 
     def store(self) -> Store:
         """Return the sweep, in which this job runs the cells that its command froze and no others."""
-        digests = {c: facts["sha256"] for c, facts in self.cells.items() if "sha256" in facts}
+        digests = {cell_id: facts.get("sha256", "") for cell_id, facts in self.cells.items()}
         store = Store(self.array.folder.parents[1], digests)
         store.metrics = self.task.get("metrics", {})
         return store

@@ -116,7 +116,7 @@ class PlannedJob:
                 cell_id: {
                     "measurement": entry.spec.measurement.of_command,
                     "code_hash": entry.code.hash,
-                    "sha256": store.digests[cell_id],
+                    "sha256": store.digest(cell_id),
                 }
                 for cell_id, entry in entries.items()
             },
