@@ -14,11 +14,8 @@ from typing import Any, ClassVar
 import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra._internal.core_plugins.bash_completion import BashCompletion
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
@@ -102,30 +99,35 @@ class _Confined(ConfigSource):
     """Finds no file outside of the folders of the search path, be it named by `..` or by a link."""
 
     def is_config(self, config_path: str) -> bool:
+        """Whether there is such a file, without `..` in its name."""
         return ".." not in Path(config_path).parts and super().is_config(config_path)
 
 
-class _Files(_Confined, FileConfigSource):
+class FileConfigSource(_Confined, file_config_source.FileConfigSource):
+    """Named as Hydra's own: it registers no other name, nor replaces a class of the same."""
+
     roots: ClassVar[set[str]] = set()
 
-    def __init__(self, provider: str, path: str) -> None:
-        super().__init__(provider, path)
-        self.roots.add(os.path.join(os.path.realpath(self.path), ""))
-
     def is_config(self, config_path: str) -> bool:
+        """Whether the folder, or one that was asked before, holds the file."""
+        self.roots.add(os.path.join(os.path.realpath(self.path), ""))
         name = os.path.join(self.path, self._normalize_file_name(config_path))
         return super().is_config(config_path) and os.path.realpath(name).startswith((*self.roots,))
 
 
-class _Packages(_Confined, ImportlibResourcesConfigSource):
-    pass
+class ImportlibResourcesConfigSource(
+    _Confined, importlib_resources_config_source.ImportlibResourcesConfigSource
+):
+    """YAML in installed packages; named likewise."""
 
 
 @cache
 def confine() -> None:
     """Let Hydra read the YAML of a choice from the folders of the search path alone, in this process."""
     Plugins.instance()  # registers its own
-    SourcesRegistry.instance().types.update(file=_Files, pkg=_Packages)
+    SourcesRegistry.instance().types.update(
+        file=FileConfigSource, pkg=ImportlibResourcesConfigSource
+    )
 
 
 @dataclass(frozen=True)
