@@ -1,7 +1,10 @@
 """Verbs that cannot write end in a sentence, and work again once they can."""
 
 import errno
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,8 @@ from tests.small_disk import fill, small_disk
 from vitsweep.cli.main import run
 from vitsweep.report import views
 
-SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "analysis" / "sample"
 
 
 @pytest.fixture
@@ -60,3 +64,24 @@ def test_a_verb_without_the_right_to_write_says_so(
     assert "runs.parquet`" in shown.err
     assert "Permission denied" in shown.err
     assert ("img/s" in shown.out) is (verb == "collect")
+
+
+def test_a_record_of_another_user_is_not_called_damaged(tmp_path: Path) -> None:
+    """With `umask 077` its owner alone can read it; measured anew, it would be there twice."""
+    sample = shutil.copytree(SAMPLE, tmp_path / "results" / "sample")
+    hidden = next(sample.glob("cells/*/runs/*.json"))
+    hidden.chmod(0)
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] * (os.geteuid() == 0)
+    for verb in ("status", "collect", "retry"):
+        command = [*without, sys.executable, "-m", "vitsweep", verb, "sample"]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert f"{hidden.name}`: Permission denied. Nothing that was measured" in done.stderr
+        assert "damaged" not in done.stdout + done.stderr
+    hidden.chmod(0o644)

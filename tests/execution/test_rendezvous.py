@@ -1,10 +1,13 @@
-"""The folder in which the ranks of a run on this machine meet."""
+"""The folder in which the ranks of a run on this machine meet, and the process that forks them."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.other_process import finished, other_process
+from tests.small_disk import fill, small_disk
+from vitsweep.errors import storage_error
 from vitsweep.execution.rank_processes import rendezvous
 
 
@@ -25,3 +28,38 @@ def test_a_folder_that_a_killed_process_left_is_removed_by_the_next_run(
         with rendezvous():
             assert used.exists(), "a run in progress keeps its folder, however old"
     assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_full_temporary_disk_ends_the_command_and_is_no_fault_of_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", mib=1) as disk:
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        fill(disk / "filler")
+        with pytest.raises(OSError, match="No space left") as raised, rendezvous():
+            pytest.fail("the ranks would have found the full disk")
+        failed = storage_error(raised.value)
+        assert failed is not None
+        assert failed.filename.startswith(f"{disk}/")
+        assert [path.name for path in disk.iterdir()] == ["filler"]
+        (disk / "filler").unlink()
+        with rendezvous() as meeting:
+            assert not os.path.exists(meeting.removeprefix("file://"))
+
+
+WITHOUT_SERVER = """
+    import multiprocessing, sys
+    from pathlib import Path
+    from vitsweep.errors import VitsweepError
+    from vitsweep.execution.rank_processes import LocalRanks, fork_server
+    multiprocessing.set_executable("/bin/false")
+    try:
+        LocalRanks(fork_server(), print, (), range(2), Path(sys.argv[1]))
+    except VitsweepError as error:
+        print(error)
+"""
+
+
+def test_a_server_of_ranks_that_dies_at_once_is_told_in_a_sentence(tmp_path: Path) -> None:
+    told = finished(other_process(WITHOUT_SERVER, tmp_path))
+    assert told.startswith("The processes of the ranks cannot be started")

@@ -23,7 +23,7 @@ from vitsweep.results.store import Store
 def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = plan_cell(composer().compose(TINY), LAPTOP)
+    entry, other = (plan_cell(composer().compose([*TINY, f"seed={n}"]), LAPTOP) for n in (1, 2))
     runner, out = BlockRunner(Store(tmp_path).create(), {}), io.StringIO()
     started, saving, saved = threading.Event(), threading.Event(), threading.Event()
 
@@ -57,9 +57,14 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
         ctrl_c()
 
     threading.Thread(target=press, daemon=True).start()
-    progress = Progress(Console(file=out), {entry.cell_id: "plain"}, 1)
-    assert runner.run([Block("b", (entry,))], progress)
+    begun: list[str] = []
+    progress = Progress(
+        Console(file=out), dict.fromkeys((entry.cell_id, other.cell_id), "plain"), 2
+    )
+    monkeypatch.setattr(progress, "started", lambda cell: begun.append(cell.cell_id))
+    assert runner.run([Block("b", (entry, other))], progress)
     assert runner.records == []
+    assert begun == [entry.cell_id]
     assert not saved.is_set(), "the training was waited for"
 
 

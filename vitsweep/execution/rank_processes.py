@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import psutil
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd, killed_for_memory, read_failure
 from vitsweep.execution.process import main_module_left_alone
-from vitsweep.files import make_socket_folder
+from vitsweep.files import make_socket_folder, write_atomically
 from vitsweep.spec.cell_spec import CellSpec
 
 # Kills by the kernel because the memory of this process's control group ran out.
@@ -137,6 +138,13 @@ class LocalRanks:
                 for process in self._processes:
                     process.start()
                     self._keep_handle(process)
+        except (ConnectionError, EOFError) as error:
+            self.kill()
+            raise VitsweepError(
+                f"The processes of the ranks cannot be started: the first of them (`{sys.executable}`) died "
+                f"({error}). Its own words, if it had any, stand above; the kernel kills it where memory "
+                "runs out. What was measured is kept: the same command goes on."
+            ) from error
         except BaseException:
             self.kill()
             raise
@@ -304,7 +312,10 @@ def rendezvous() -> Iterator[str]:
                     f"`{tempfile.gettempdir()}` has no locks (flock: {error.strerror}), which the ranks of "
                     "PyTorch need to meet: set `TMPDIR` to a folder on a local disk."
                 ) from error
-            yield f"file://{folder}/rendezvous"
+            meeting = Path(folder, "rendezvous")
+            write_atomically(meeting, bytes(4096))  # a full disk is no fault of the cell's
+            meeting.unlink()
+            yield f"file://{meeting}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

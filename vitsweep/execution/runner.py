@@ -37,7 +37,7 @@ from vitsweep.execution.worker import rank_main
 from vitsweep.files import remove, write_atomically
 from vitsweep.rates.calibration import kept_calibration
 from vitsweep.rates.profile import device_name
-from vitsweep.results.record import LOOK, RunRecord, Status, utc_now
+from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
@@ -127,8 +127,9 @@ def supervise(
 
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
-    facts: dict[str, Any] = {"started_at": utc_now(), "code_hash": Sources().of(cell).hash}
     store, cell_id = Store(request.sweep_folder), request.cell_id
+    facts: dict[str, Any] = {"code_hash": Sources().of(cell).hash}
+    facts["started_at"] = store.time_to_begin(cell_id)
     trainings: tuple[Path, ...] = ()
     facts |= store.prediction(cell_id)
     if cell.task.epochs:

@@ -115,10 +115,12 @@ def _run(
     """
     from vitsweep.cell import RunContext, run_cell
 
-    started_at, begin = utc_now(), time.time()
+    store = Store(request.sweep_folder)
+    asked_at = request.environment.get("started_at") or store.time_to_begin(request.cell_id)
+    started_at, begin = max(utc_now(), str(asked_at)), time.monotonic()
 
     def record_of(summary: "Summary", **more: str) -> RunRecord:
-        times = {"started_at": started_at, "run_seconds": round(time.time() - begin, 3)}
+        times = {"started_at": started_at, "run_seconds": round(time.monotonic() - begin, 3)}
         return request.record(
             status=Status.measured,
             spec=flatten(cell),

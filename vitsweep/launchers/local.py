@@ -183,6 +183,7 @@ class BlockRunner:
         if entry.cell_id in self.skipped or self.passes_over(entry):
             progress.dropped(1)
             return
+        self._stop_if_interrupted()  # the pool takes the next run before it hears of the end of one
         progress.started(entry)
         record = self._runner.attempt(self._request(block, position, entry), entry.spec)
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):

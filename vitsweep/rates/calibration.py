@@ -201,7 +201,7 @@ def _of_quick(kept: Calibration) -> dict[str, float]:
 
 
 def _is_young(rates: dict[str, float]) -> bool:
-    return time.time() - rates.get("time", 0.0) < QUICK_MAX_AGE_S
+    return abs(time.time() - rates.get("time", 0.0)) < QUICK_MAX_AGE_S  # the clock may be set back
 
 
 def _minor(version: str) -> str:

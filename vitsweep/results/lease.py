@@ -119,6 +119,11 @@ def _leased(lock: Path, on_wait: Callable[[], None], why: str) -> Iterator[None]
         lease.release()
 
 
+def _began(process: psutil.Process) -> float:
+    """Return when a process began, in seconds since the boot, which stays where the clock is set."""
+    return round(process.create_time() - psutil.boot_time(), 2)
+
+
 class Lease:
     """The lease of a lock file, as this process sees it.
 
@@ -132,7 +137,7 @@ class Lease:
             {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
-                "started": psutil.Process().create_time(),
+                "started": _began(psutil.Process()),
                 "token": secrets.token_hex(8),
             }
         )
@@ -186,7 +191,7 @@ class Lease:
         if owner.get("host") != socket.gethostname():
             return bool(owner.get("released"))
         try:
-            alive = psutil.Process(owner["pid"]).create_time() == owner["started"]
+            alive = _began(psutil.Process(owner["pid"])) == owner["started"]
         except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
             alive = False
         return bool(owner.get("released")) or not alive

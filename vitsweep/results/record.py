@@ -231,8 +231,13 @@ def _is_number(value: object) -> bool:
 
 
 def utc_now() -> str:
-    """Return the time in UTC to the millisecond, in ISO 8601, so that text sorts by time."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    """Return the present time, see `utc_text`."""
+    return utc_text(datetime.now(UTC))
+
+
+def utc_text(time: datetime) -> str:
+    """Return a time in UTC to the millisecond, in ISO 8601, so that text sorts by time."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")
 
 
 def _finite(value: Any) -> Any:

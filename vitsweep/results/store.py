@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -51,7 +52,7 @@ from vitsweep.results.provenance import (
     marked,
     marked_text,
 )
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now, utc_text
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -322,6 +323,18 @@ class Store:
             return {}
         return files if isinstance(files, dict) else {}
 
+    def time_to_begin(self, cell_id: str) -> str:
+        """Return the time in UTC for a run that begins now, later than any at which one of its cell began.
+
+        Runs of a cell are taken in this order: a clock that was set back must not make an old one the latest.
+        """
+        now = utc_now()
+        with suppress(ValueError, OverflowError, OtherSchemaError):
+            began = [str(run.environment.get("started_at") or "") for run in self.runs(cell_id)]
+            if began and max(began) >= now:
+                return utc_text(datetime.fromisoformat(max(began)) + timedelta(milliseconds=1))
+        return now
+
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""
         path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
@@ -433,6 +446,7 @@ class Store:
 
         Raises:
             OtherSchemaError: a record is of another schema; its file is named.
+            PermissionError: this user may not read one: to measure it again would be wrong.
         """
         for each in self.cell_ids() if cell_id == "*" else [cell_id]:
             for path in self._run_paths(each):
@@ -442,6 +456,8 @@ class Store:
                     yield record
                 except OtherSchemaError as error:
                     raise OtherSchemaError(f"{path}: {error}") from error
+                except PermissionError:  # it is whole, and its owner alone may read it
+                    raise
                 except (ValueError, OSError) as error:
                     self._damaged[path] = str(error)
                     text = f"{path} is damaged and left out ({error})"

@@ -189,12 +189,13 @@ def test_settings_become_options_of_sbatch():
     assert "--cpus-per-task=4" in options["srun_args"]
 
 
-def test_the_time_limit_is_told_from_preemption_by_the_clock(monkeypatch):
+def test_the_time_limit_is_told_from_preemption_by_a_clock_that_nobody_sets(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *command: None)
     late = Signals(
-        "1", "1_0", started_at=time.time() - 3000, limit_s=3060, delay_s=30, received="SIGUSR2"
+        "1", "1_0", started_at=time.monotonic() - 3000, limit_s=3060, delay_s=30, received="SIGUSR2"
     )
-    early = replace(late, started_at=time.time())
+    early = replace(late, started_at=time.monotonic())
     cancelled = replace(early, received="SIGTERM")
     assert [s.ending().cause for s in (late, early, cancelled)] == [
         "time limit",
@@ -216,7 +217,13 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
 ):
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *args: shown)
     received = Signals(
-        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM", restart=0
+        "1",
+        "1_0",
+        started_at=time.monotonic(),
+        limit_s=3600,
+        delay_s=30,
+        received="SIGTERM",
+        restart=0,
     )
     ending = received.ending()
     assert (ending.cause, ending.requeue) == (cause, requeue)
@@ -229,7 +236,7 @@ def test_a_job_of_a_node_that_was_taken_out_of_service_says_so(monkeypatch):
 
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
     received = Signals(
-        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM"
+        "1", "1_0", started_at=time.monotonic(), limit_s=3600, delay_s=30, received="SIGTERM"
     )
     told = "Slurm requeued job 1_0 (signal SIGTERM) without grace time."
     assert received.ending().reason == told
@@ -253,7 +260,7 @@ def test_a_cancelled_training_may_save_itself_until_slurm_kills_the_job(
 
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
     received = Signals(
-        "1", "1_0", started_at=time.time(), limit_s=3600, delay_s=30, received="SIGTERM",
+        "1", "1_0", started_at=time.monotonic(), limit_s=3600, delay_s=30, received="SIGTERM",
         received_at=time.monotonic() - 0.5,
     )  # fmt: skip
     ending = received.ending()

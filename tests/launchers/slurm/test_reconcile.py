@@ -61,6 +61,11 @@ def test_every_cell_of_a_dead_job_has_a_row(store, slurm, job, status, reason):
     assert len(rows(store)) == 2
 
 
+def test_a_job_that_wrote_before_the_clock_was_set_back_is_silent_like_any_other(store, slurm):
+    write_events(store, START | {"time": time.time() + 86400})
+    assert [state.state for state in poll.poll(store)] == ["gone"]
+
+
 def test_an_exit_code_comes_with_the_log_that_tells_why(store, slurm):
     write_events(store, START, first_run_start(store))
     slurm["7_0"] = SlurmJob(state="FAILED", exit_code=2)

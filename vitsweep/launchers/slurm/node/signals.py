@@ -59,7 +59,7 @@ class Signals:
     Attributes:
         job_id: of this job.
         shown_id: its id as Slurm's tools show it.
-        started_at: when this start of the job began, in seconds since 1970.
+        started_at: when this start of the job began, on the monotonic clock.
         limit_s: its time limit.
         delay_s: how long before the limit Slurm sends USR2.
         restart: how often Slurm has started the job before.
@@ -90,7 +90,7 @@ class Signals:
     @property
     def seconds_left(self) -> float:
         """Seconds to the time limit."""
-        return self.started_at + self.limit_s - time.time()
+        return self.started_at + self.limit_s - time.monotonic()
 
     def due(self) -> "JobEnding | None":
         """Return what the signal means, once it is time to act on it.

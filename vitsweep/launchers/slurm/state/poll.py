@@ -251,12 +251,16 @@ def _state_of(
         return JobState(job, events, "unknown", slurm)
     if slurm is not None and slurm.is_live:
         return JobState(job, events, "waiting" if slurm.state == "PENDING" else "running", slurm)
-    if slurm is None and events.last_time > time.time() - SECONDS_OF_SILENCE:
+    if slurm is None and _is_recent(events.last_time, SECONDS_OF_SILENCE):
         return JobState(job, events, "running", slurm)
-    age_s = time.time() - job.array.facts["time"]
-    if not job.array.slurm_id and age_s < SECONDS_TO_SUBMIT:
+    if not job.array.slurm_id and _is_recent(job.array.facts["time"], SECONDS_TO_SUBMIT):
         return JobState(job, events, "waiting", slurm)
     return JobState(job, events, "gone", slurm)
+
+
+def _is_recent(time_s: float, seconds: float) -> bool:
+    """Whether a time was at most so long ago; one far in the future was written before the clock was set."""
+    return abs(time.time() - time_s) < seconds
 
 
 def _is_restarted(events: JobEvents, slurm: SlurmJob | None) -> bool:
@@ -339,7 +343,7 @@ def wait_for_records(store: Store, job_states: Sequence[JobState], console: Cons
         for state in job_states
         for event in state.events.of_kind("run_end")
         if event["status"] == Status.measured
-        and time.time() - event.get("time", 0.0) < SECONDS_TO_SHOW
+        and _is_recent(event.get("time", 0.0), SECONDS_TO_SHOW)
         and all(NAME.fullmatch(event.get(key, "")) for key in ("cell_id", "run_id"))
     ]
     deadline, is_said = time.monotonic() + SECONDS_TO_SHOW, False
