@@ -62,7 +62,7 @@ def test_the_report_takes_the_fits_along():
     chart = next(c for c in CHARTS if c.name == "scaling")
     figure = chart.draw(chart.table(found))
     assert "fit: Amdahl's law" in labels(figure.axes[1])
-    assert "a prediction, not a measurement" in chart.reading
+    assert "a prediction, not a measurement" in chart.reading(chart.table(found))
 
 
 def test_oversubscribed_curves_have_no_fit():

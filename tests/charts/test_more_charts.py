@@ -109,6 +109,25 @@ def test_oversubscribed_points_are_hollow(curves):
     left = scaling.draw(curves).axes[0]
     hollow = [line for line in left.lines if line.get_markerfacecolor() == style.PAPER]
     assert {x for line in hollow for x in line.get_xdata()} == {4, 8}
+    joined = [line for line in left.lines if line.get_linewidth() == 1.8]
+    assert {tuple(line.get_xdata()) for line in joined} == {(1, 2)}
+    for chart in (scaling, gpu_scaling):
+        said = chart.CHART.reading(curves)
+        assert (
+            said.count("at 4 ranks ranks share cores here; at 8 ranks ranks share cores here") == 1
+        )
+    alone = curves[curves["world_size"] <= 2]
+    assert "no efficiency" not in scaling.CHART.reading(alone)
+
+
+def test_no_ideal_line_is_drawn_through_one_point(curves):
+    def dotted(table):
+        return [
+            line for line in scaling.draw(table).axes[0].lines if line.get_color() == style.QUIET
+        ]
+
+    assert len(dotted(curves)) == 2
+    assert not dotted(curves[curves["world_size"] != 2])
 
 
 def test_speedups_by_ranks_stand_over_the_bars(curves):
@@ -169,6 +188,15 @@ def test_sequence_length_marks_where_memory_ended():
     assert set(legend(axes)) == methods | {"out of memory"}
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert {x for line in crosses for x in line.get_xdata()} == {2048, 4096, 8192, 16384}
+
+
+def test_lengths_are_joined_only_where_ranks_cores_and_images_are_the_same():
+    cells = sequence_length.table_of(sweep("sequences")).query("sequence_parallel == 'dsp'")
+    images = cells["images_per_step"].mask(cells["num_tokens"] > 4096, 4)
+    threads = {"resources.threads_per_rank": [2.0] + [1.0] * (len(cells) - 1)}
+    changed = cells.assign(images_per_step=images, **threads)
+    lines = [line for line in sequence_length.draw(changed).axes[0].lines if len(line.get_xdata())]
+    assert sorted(list(line.get_xdata()) for line in lines) == [[1024], [2048, 4096], [8192, 16384]]
 
 
 def test_communication_names_the_degrees_where_they_are_all_that_differs():

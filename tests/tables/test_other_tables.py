@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.charts.optimizer_step import optimizer_steps
-from vitsweep.charts.per_chip import per_chip
+from vitsweep.charts.per_chip import CHART, per_chip
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import (
     prediction_sentence,
@@ -36,7 +36,9 @@ def test_per_chip_counts_ranks_not_machines():
         ),
         {},
     )
-    assert per_chip(both)["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
+    found = per_chip(both)
+    assert found["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
+    assert CHART.reading(found).endswith("ratio. Images per rank differ: 8, 64.")
 
 
 def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():

@@ -5,7 +5,11 @@ import pytest
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling import (
+    exposed_communication,
+    predicted_scaling,
+    scaling_efficiency,
+)
 
 
 def point(cell, world, speed, images, block="b0", **kwargs):
@@ -86,3 +90,72 @@ def test_two_devices_are_not_one_curve():
     runs = table(point("n1", 1, 100, 64), point("n2", 2, 100, 64, environment={"device": "H200"}))
     with pytest.raises(VitsweepError, match="different devices"):
         scaling_efficiency(runs, {})
+
+
+def on_cores(world, threads, speed, block="b0", cell="", cores=4, **kwargs):
+    resources = {"resources.threads_per_rank": threads, "resources.cores_per_node": cores}
+    return point(cell or f"n{world}x{threads}", world, speed, 64, block, **resources | kwargs)
+
+
+def test_a_point_with_other_cores_per_rank_has_no_efficiency_and_says_why():
+    """One rank on all cores and two with half each: nothing is lost to communication."""
+    sizes = [(1, 4, 100.0), (2, 2, 101.0), (4, 1, 99.0)]
+    rows = [
+        on_cores(*size, f"b{i}", metrics={"communication_ms": 10.0})
+        for size in sizes
+        for i in range(3)
+    ]
+    curve = scaling_efficiency(table(*rows), {})
+    assert curve["images_per_second"].tolist() == pytest.approx([100, 101, 99])
+    assert curve["efficiency"].notna().tolist() == [True, False, False]
+    assert curve[["efficiency_low", "efficiency_high"]].iloc[1:].isna().all(axis=None)
+    assert curve["efficiency_note"].tolist() == [
+        "", "2 cores per rank here, 4 at 1 rank", "1 core per rank here, 4 at 1 rank"
+    ]  # fmt: skip
+    assert exposed_communication(table(*rows), {}).empty
+    assert predicted_scaling(table(*rows), {}).empty
+
+
+def test_points_of_equal_cores_and_those_of_gpus_keep_their_efficiency():
+    sizes = [(1, 1, 100.0), (2, 1, 190.0), (4, 1, 340.0)]
+    curve = scaling_efficiency(table(*[on_cores(*size) for size in sizes]), {})
+    assert curve["efficiency"].tolist() == pytest.approx([1, 0.95, 0.85])
+    gpu = {"environment": {"device_type": "cuda", "device": "H100"}}
+    curve = scaling_efficiency(
+        table(on_cores(1, 4, 100.0, **gpu), on_cores(2, 2, 190.0, **gpu)), {}
+    )
+    assert curve["efficiency"].tolist() == pytest.approx([1, 0.95])
+
+
+def test_each_number_of_threads_has_a_curve_where_it_is_varied():
+    """The fastest point of each world would compare four threads with one."""
+    sizes = [(1, 1, 100.0), (1, 4, 350.0), (2, 1, 190.0), (4, 1, 360.0)]
+    curve = scaling_efficiency(table(*[on_cores(*size) for size in sizes]), {})
+    assert curve["cell_id"].tolist() == ["n1x1", "n2x1", "n4x1"]
+    assert curve["efficiency"].tolist() == pytest.approx([1, 0.95, 0.9])
+
+
+def test_ranks_that_share_cores_another_device_and_another_torch_are_named():
+    """Of planned cores the number is known; where a machine gave fewer, only that they were shared."""
+    rows = [
+        on_cores(1, 1, 100.0, cores=2),
+        on_cores(4, 1, 110.0, cores=2),
+        on_cores(2, 1, 110.0, validity={"oversubscribed": True}),
+        on_cores(3, 1, 110.0, cell="h", environment={"device": "H", "torch": "2.12.0"}),
+    ]
+    curve = scaling_efficiency(table(*rows), {}, mixed_hardware=True)
+    assert curve["efficiency_note"].tolist() == [
+        "",
+        "ranks share cores here",
+        "H here, AMD EPYC 7B13 at 1 rank; PyTorch 2.12.0 here, 2.13.0 at 1 rank",
+        "0.5 cores per rank here, 1 at 1 rank",
+    ]
+    assert curve["efficiency"].notna().tolist() == [True, False, False, False]
+    shared = [on_cores(n, 1, 90.0, validity={"oversubscribed": n == 1}) for n in (1, 2)]
+    note = scaling_efficiency(table(*shared), {})["efficiency_note"].tolist()
+    assert note == ["ranks share cores here", "ranks share cores at 1 rank"]
+
+
+def test_the_number_of_blocks_does_not_part_a_curve():
+    rows = [on_cores(n, 1, 90.0 * n, **{"measurement.blocks": 2 + n}) for n in (1, 2)]
+    assert scaling_efficiency(table(*rows), {})["efficiency"].tolist() == pytest.approx([1, 1])

@@ -84,7 +84,8 @@ def test_intervals_of_the_prediction_cover_the_truth():
 
 def test_sizes_that_shared_no_block_have_means_and_no_interval():
     """The difference between two jobs, such as that of their nodes, is in every block of a size."""
-    runs = curve(amdahl, constant(64), blocks=4, noise=0.03, apart=True)
+    kwargs = {"noise": 0.03, "apart": True, "communication_ms": lambda n: 50.0}
+    runs = curve(amdahl, constant(64), blocks=4, **kwargs)
     next_ = predicted_scaling(runs, {}).query("world_size == 16").iloc[0]
     assert next_["efficiency"] == pytest.approx(100 / amdahl(16) / 16, rel=0.2)
     assert math.isnan(next_["efficiency_low"])
@@ -140,18 +141,28 @@ def test_what_compute_does_not_hide_is_exposed():
     found = exposed_communication(runs, {}).set_index("world_size")
     assert found.loc[2, "exposed_ms"] == pytest.approx(2.5)
     assert found.loc[2, "overlapped_ms"] == pytest.approx(1.5)
-    assert found.loc[8, "exposed_share"] == pytest.approx(4.375 / 54.375)
+    assert found.loc[4, "exposed_share"] == pytest.approx(3.75 / 53.75)
     assert found.loc[8, "overlapped_ms"] == 0.0
+    # 8 ranks take 4.375 ms more, of which collectives take 4
+    assert found.loc[8, ["exposed_ms", "exposed_ms_high"]].tolist() == [4.0, 4.0]
+    assert found.loc[8, "note"] == "0.375 ms more are not spent in collectives"
+    assert (found.loc[[1, 2, 4], "note"] == "").all()
     assert found.loc[1, ["exposed_ms", "communication_ms"]].tolist() == [0.0, 0.0]
 
 
 def test_strong_scaling_divides_the_computation():
-    found = exposed_communication(curve(amdahl, constant(64), blocks=3), {})
+    runs = curve(amdahl, constant(64), blocks=3, communication_ms=lambda n: 20.0)
+    found = exposed_communication(runs, {})
     last = found.set_index("world_size").loc[8]
     assert last["compute_ms"] == pytest.approx(100 / 8)
     assert last["exposed_ms"] == pytest.approx(amdahl(8) - 100 / 8)
     assert last["exposed_ms_low"] == pytest.approx(last["exposed_ms_high"])
-    assert math.isnan(last["overlapped_ms"])
+    assert last["overlapped_ms"] == pytest.approx(20 - 8.75)
+
+
+def test_nothing_is_exposed_where_no_collective_was_timed():
+    found = exposed_communication(curve(amdahl, constant(64), blocks=3), {})
+    assert found.loc[found["world_size"] > 1, ["exposed_ms", "overlapped_ms"]].isna().all(axis=None)
 
 
 FUNCTIONS = (predicted_scaling, exposed_communication)

@@ -4,8 +4,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import scaling, style
-from vitsweep.charts.style import HOLLOW, NOTHING, Chart, fastest, labels, looks
-from vitsweep.tables.formatting import number, plain, times
+from vitsweep.charts.style import NOTHING, Chart, fastest, labels, looks
+from vitsweep.tables.formatting import missing, number, plain, times
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -35,7 +35,7 @@ def draw(curves: DataFrame) -> Figure:
         )
         is_baseline = plain(row["claim"]) == Claim.baseline
         hue = styles[row["series"]].colour
-        shared = plain(row.get("oversubscribed")) == "True"
+        shared = missing(row["efficiency"])
         axes.bar(
             place, row["images_per_second_per_rank"], width * 0.92, **style.fill(hue, not shared)
         )
@@ -59,5 +59,7 @@ CHART = Chart(
     "Speedup by number of ranks",
     table_of,
     draw,
-    f"Over each bar the speedup over the baseline with as many ranks. {HOLLOW}",
+    lambda table: (
+        f"Over each bar the speedup over the baseline with as many ranks.{scaling.hollow(table)}"
+    ),
 )

@@ -6,10 +6,14 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import times
+from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import varying_columns
+from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, row_keys
+
+ALIKE = ("cores_per_rank", "images_per_rank")
+"""What else should be the same where devices are compared."""
 
 
 def per_chip(cells: DataFrame) -> DataFrame:
@@ -24,8 +28,9 @@ def per_chip(cells: DataFrame) -> DataFrame:
         cells: one row per cell and device.
     """
     cells = checked_cells(
-        cells, "images_per_second_per_rank", "baseline_cell_id", "sweep", "device", "claim"
-    )
+        cells, "images_per_second_per_rank", "baseline_cell_id", "sweep", "device", "claim",
+        "images_per_step", "world_size",
+    )  # fmt: skip
     measured = cells[cells["status"] == Status.measured].dropna(
         subset=["images_per_second_per_rank"]
     )
@@ -35,11 +40,15 @@ def per_chip(cells: DataFrame) -> DataFrame:
     slowest = (baselines if len(baselines) else measured).nsmallest(1, "images_per_second_per_rank")
     row = slowest.iloc[0]
     columns = ["cell_id", "baseline_cell_id", "device", *varying_columns(cells)]
-    numbers = ["images_per_second_per_rank", "blocks", "throughput_spread"]
+    numbers = ["images_per_second_per_rank", "blocks", "throughput_spread", *ALIKE]
     rates = measured["images_per_second_per_rank"]
     order = rates.groupby(measured["device"].astype(str)).transform("min")
     return (
-        measured.assign(_order=order)
+        measured.assign(
+            _order=order,
+            cores_per_rank=cores_per_rank(measured),
+            images_per_rank=measured["images_per_step"] / measured["world_size"],
+        )
         .sort_values(["_order", "images_per_second_per_rank"])
         .reindex(columns=[*columns, *numbers, "model_tflops_per_rank", "mfu"])
         .assign(
@@ -75,9 +84,22 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
+def differing(table: DataFrame) -> str:
+    """Return what else than device and technique differs between the rows; empty for nothing."""
+    several = {name: sorted(table[name].dropna().unique()) for name in ALIKE}
+    named = [
+        f" {name.replace('_', ' ').capitalize()} differ: {', '.join(map(plain, values))}."
+        for name, values in several.items()
+        if len(values) > 1
+    ]
+    return "".join(named)
+
+
 CHART = Chart(
     "Throughput per chip",
     table_of,
     draw,
-    "Devices were never in one block, so there is no interval on this ratio.",
+    lambda table: (
+        f"Devices were never in one block, so there is no interval on this ratio.{differing(table)}"
+    ),
 )

@@ -8,7 +8,8 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import HOLLOW, NOTHING, Chart, Look, fastest, labels, looks, mixed
+from vitsweep.charts.style import NOTHING, Chart, Look, fastest, labels, looks, mixed
+from vitsweep.tables.formatting import count
 from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {
@@ -34,7 +35,8 @@ def table_of(tables: SweepTables) -> DataFrame:
 def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
     """Draw the table of `tables.scaling`: one row of panels for strong, one for weak scaling.
 
-    Hollow points are oversubscribed: their ranks shared cores, so they say nothing about scaling.
+    Hollow points have no efficiency, since more than the number of ranks differs; no line leads to them.
+    A curve without two points that differ in nothing else has no ideal line.
 
     Args:
         curves: as `scaling_efficiency` returns them.
@@ -79,12 +81,15 @@ def _images(points: DataFrame, all_points: DataFrame) -> str:
 
 
 def _line(axes: Axes, points: DataFrame, column: str, look: Look, name: str) -> None:
-    x, y = points["world_size"], points[column]
-    axes.plot(x, y, color=look.colour, linestyle=look.line, linewidth=1.8, label=name)
-    shared = (
-        points["oversubscribed"].eq(True)
-        if "oversubscribed" in points
-        else points["efficiency"].isna()
+    shared = points["efficiency"].isna()
+    joined = points[~shared]
+    axes.plot(
+        joined["world_size"],
+        joined[column],
+        color=look.colour,
+        linestyle=look.line,
+        linewidth=1.8,
+        label=name,
     )
     for chosen, face in ((points[~shared], look.colour), (points[shared], style.PAPER)):
         marks: dict[str, Any] = {"ms": 6, "mec": look.colour, "mfc": face, "mew": 1.4}
@@ -120,7 +125,10 @@ def _fit(axes: Axes, fit: DataFrame, column: str, look: Look) -> None:
 def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
     sizes = sorted({*points["world_size"], *fits["world_size"]})
     ideal: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "linestyle": (0, (1, 2))}
-    for _, curve in points.groupby("curve", sort=False):
+    compared = points[points["efficiency"].notna()]
+    for _, curve in compared.groupby("curve", sort=False):
+        if len(curve) < 2:
+            continue
         per_rank = curve["images_per_second"].iloc[0] / curve["world_size"].iloc[0]
         left.plot(sizes, [per_rank * n for n in sizes], **ideal)
     right.axhline(1.0, **ideal, label="ideal")
@@ -133,12 +141,25 @@ def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
     left.yaxis.set_major_formatter(ScalarFormatter())
 
 
+def hollow(curves: DataFrame) -> str:
+    """Return what differs at the points of a table of curves that have no efficiency; empty for none."""
+    without = curves[curves["efficiency"].isna()].sort_values("world_size")
+    notes = without["efficiency_note"].groupby(without["world_size"]).unique()
+    listed = "; ".join(f"at {count(n, 'rank')} {' or '.join(said)}" for n, said in notes.items())
+    return (
+        f" Hollow or hatched: no efficiency, since more than the ranks differs: {listed}."
+        * bool(listed)
+    )
+
+
 CHART = Chart(
     "Scaling",
     table_of,
     lambda table: draw(table, DataFrame(table.attrs["predicted"])),
-    "Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
-    "last point it is a prediction, not a measurement. Efficiencies without an interval are of worlds that "
-    "shared fewer than 3 blocks; without any they are unpaired, and include differences between jobs and "
-    f"nodes. {HOLLOW}",
+    lambda table: (
+        "Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
+        "last point it is a prediction, not a measurement. Efficiencies without an interval are of worlds "
+        "that shared fewer than 3 blocks; without any they are unpaired, and include differences between "
+        f"jobs and nodes.{hollow(table)}"
+    ),
 )

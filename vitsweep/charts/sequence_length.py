@@ -11,7 +11,11 @@ from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, fastest, labels, looks
 from vitsweep.results.record import Status
 from vitsweep.tables.load import ordered
+from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sweep_tables import SweepTables
+
+ALIKE = ("world_size", "cores_per_rank", "images_per_step")
+"""Columns in which the points of one line do not differ; nor do they in their mesh."""
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -24,24 +28,31 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(cells: DataFrame) -> Figure:
-    """Draw tokens/s by tokens per image, both logarithmic; x marks lengths that ran out of memory."""
+    """Draw tokens/s by tokens per image, both logarithmic; x marks lengths that ran out of memory.
+
+    Points are joined where the ranks, their mesh and cores, and the images of a step are the same.
+    """
     cells, cut = fastest(cells)
-    table = cells.assign(series=labels(cells)).sort_values("num_tokens")
+    table = cells.assign(series=labels(cells), cores_per_rank=cores_per_rank(cells))
+    table = table.sort_values("num_tokens")
+    alike = [c for c in table if c in ALIKE or str(c).startswith("mesh.")]
     measured = table[table["status"] == Status.measured]
     failed = table[table["status"] == Status.out_of_memory]
     figure, axes = style.new_figure(8.4, 4.4)
     floor = measured["tokens_per_second"].min() * 0.7 if len(measured) else 1.0
     for place, (name, look) in enumerate(looks(cells).items()):
         line = measured[measured["series"] == name]
-        axes.plot(
-            line["num_tokens"],
-            line["tokens_per_second"],
-            color=look.colour,
-            marker=look.marker,
-            linestyle=look.line,
-            linewidth=1.8,
-            label=name,
-        )
+        parts = line.groupby(alike, dropna=False, observed=True, sort=False)
+        for nth, (_, part) in enumerate(parts):
+            axes.plot(
+                part["num_tokens"],
+                part["tokens_per_second"],
+                color=look.colour,
+                marker=look.marker,
+                linestyle=look.line,
+                linewidth=1.8,
+                label="" if nth else name,
+            )
         ended = failed[failed["series"] == name]
         axes.plot(
             ended["num_tokens"], [floor * 0.9**place] * len(ended), "x",
@@ -72,4 +83,10 @@ def _apart(lengths: Sequence[float]) -> list[float]:
     return kept
 
 
-CHART = Chart("Throughput by length of the sequence", table_of, draw, "Both axes are logarithmic.")
+CHART = Chart(
+    "Throughput by length of the sequence",
+    table_of,
+    draw,
+    "Both axes are logarithmic. Points are joined where ranks, mesh, cores per rank and images of a step are "
+    "the same.",
+)

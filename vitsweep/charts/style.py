@@ -365,8 +365,6 @@ def fill(colour: str, sure: bool) -> dict[str, Any]:
 
 NOTHING = DataFrame()
 
-HOLLOW = "Hollow or hatched: oversubscribed, so nothing is said about scaling."
-
 
 @dataclass(frozen=True)
 class Chart:

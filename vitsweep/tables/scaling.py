@@ -1,6 +1,6 @@
 """Strong and weak scaling: throughput and efficiency by number of ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,17 @@ from pandas import DataFrame, Series
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
-from vitsweep.tables.formatting import Column, number, percent, text_columns, values, with_interval
+from vitsweep.tables.formatting import (
+    Column,
+    count,
+    missing,
+    number,
+    percent,
+    plain,
+    text_columns,
+    values,
+    with_interval,
+)
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
 from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
@@ -107,7 +117,7 @@ def _published(table: DataFrame, field: str) -> Series:
 
 
 SIZES = ("nodes", "ranks_per_node", "world_size", "images_per_step", "batch", "measurement")
-SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope")
+SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope", "measurement.blocks")
 """Columns that may differ between the points of one scaling curve."""
 
 
@@ -119,14 +129,15 @@ def scaling_efficiency(
 ) -> DataFrame:
     """Return one row per cell of every scaling curve, smallest world first.
 
-    `scaling` is `strong` (images per step constant) or `weak` (images per rank constant). A curve
-    has the same spec otherwise and at least two world sizes; `curve` names it by what tells it
-    apart. Where several meshes have the same world size, the fastest is taken. With n ranks and the
-    smallest world n0, efficiency =
-    throughput(n) / (n / n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The
-    ratio is paired within blocks; worlds that never shared one have the bare ratio of their means
-    without an interval, since it includes differences between jobs (`efficiency_blocks` is 0 and
-    `efficiency_note` says so). `speedup` is over the cell's own baseline, at the same number of ranks.
+    `scaling` is `strong` (images per step constant) or `weak` (images per rank constant). A curve has the
+    same spec otherwise and at least two world sizes; `curve` names it by what tells it apart. Where
+    several meshes have the same world size, the fastest is taken; where several numbers of threads have,
+    each has a curve of its own. With n ranks and the smallest world n0, efficiency = throughput(n) / (n /
+    n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The ratio is paired within
+    blocks; worlds that never shared one have the bare ratio of their means without an interval, since it
+    includes differences between jobs (`efficiency_blocks` is 0 and `efficiency_note` says so). A point
+    whose cores per rank, device or PyTorch are not those of the smallest world has no efficiency, and the
+    note names the difference. `speedup` is over the cell's own baseline, at the same number of ranks.
 
     Args:
         runs: one row per run.
@@ -149,6 +160,7 @@ def scaling_efficiency(
 
 
 UNPAIRED = "unpaired: the smallest world ran in other jobs"
+SHARED = "ranks share cores"
 KEPT = {"strong": "images_per_step", "weak": "images_per_rank"}
 """Kind of scaling -> the column that is constant along a curve."""
 
@@ -157,8 +169,17 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     """Return the points of all curves of one kind, smallest world first."""
     same = [c for c in spec_columns(measured) if c not in SIZES and not c.startswith(SIZE_FIELDS)]
     per_rank = measured["images_per_step"].astype(float) / measured["world_size"]
-    keyed = measured.assign(images_per_rank=per_rank, scaling=kind, key=_joined(measured[same]))
-    curve = ["key", KEPT[kind]]
+    keyed = measured.assign(
+        images_per_rank=per_rank,
+        scaling=kind,
+        key=_joined(measured[same]),
+        cores_per_rank=cores_per_rank(measured),
+    )
+    curve = ["key", KEPT[kind], "threads"]
+    threads = _threads(keyed)
+    of_world = threads.groupby([keyed["key"], keyed[KEPT[kind]], keyed["world_size"]])
+    varied = (of_world.transform("nunique") > 1).groupby([keyed["key"], keyed[KEPT[kind]]])
+    keyed = keyed.assign(threads=threads.where(varied.transform("any"), 0))
     points = (
         keyed.assign(order=keyed.groupby(curve, sort=False).ngroup())
         .sort_values("images_per_second")
@@ -170,7 +191,48 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
         reference=groups["_key"].transform("first"),
         reference_world_size=groups["world_size"].transform("first"),
     )[groups["world_size"].transform("nunique") > 1]
-    return several.assign(curve=_curve_names(several, kind)).drop(columns=["key", "order"])
+    return several.assign(curve=_curve_names(several, kind)).drop(
+        columns=["key", "order", "threads"]
+    )
+
+
+def _threads(table: DataFrame) -> Series:
+    """Return the threads of each rank on a CPU; 0 on a GPU, where they do not matter, and where unknown."""
+    threads = pd.to_numeric(table.get("resources.threads_per_rank", Series(0.0, table.index)))
+    is_cpu = table.get("device_type", Series("", table.index)).astype(object) == "cpu"
+    return threads.where(is_cpu, 0.0).fillna(0.0)
+
+
+def cores_per_rank(table: DataFrame) -> Series:
+    """Return the cores that each rank had on a CPU; NaN on a GPU and where it is not known."""
+    unknown, threads = Series(np.nan, table.index), _threads(table)
+    cores = pd.to_numeric(table.get("resources.cores_per_node", unknown))
+    ranks = pd.to_numeric(table.get("ranks_per_node", unknown))
+    return threads.mask(threads > cores / ranks, cores / ranks).mask(threads == 0)
+
+
+def _differences(points: DataFrame) -> list[str]:
+    """Return what differs from the smallest world besides the ranks, as text; empty for nothing."""
+    firsts = points.drop_duplicates("_key").set_index("_key").to_dict("index")
+    return [
+        "; ".join(_differing(point, firsts[point["reference"]]))
+        for point in points.to_dict("records")
+    ]
+
+
+def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> Iterator[str]:
+    at = f"at {count(int(first['world_size']), 'rank')}"
+    here, there = point["cores_per_rank"], first["cores_per_rank"]
+    if not (missing(here) or missing(there)) and here != there:
+        yield f"{here:g} {'core' if here == 1 else 'cores'} per rank here, {there:g} {at}"
+    elif plain(point.get("oversubscribed")) == "True":
+        yield f"{SHARED} here"
+    elif plain(first.get("oversubscribed")) == "True":
+        yield f"{SHARED} {at}"
+    for column, prefix in (("device", ""), ("torch", "PyTorch ")):
+        here, there = point.get(column), first.get(column)
+        if not (missing(here) or missing(there)) and here != there:
+            yield f"{prefix}{here} here, {there} {at}"
 
 
 def _curve_names(points: DataFrame, kind: str) -> Series:
@@ -181,7 +243,8 @@ def _curve_names(points: DataFrame, kind: str) -> Series:
     curve = points["order"]
     names = (f"{kind} · " + cell_names(points, columns)).groupby(curve).transform("first")
     images = points[KEPT[kind]].map(f", {{:g}} img/{'step' if kind == 'strong' else 'rank'}".format)
-    for detail in (images, curve.map(" ({})".format)):
+    threads = points["threads"].map(", {:g} threads/rank".format)
+    for detail in (images, threads, curve.map(" ({})".format)):
         shared = curve.groupby(names).transform("nunique") > 1
         names = names.mask(shared, names + detail)
     return names
@@ -207,13 +270,16 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
     relative, apart = ratios["speedup"].to_numpy(), ratios["num_blocks"].isna().to_numpy()
     is_first = (points["_key"] == points["reference"]).to_numpy()
+    differences = np.array(_differences(points), dtype=object)
+    growth = np.where(differences == "", growth, np.nan)
+    unpaired = np.where(apart & ~is_first, UNPAIRED, "")
     return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
         efficiency_low=ratios["speedup_low"].to_numpy() / growth,
         efficiency_high=ratios["speedup_high"].to_numpy() / growth,
         efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
-        efficiency_note=np.where(apart & ~is_first, UNPAIRED, ""),
+        efficiency_note=np.where(differences == "", unpaired, differences),
     ).drop(columns=["reference", "_key"])
 
 
@@ -270,15 +336,13 @@ def curve_steps(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
     curves: DataFrame | None = None,
-    all_points: bool = False,
 ) -> Iterator[CurveSteps]:
-    """Yield every curve of `scaling_efficiency` with the step times of its sizes.
+    """Yield the points with an efficiency of every curve of `scaling_efficiency`, and their step times.
 
     Args:
         runs: one row per run.
         baselines: cell -> its baseline, None where it has none.
         curves: as `scaling_efficiency` returns them, where they are there already.
-        all_points: keep the oversubscribed ones, whose ranks shared cores.
 
     Raises:
         VitsweepError: a column is missing, a number is text, or the points ran on different devices.
@@ -288,14 +352,12 @@ def curve_steps(
         return
     steps = _step_ms(runs)
     found = scaling_efficiency(runs, baselines) if curves is None else curves
-    found = found.assign(
-        oversubscribed=found["oversubscribed"].eq(True).fillna(False).astype(bool)
-        if "oversubscribed" in found
-        else False
-    )
-    for (kind, name), points in found.groupby(["scaling", "curve"], sort=False):
-        usable = points if all_points else points[~points["oversubscribed"]]
-        yield CurveSteps(str(name), str(kind), usable, *_by_block(steps, list(usable["cell_id"])))
+    comparable = found[found["efficiency"].notna()]
+    for (kind, name), points in comparable.groupby(["scaling", "curve"], sort=False):
+        if len(points) > 1:
+            yield CurveSteps(
+                str(name), str(kind), points, *_by_block(steps, list(points["cell_id"]))
+            )
 
 
 def _step_ms(runs: DataFrame) -> DataFrame:
@@ -330,7 +392,7 @@ def _by_block(steps: DataFrame, cells: list[str]) -> tuple[Floats, int]:
 
 
 EXPOSED_COLUMNS = (
-    "curve scaling cell_id world_size oversubscribed step_ms compute_ms exposed_ms exposed_ms_low "
+    "curve scaling cell_id world_size step_ms compute_ms exposed_ms exposed_ms_low "
     "exposed_ms_high communication_ms overlapped_ms exposed_share num_blocks note"
 ).split()
 
@@ -342,32 +404,25 @@ def exposed_communication(
 ) -> DataFrame:
     """Tell how much of the communication of every scaling point is hidden behind computation.
 
-    compute = step of the smallest world x images per rank / its images per rank;
-    exposed = step - compute (paired within blocks, Student's t); overlapped = communication_ms -
-    exposed, at least 0. Where the smallest world has several ranks, its own exposed time counts as
-    computation: `note` says so. Worlds that never shared a block have the difference of their means,
-    without an interval, and a note.
+    compute = step of the smallest world x images per rank / its images per rank; exposed = step - compute
+    (paired within blocks, Student's t), at most communication_ms, and missing where that was not
+    measured; overlapped = communication_ms - exposed, at least 0. Where the smallest world has several
+    ranks, its own exposed time counts as computation: `note` says so. Worlds that never shared a block
+    have the difference of their means, without an interval, and a note.
 
     Returns:
-        One row per point of every curve, times in ms of one step. `exposed_share` is of the step.
+        One row per point that has an efficiency, times in ms of one step. `exposed_share` is of the step.
 
     Raises:
         VitsweepError: as `curve_steps`.
     """
-    rows = [
-        row
-        for curve in curve_steps(runs, baselines, curves, all_points=True)
-        for row in _exposed_rows(curve)
-    ]
+    rows = [row for curve in curve_steps(runs, baselines, curves) for row in _exposed_rows(curve)]
     return DataFrame(rows, columns=EXPOSED_COLUMNS)
 
 
 _SHOWN: dict[str, Column] = {
     "curve": values("curve"),
-    "ranks": lambda t: [
-        f"{ranks} (oversubscribed)" if shared else f"{ranks}"
-        for ranks, shared in zip(t["world_size"], t["oversubscribed"], strict=True)
-    ],
+    "ranks": values("world_size"),
     "step ms": values("step_ms", number),
     "compute ms": values("compute_ms", number),
     "exposed ms": with_interval("exposed_ms", number, number),
@@ -397,18 +452,19 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
     notes += [] if curve.num_blocks else [UNPAIRED]
     for i, (_, point) in enumerate(curve.points.iterrows()):
         compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
-        exposed, low, high = mean_interval(curve.step_ms[:, i] - compute)
+        longer = mean_interval(curve.step_ms[:, i] - compute)
         step = float(curve.step_ms[:, i].mean()) if len(curve.step_ms) else float("nan")
         total = float(curve.communication_ms[i])
         if curve.ranks[i] == 1:
             total = 0.0 if total != total else total
+        exposed, low, high = np.minimum(longer, total).tolist()  # NaN where it was not measured
+        beyond = [f"{number(longer[0] - total)} ms more are not spent in collectives"]
         first = i == 0
         yield {
             "curve": curve.name,
             "scaling": curve.kind,
             "cell_id": point["cell_id"],
             "world_size": int(curve.ranks[i]),
-            "oversubscribed": bool(point["oversubscribed"]),
             "step_ms": step,
             "compute_ms": float(compute.mean()) if len(compute) else float("nan"),
             "exposed_ms": exposed,
@@ -420,7 +476,7 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
             else float("nan"),
             "exposed_share": exposed / step,
             "num_blocks": curve.num_blocks,
-            "note": "; ".join(notes),
+            "note": "; ".join(notes + (beyond if longer[1] > total else [])),
         }
 
 
@@ -451,8 +507,8 @@ def predicted_scaling(
 
     The law is a line through the points of a curve with equal relative weights: `amdahl` for strong and
     `bytes` for weak scaling. It is fitted block by block, so that what differs between blocks stays out,
-    or to the means, without an interval, where no block holds all sizes. Oversubscribed points are left
-    out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
+    or to the means, without an interval, where no block holds all sizes. Points without an efficiency are
+    left out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
     Intervals are Student's t over blocks: they hold the noise of the measurement, not what the law does
     not know (another node, another switch).
 
