@@ -55,8 +55,9 @@ def metrics() -> str:
 
 def flags() -> str:
     """Return the table of validity flags."""
-    rows = ((f"`{f.column}`", f.caption, f.advice) for f in FLAGS.values())
-    return _table(("column", "caption", "what to do"), rows)
+    return _table(
+        ("column", "what it says"), ((f"`{f.column}`", f.caption) for f in FLAGS.values())
+    )
 
 
 def menu() -> str:

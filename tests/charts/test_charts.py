@@ -114,4 +114,4 @@ def test_the_caption_says_device_versions_date_and_what_is_left_out(four):
 
 def test_the_caption_says_oversubscribed():
     runs = table(run("base", validity={"oversubscribed": True}))
-    assert "it says nothing about scaling (all cells)" in caption(cells(runs, {}))
+    assert "nothing is said about scaling (all cells)" in caption(cells(runs, {}))

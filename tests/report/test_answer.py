@@ -28,7 +28,7 @@ def test_noise_that_hides_everything_is_called_inconclusive() -> None:
         "No cell is shown to be faster than the baseline fp32. The highest estimate is "
     )
     assert answer.endswith("inconclusive, it varies by 34 % from block to block.")
-    assert "To be surer" in next_command(noisy.cells, TYPED)
+    assert "more than 60 blocks" in next_command(noisy.cells, TYPED)
 
 
 @pytest.mark.parametrize(("column", "where"), [("node", "on node"), ("torch", "with torch")])
@@ -90,18 +90,11 @@ def test_nothing_is_said_where_the_fastest_cell_is_known() -> None:
     assert next_command(measured(1.5, 1.52, 1.49, 1.5, 1.51).cells, TYPED) == ""
 
 
-@pytest.mark.parametrize(("device", "tried"), [("cpu", "optimizer"), ("cuda", "compilation")])
-def test_where_nothing_beat_the_baseline_a_group_that_was_not_tried_is_named(
-    device: str, tried: str
-) -> None:
-    lost = measured(0.5, 0.52, 0.49, 0.5, 0.51, device_type=device).cells
-    said = next_command(lost, TYPED)
-    assert said.startswith(f"Try next: `python -m vitsweep -m {tried}=")
+def test_where_nothing_beat_the_baseline_no_command_is_proposed() -> None:
+    assert next_command(measured(0.5, 0.52, 0.49, 0.5, 0.51).cells, TYPED) == ""
 
 
-@pytest.mark.parametrize(
-    ("ratio", "said"), [(2.1, "Not decided yet, the same command goes on"), (0.1, "Try next")]
-)
-def test_a_look_that_is_not_far_away_is_not_decided(ratio: float, said: str) -> None:
-    looks = measured(ratio, purpose=LOOK).cells
-    assert next_command(looks, TYPED).startswith(said)
+def test_a_look_that_is_not_far_away_is_not_decided() -> None:
+    near, far = (next_command(measured(ratio, purpose=LOOK).cells, TYPED) for ratio in (2.1, 0.1))
+    assert near.startswith("Not decided yet, the same command goes on")
+    assert far == ""

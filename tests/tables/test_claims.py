@@ -312,10 +312,6 @@ def test_load_and_noise_stand_among_the_diagnostics() -> None:
     rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert "runs on a shared device" not in rows.index
     assert not rows.loc["noise of a ratio", "threatens"]
-    of_two_nodes = runs.assign(node=["a"] * 4 + ["b"] * 6)
-    told = diagnostics(of_two_nodes, {"a": "base", "base": "base"}).set_index("diagnostic")
-    assert "2 nodes" in told.loc["noise of a ratio", "sentence"]
-    assert "quieter machine" not in told.loc["noise of a ratio", "sentence"]
 
 
 @pytest.mark.parametrize(("column", "words"), [("node", "on node"), ("torch", "with torch")])
@@ -329,4 +325,3 @@ def test_what_explains_the_noise_of_a_ratio_is_named_beside_it(column: str, word
     assert (
         f"1.30x [1.30, 1.31] {words} x and 0.80x [0.80, 0.81] {words} y" in told["noise of a ratio"]
     )
-    assert "quieter machine" not in told["noise of a ratio"]

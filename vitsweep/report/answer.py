@@ -8,8 +8,6 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import TOO_FEW, WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
@@ -50,17 +48,6 @@ CLEAR = 1.01
 NEAR_LOOK = 0.5
 """Ratio of a look above which a cell stays at it only because the time of the command was over."""
 MOST_BLOCKS = 60
-TRY = {
-    "cpu": (
-        "optimizer=adamw_foreach,adamw_fused", "sharding=ddp,zero1", "layout=batch_first,batch_second",
-        "attention=sdpa_auto,mha_module", "compilation=eager,compile_blocks",
-    ),
-    "cuda": (
-        "precision=O1,O2,bf16", "compilation=eager,compile_blocks", "optimizer=adamw_foreach,adamw_fused",
-        "attention=sdpa_flash,sdpa_cudnn", "sharding=ddp,fsdp,zero1",
-    ),
-}  # fmt: skip
-"""Choices to try where nothing has beaten the baseline, the likeliest first."""
 MOST_NAMES = 3
 """Cells that are named where several are not told apart."""
 MOST = 8
@@ -394,14 +381,15 @@ def _fastest(measured: DataFrame) -> str:
 
 
 def next_command(cells: DataFrame, typed: str) -> str:
-    """Return a sentence with the command that makes the answer surer, or finds a faster cell.
+    """Return a sentence with the command that makes the answer surer.
 
     Args:
         cells: of one command, one row each.
         typed: that command.
 
     Returns:
-        Empty where the fastest cell is known, and clearly faster than its baseline.
+        Empty where the fastest cell is known and clearly faster than its baseline, and where every cell is
+        slower.
     """
     measured = checked_cells(cells, *COMPARED)
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
@@ -419,7 +407,7 @@ def next_command(cells: DataFrame, typed: str) -> str:
     looks = measured[measured["claim"] == Claim.one_look]
     if (looks["speedup"] > NEAR_LOOK).any():
         return f"Not decided yet, the same command goes on: `{typed}`."
-    return f"Try next: `{_untried(measured)}`." if len(measured) > 1 else ""
+    return ""
 
 
 def _surer(best: Series, typed: str) -> str:
@@ -432,26 +420,10 @@ def _surer(best: Series, typed: str) -> str:
         wanted = ceil(done * (half / difference) ** 2)
     if wanted > MOST_BLOCKS:
         return (
-            "To be surer, close other programs and repeat it: at this noise a difference so small takes "
-            f"{wanted} blocks."
+            f"At this noise it takes more than {MOST_BLOCKS} blocks to show so small a difference."
         )
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
     return f"To be surer: `{' '.join(words)} measurement.blocks={max(wanted, done + 3)}`."
-
-
-def _untried(cells: DataFrame) -> str:
-    """Return a sweep over the first group of `TRY` that the cells do not vary."""
-    device = "cuda" if (cells.get("device_type", Series(dtype=object)) == "cuda").any() else "cpu"
-    tried = {group for group in GROUPS if group in cells and cells[group].nunique() > 1}
-    for text in TRY[device]:
-        if text.partition("=")[0] not in tried:
-            models = [str(name) for name in cells.get("model", Series(dtype=object)).unique()]
-            named = (
-                [f"model={models[0]}"] if len(models) == 1 and models[0] in choices("model") else []
-            )
-            kept = [word for word in named if word != f"model={plain_choice('model')}"]
-            return " ".join(["python -m vitsweep -m", text, *kept])
-    return "python -m vitsweep -m +sweep=one_at_a_time"
 
 
 def _the_baseline(name: str) -> str:

@@ -28,7 +28,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.causes import explanations
 from vitsweep.tables.comparison import recorded_comparisons
-from vitsweep.tables.cost import peaks_gib, repayments, with_peak
+from vitsweep.tables.cost import peaks_gib, with_peak
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
     Column,
@@ -56,7 +56,6 @@ from vitsweep.tables.notes import (
     counts,
     coverage,
     empty_metrics,
-    half_precision_note,
     unmeasured_lines,
 )
 from vitsweep.tables.race import race_table, race_text
@@ -170,15 +169,12 @@ def render(
     cells, repeated, race = tables.cells, tables.replicates, tables.race
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
-    said, is_race = answers(tables), latest.get("search") == "race"
-    if not (key or len(repeated) or (race and is_race)):
-        said += [*filter(None, [half_precision_note(cells)]), *repayments(cells)]
     pairs = recorded_comparisons(tables.runs, tables.commands)
     context = {
         "name": name,
         "question": latest.get("question")
         or question(_asked_for(cells, latest), tables.replicate_key),
-        "answers": said,
+        "answers": answers(tables),
         "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
         "causes": [(found.sentence, *found.notes) for found in explanations(tables)],
         "exposed": exposed_text(exposed).to_dict("split"),

@@ -236,41 +236,29 @@ class Flag:
 
     Attributes:
         column: name in the record.
-        caption: what it means, for the line below a chart.
-        advice: what it means for the reader of a table, and what to do; empty where nothing helps.
+        caption: what was measured, for the line below a chart and the footnote of a table.
         least_share: a cell has the flag where more than this share of its runs have it. Warm-up shows
             in every run, a passing disturbance in one.
     """
 
     column: str
     caption: str
-    advice: str
     least_share: float = 0.0
 
 
 _FLAGS = (
-    Flag("oversubscribed", "oversubscribed: ranks share cores, so it says nothing about scaling",
-         "Ranks shared cores (`oversubscribed`): speedups between cells of the same world hold, "
-         "scaling does not."),
-    Flag("shared_device", "something else used the device",
-         "Other processes used the machine while some cells were timed (`shared_device`): close "
-         "them for tighter intervals."),
-    Flag("throttled", "clocks were throttled", ""),
-    Flag("drifting", "step times drifted",
-         "Some step times still drifted within a run (`drifting`): more warm-up helps.", 0.5),
-    Flag("uneven_steps", "a few slow steps made up much of the time",
-         "A few slow steps made up much of the time of some runs (`uneven_steps`; cause in "
-         "`uneven_steps_cause`): where it is `data`, more `data.num_workers` help.", 0.5),
-    Flag("short_window", "time cut the window short",
-         "Some windows hold fewer steps than asked for, and no phases, because they end by time "
-         "(`short_window`): after `measurement.max_seconds`, those of looks after a second."),
-    Flag("unmoved_weights", "some weights never moved",
-         "More than 1 % of the weights that have a gradient never moved in the timed steps "
-         "(`unmoved_weights`): their updates round away. `precision=bf16_masters` keeps them."),
-    Flag("unattributed_bytes", "some bytes were sent for no stated purpose",
-         "A technique calls collectives without saying what they send (`unattributed_bytes`): call them "
-         "inside `with sent_as(\"activation\")` of `vitsweep.collectives.primitives`."),
-)  # fmt: skip
+    Flag("oversubscribed", "ranks shared cores, so nothing is said about scaling"),
+    Flag("shared_device", "other processes used the device"),
+    Flag("throttled", "clocks were throttled"),
+    Flag("drifting", "step times drifted within a run", 0.5),
+    Flag("uneven_steps", "a few slow steps made up much of the time", 0.5),
+    Flag("short_window", "the window ended by time, with fewer steps than asked for"),
+    Flag(
+        "unmoved_weights",
+        "more than 1 % of the weights with a gradient never moved in the timed steps",
+    ),
+    Flag("unattributed_bytes", "collectives sent bytes for no stated purpose"),
+)
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
 """Column -> flag, in the order of the record."""

@@ -456,8 +456,8 @@ def rest_note(causes: DataFrame, step_ms: float) -> list[str]:
     """Return what a large rest means; nothing where it is small."""
     rest = causes.loc[causes["cause"] == REST, "ms"].abs().max()
     said = (
-        f"The rest is more than {100 * LARGE_REST:.0f} % of a step: the timed window and the steps "
-        "beside the traced ones differ, as where steps are uneven or the machine was busy."
+        f"The rest is more than {100 * LARGE_REST:.0f} % of a step: steps of the timed window and those "
+        "beside the traced ones took different times."
     )
     return [said] if rest > LARGE_REST * step_ms else []
 

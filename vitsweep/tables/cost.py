@@ -7,8 +7,7 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
-from vitsweep.tables.formatting import number
-from vitsweep.tables.names import names_by_id, varying_columns
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import checked_cells, of_baseline, one_device
 
 IMAGENET_1K = 1_281_167
@@ -142,20 +141,3 @@ def with_repayment(cells: DataFrame) -> DataFrame:
     compiling = cells["compile_seconds"].astype(float).where(cells["compilation"].ne(EAGER))
     steps = np.ceil(1e3 * compiling.where(compiling > 0) / saved_ms.where(saved_ms > 0))
     return cells.assign(**{COLUMN: steps})
-
-
-def repayments(cells: DataFrame, most: int = 3) -> list[str]:
-    """Return a sentence for each cell that compiled: how long, and after how many steps it pays."""
-    if not {"compilation", "compile_seconds", COLUMN} <= set(cells):
-        return []
-    names = names_by_id(cells)
-    compiled = cells[cells["compilation"].ne(EAGER) & cells["compile_seconds"].gt(0)]
-    return [
-        f"{names[row['cell_id']]} compiled for {number(row['compile_seconds'])} s before its window"
-        + (
-            f": it pays after {number(row[COLUMN], 2)} steps."
-            if row[COLUMN] > 0
-            else "; no eager cell of the same settings is slower, so that nothing repays it."
-        )
-        for _, row in compiled.head(most).iterrows()
-    ]

@@ -93,8 +93,7 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
     sentence = (
         f"The first run of a block has {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}] times the "
         "throughput of the others: cells that ran first more often than their baseline look "
-        f"{'slower' if ratio < 1 else 'faster'} than they are. A longer warm-up helps, and so do as "
-        "many blocks as cells, in which every cell is first once."
+        f"{'slower' if ratio < 1 else 'faster'} than they are."
     )
     return _row("first run of a block", ratio, interval, found.num_runs, found.threatens, sentence)
 
@@ -123,8 +122,7 @@ def _autocorrelation(
     )
     sentence = (
         f"Neighbouring blocks resemble each other (autocorrelation {estimate:.2f} "
-        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): {follows}. More time between blocks, "
-        "or blocks on several days, help."
+        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): {follows}."
     )
     assumed = "" if enough else f"independence is assumed: fewer than {BLOCKS_TO_TELL} blocks"
     interval = low, high
@@ -170,9 +168,7 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     (_, block), found = mixed.index[0], ", ".join(map(str, mixed.iloc[0]))
     sentence = (
         f"In {count(len(mixed), 'block')} cells ran on different devices, such as {block} ({found}). Runs on "
-        "different devices are refused as pairs, so that cells have fewer blocks than they ran. Keep "
-        "the sweep on one kind of device (on Slurm `hydra.launcher.constraint` or `gpu_type`), and run it "
-        "again: what is missing is measured."
+        "different devices are no pairs, so that cells have fewer blocks than they ran."
     )
     number = float(len(mixed))
     return _row("blocks on several devices", number, None, len(measured), True, sentence)
@@ -186,32 +182,23 @@ def _shared_device(runs: DataFrame) -> dict[str, object] | None:
         return None
     share = float(shared.mean())
     sentence = (
-        f"Other processes used the device during {shared.sum()} of {count(len(runs), 'run')}. What slows a "
-        "whole block cancels in its ratios; what comes and goes within one is noise, and a technique that "
-        "suffers more from sharing looks slower than it is alone."
+        f"Other processes used the device during {shared.sum()} of {count(len(runs), 'run')}."
     )
     return _row("runs on a shared device", share, None, len(runs), share > HALF, sentence)
 
 
 def _noise(known: KeyedRuns) -> dict[str, object] | None:
-    runs, groups = known.valid, _ratios_in_time(known.valid, known.baselines)
+    groups = _ratios_in_time(known.valid, known.baselines)
     degrees = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
     if degrees < MIN_BLOCKS - 1:
         return None
     spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
-    nodes = runs["node"].nunique() if "node" in runs else 1
-    advice = "A quieter machine helps most."
-    if nodes > 1:
-        advice = f"The runs lie on {nodes} nodes: one node, or one kind of node, for all blocks helps most."
+    sentence = f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation)"
     if spread > NOISY and (explained := list(differs_by_place(known).values())):
-        cells = count(len(explained), "cell")
-        advice = (
-            f"Where a block ran explains it for {cells}: {explained[0]}. Alike blocks help most."
+        sentence += (
+            f"; that of {count(len(explained), 'cell')} depends on where it ran: {explained[0]}"
         )
-    sentence = (
-        f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation): differences much "
-        f"smaller than that need many blocks. {advice}"
-    )
+    sentence += "."
     pairs = sum(g.size for g in groups)
     return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)
 

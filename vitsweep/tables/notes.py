@@ -1,4 +1,4 @@
-"""Sentences beside a table: why cells were not measured, metrics are empty, half precision is no faster."""
+"""Sentences beside a table: why cells were not measured, and why metrics are empty."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,38 +41,6 @@ def _sentence(column: str, measured: DataFrame) -> str:
         f"The metric `{column}` has no value in {empty.sum():,} of {count(computed.sum(), 'run')}: "
         f"{shown.removesuffix('.')}.{more}"
     )
-
-
-# Why half precision is not faster on a CPU, in one sentence above a table.
-
-
-HALF = ("bfloat16", "float16")
-
-
-def half_precision_note(cells: DataFrame) -> str:
-    """Return why no cell in half precision is faster than its float32 baseline, where this CPU emulates it.
-
-    Args:
-        cells: one row per cell.
-
-    Returns:
-        A sentence; empty where a cell is faster, where none was compared, on GPUs, on a CPU with such
-        instructions, and in records that do not say which it has.
-    """
-    needed = ("device_type", "compute_dtype", "cpu_half_precision", "speedup", "baseline_cell_id")
-    if not {*needed, "status", "cell_id"} <= set(cells.columns):
-        return ""
-    dtype = dict(zip(cells["cell_id"], cells["compute_dtype"].astype(str), strict=True))
-    over_float32 = cells["baseline_cell_id"].map(dtype).astype(str).eq("float32")
-    on_cpu = cells["status"].eq(Status.measured) & cells["device_type"].eq("cpu")
-    half = cells[on_cpu & over_float32 & cells["compute_dtype"].isin(HALF)].dropna(
-        subset=["speedup", "cpu_half_precision"]
-    )
-    if half.empty or (half["speedup"] > 1).any():
-        return ""
-    if not half["cpu_half_precision"].eq("none").all():
-        return ""
-    return "This CPU has no bfloat16 instructions: it emulates half precision, slower than float32."
 
 
 # Cells that share a reason, in one line instead of one long row each.

@@ -39,7 +39,7 @@ from vitsweep.tables.formatting import (
     with_spread,
 )
 from vitsweep.tables.names import MANY, cell_names, name_parts, varying_columns
-from vitsweep.tables.notes import half_precision_note, lines_of
+from vitsweep.tables.notes import lines_of
 from vitsweep.tables.speedup import OTHER_SIZE, about
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
@@ -287,8 +287,6 @@ class CellTable:
         refused = cells["status"] == Status.invalid
         ran = cells[~refused] if self.in_order else ranked(cells[~refused])
         yield Text(" · ".join([f"Sweep {self.sweep}", *_common(ran)]), style="italic")
-        if note := half_precision_note(ran):
-            yield Text(note)
         if len(ran):
             yield from self._table(ran, options.max_width)
         yield from map(Text, lines_of(cells, refused))
@@ -430,7 +428,8 @@ def _paired_note(shown: DataFrame) -> str:
 
 
 def _explanation(flag: str) -> str:
-    return FLAGS[flag].advice or f"{FLAGS[flag].caption[:1].upper()}{FLAGS[flag].caption[1:]}."
+    caption = FLAGS[flag].caption
+    return f"{caption[:1].upper()}{caption[1:]} (`{flag}`)."
 
 
 def _one_line(reason: object) -> str:
