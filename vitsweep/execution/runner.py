@@ -37,7 +37,7 @@ from vitsweep.execution.worker import rank_main
 from vitsweep.files import remove, write_atomically
 from vitsweep.rates.calibration import kept_calibration
 from vitsweep.rates.profile import device_name
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import LOOK, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
@@ -129,7 +129,7 @@ def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
     store, cell_id = Store(request.sweep_folder), request.cell_id
     facts: dict[str, Any] = {"code_hash": Sources().of(cell).hash}
-    facts["started_at"] = store.time_to_begin(cell_id)
+    facts["started_at"] = time_to_begin(store.runs(cell_id))
     trainings: tuple[Path, ...] = ()
     facts |= store.prediction(cell_id)
     if cell.task.epochs:

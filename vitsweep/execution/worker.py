@@ -23,7 +23,7 @@ from vitsweep.execution.process import end_with_launcher, exit_now, joined_proce
 from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.files import write_atomically
-from vitsweep.results.record import RunRecord, Status, recorded_samples, utc_now
+from vitsweep.results.record import RunRecord, Status, recorded_samples, time_to_begin, utc_now
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import with_user_metrics
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -116,7 +116,7 @@ def _run(
     from vitsweep.cell import RunContext, run_cell
 
     store = Store(request.sweep_folder)
-    asked_at = request.environment.get("started_at") or store.time_to_begin(request.cell_id)
+    asked_at = request.environment.get("started_at") or time_to_begin(store.runs(request.cell_id))
     started_at, begin = max(utc_now(), str(asked_at)), time.monotonic()
 
     def record_of(summary: "Summary", **more: str) -> RunRecord:

@@ -16,11 +16,12 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitsweep.files import NAME, open_safely
+from vitsweep.files import NAME, open_safely, parent_of
 from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json
 
 FILE = "pack.jsonl"
@@ -148,6 +149,37 @@ def opened(path: Path) -> Pack:
 def forget(path: Path) -> None:
     """Open the pack at a path anew the next time: NFS shows others' changes of a file that is opened."""
     _opened.pop(str(path), None)
+
+
+CELLS_AT_ONCE = 100
+"""Cells whose files are in memory at once while they are packed."""
+
+Loose = Iterable[tuple[str, tuple[int, ...], Any]]
+"""Name, version and content of the files of a cell outside of the pack."""
+
+
+def write(
+    path: Path, before: Pack, cells: Iterable[Loose]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int | None]]:
+    """Append what a pack lacks; return name -> version of all files, and of what was written its checksum.
+
+    All of it is on the disk then.
+    """
+    versions, checksums = dict[str, tuple[int, ...]](), dict[str, int | None]()
+    left = iter(cells)
+    with open(open_safely(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as handle:
+        handle.write(b"\n" * (handle.tell() > 0))  # after a line that was cut in half
+        while group := list(islice(left, CELLS_AT_ONCE)):
+            found = [file for files in group for file in files]
+            checksums |= add(
+                handle, {n: content for n, _, content in found if before.lacks(n, content)}
+            )
+            versions |= {name: version for name, version, _ in found}
+        handle.flush()
+        os.fsync(handle.fileno())
+    with parent_of(path) as (descriptor, _):
+        os.fsync(descriptor)  # its name too
+    return versions, checksums
 
 
 def add(handle: BinaryIO, contents: Mapping[str, Any]) -> dict[str, int]:

@@ -118,6 +118,15 @@ def require_trust(where: object, named: Iterable[str]) -> None:
         )
 
 
+def digest(parts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the settings of a frozen cell; "" where they are none that a command freezes."""
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 # Secrets that are typed or stand in the environment, and must not get into files or jobs.
 
 MASK = "***"

@@ -2,9 +2,10 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,22 @@ def _is_number(value: object) -> bool:
 def utc_now() -> str:
     """Return the present time, see `utc_text`."""
     return utc_text(datetime.now(UTC))
+
+
+def time_to_begin(earlier: Iterable[RunRecord]) -> str:
+    """Return the time in UTC for a run that begins now, later than any at which one of its cell began.
+
+    Runs of a cell are taken in this order: a clock that was set back must not make an old one the latest.
+
+    Args:
+        earlier: the runs of the cell.
+    """
+    now = utc_now()
+    with suppress(ValueError, OverflowError, OtherSchemaError):
+        began = [str(run.environment.get("started_at") or "") for run in earlier]
+        if began and max(began) >= now:
+            return utc_text(datetime.fromisoformat(max(began)) + timedelta(milliseconds=1))
+    return now
 
 
 def utc_text(time: datetime) -> str:

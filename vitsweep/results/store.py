@@ -8,23 +8,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import yaml
 
 from vitsweep.errors import VitsweepError
 from vitsweep.files import (
     NAME,
     UnsafeFileError,
     append_line,
-    fits,
     guard,
     make_folder,
-    open_safely,
     parent_of,
     read_bytes,
     remove,
@@ -47,20 +42,21 @@ from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import (
     MARK,
+    digest,
     is_own,
     is_own_text,
     marked,
     marked_text,
 )
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now, utc_text
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes what is there twice, twice: no reader follows aliases."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now
+from vitsweep.results.store_files import (
+    is_command,
+    names_in,
+    size_of,
+    text_of,
+    version_of,
+    yaml_text,
+)
 
 NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 """What reading a part of a document raises that is of another type, or nested without end."""
@@ -69,8 +65,6 @@ MOST_KEPT_BYTES = 2**27
 MOST_COMMANDS = 10_000
 MANY_FILES = 5_000
 """A command that ends packs a sweep whose cells have more files than this."""
-CELLS_AT_ONCE = 100
-"""Cells whose files are in memory at once while they are packed."""
 _UNKNOWN = "unknown.json"
 """Stands for the records of a cell where a damaged pack does not say which there were."""
 
@@ -206,7 +200,7 @@ class Store:
         with suppress(OSError, ValueError):
             if self.is_own_cell(cell_id):
                 return
-        text = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
+        text = yaml_text(document)
         write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
         self.digests[cell_id] = digest(document["cell"])
 
@@ -322,18 +316,6 @@ class Store:
         except (OSError, ValueError):
             return {}
         return files if isinstance(files, dict) else {}
-
-    def time_to_begin(self, cell_id: str) -> str:
-        """Return the time in UTC for a run that begins now, later than any at which one of its cell began.
-
-        Runs of a cell are taken in this order: a clock that was set back must not make an old one the latest.
-        """
-        now = utc_now()
-        with suppress(ValueError, OverflowError, OtherSchemaError):
-            began = [str(run.environment.get("started_at") or "") for run in self.runs(cell_id)]
-            if began and max(began) >= now:
-                return utc_text(datetime.fromisoformat(max(began)) + timedelta(milliseconds=1))
-        return now
 
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""
@@ -473,7 +455,7 @@ class Store:
             raise ValueError(
                 f"with it the sweep has {len(columns)} columns, and at most {MOST_COLUMNS} are read"
             )
-        if (size := _size(row)) > MOST_ROW_SIZE:
+        if (size := size_of(row)) > MOST_ROW_SIZE:
             raise ValueError(
                 f"its row has {size} characters and entries, and at most {MOST_ROW_SIZE} are read"
             )
@@ -486,7 +468,7 @@ class Store:
         runs = os.path.join(self.cell(cell_id), "runs")
         if os.path.islink(runs):
             raise UnsafeFileError(f"`{runs}` is a link, which is not followed: remove it.")
-        found = {p for p in _names(runs) if p.endswith(".json") and not p.startswith(".")}
+        found = {p for p in names_in(runs) if p.endswith(".json") and not p.startswith(".")}
         packed = self._pack()  # after the folder, as in `content`
         found.update(packed.runs(cell_id))
         if not packed.is_whole and not packed.runs(cell_id) and not self.cell(cell_id).exists():
@@ -497,7 +479,7 @@ class Store:
         """Yield the names of the folders of cells; links and what no cell is called are named."""
         if os.path.islink(self.cells):
             raise UnsafeFileError(f"`{self.cells}` is a link, which is not followed: remove it.")
-        for name in _names(self.cells):
+        for name in names_in(self.cells):
             path = os.path.join(self.cells, name)
             if name == pack.FILE:
                 continue
@@ -531,7 +513,7 @@ class Store:
         if name in packed:
             size, record = packed.size(name), RunRecord.from_tree(packed.record(name))
         else:
-            size, record = version[0], RunRecord.from_json(_text(path))
+            size, record = version[0], RunRecord.from_json(text_of(path))
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
         parts = record.spec, record.metrics, record.validity, record.environment
@@ -556,28 +538,17 @@ class Store:
         """
         self.require_lease()
         place = self._pack_file
-        moved, written = dict[str, tuple[int, ...]](), dict[str, int | None]()
         before, cells = self._pack(), [c for c in self.folders() if c not in left]
         if not any(any(self._loose(cell_id)) for cell_id in cells):
             return 0
-        with open(open_safely(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as handle:
-            handle.write(b"\n" * (handle.tell() > 0))  # after a line that was cut in half
-            for first in range(0, len(cells), CELLS_AT_ONCE):
-                found = [f for c in cells[first : first + CELLS_AT_ONCE] for f in self._loose(c)]
-                lacking = {n: c for n, _, c in found if before.lacks(n, c)}
-                written |= pack.add(handle, lacking)
-                moved |= {name: version for name, version, _ in found}
-            handle.flush()
-            os.fsync(handle.fileno())
-        with parent_of(place) as (descriptor, _):
-            os.fsync(descriptor)  # its name too
+        moved, written = pack.write(place, before, map(self._loose, cells))
         self.require_lease()
         packed = self._pack()
         held = {name: packed.checksum(name) for name in moved}
         if None in held.values() or held | written != held:
             raise VitsweepError(f"`{place}` does not hold what was written: nothing was removed.")
         for name, version in moved.items():
-            if _version(self.cells / name) == version:
+            if version_of(self.cells / name) == version:
                 remove(self.cells / name)
         for cell_id in cells:
             for folder in ("runs", "attempts", ""):
@@ -587,18 +558,18 @@ class Store:
     def has_many_files(self) -> bool:
         """Whether the files of cells outside of the pack are so many that it pays."""
         folders = (self.cell(cell_id) / part for cell_id in self.folders() for part in ("", "runs"))
-        files = (name for folder in folders for name in _names(folder))
+        files = (name for folder in folders for name in names_in(folder))
         return next(islice(files, MANY_FILES, None), None) is not None
 
     def _loose(self, cell_id: str) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         """Yield the files of a cell that a pack takes: name, version and content."""
         for path in map(Path, self._run_paths(cell_id)):
-            version, name = _version(path), f"{cell_id}/runs/{path.name}"
+            version, name = version_of(path), f"{cell_id}/runs/{path.name}"
             if version and NAME.fullmatch(path.name):
                 with suppress(OSError, ValueError, OtherSchemaError):
                     yield name, version, vars(self._parse(str(path)))
         for name in pack.OF_CELL:
-            if version := _version(self.cell(cell_id) / name):
+            if version := version_of(self.cell(cell_id) / name):
                 with suppress(OSError, ValueError):
                     yield f"{cell_id}/{name}", version, self.read(cell_id, name)
 
@@ -620,7 +591,7 @@ class Store:
             except VitsweepError as error:
                 warnings.warn(f"{error} Baselines are unknown", DamagedRecordWarning, stacklevel=2)
                 found = []
-            self._commands = (size, [entry for entry in found if _is_command(entry)])
+            self._commands = (size, [entry for entry in found if is_command(entry)])
         return list(self._commands[1])
 
     def foreign_commands(self) -> list[dict[str, Any]]:
@@ -633,61 +604,3 @@ class Store:
         for command in self.commands():
             merged |= command.get("baselines") or {}
         return merged
-
-
-def digest(parts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the settings of a frozen cell; "" where they are none that a command freezes."""
-    try:
-        text = json.dumps(parts, sort_keys=True)
-    except (TypeError, ValueError, RecursionError):
-        return ""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-_NOTHING = type(None)
-_COMMAND: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("command", "time"), (str,)),
-    **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
-    **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
-    "cells": (list,),
-}
-
-
-def _is_command(entry: dict[str, Any]) -> bool:
-    if not fits(entry, _COMMAND, ()):
-        return False
-    ids = (*entry.get("cells", ()), *(entry.get("baselines") or {}).values())
-    return all(isinstance(cell_id, str | None) for cell_id in ids)
-
-
-def _size(value: Any) -> int:
-    """Return the characters of a text, or the entries and characters of all that a section holds."""
-    if type(value) is str:
-        return len(value)
-    if type(value) not in (dict, list):
-        return 0
-    return len(value) + sum(map(_size, value.values() if type(value) is dict else value))
-
-
-def _text(path: str) -> str:
-    """Read a run record in a folder that is known to be no link; many are read one after the other."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags), encoding="utf-8", newline="") as handle:
-        return handle.read()
-
-
-def _names(folder: str | Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    """Return what tells whether a plain file has changed; () where there is none."""
-    with suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode):
-            return found.st_size, found.st_mtime_ns, found.st_ino
-    return ()
