@@ -15,6 +15,7 @@ import pytest
 from tests.builders import run
 from tests.cells import entry
 from vitsweep.cli.retry import retries
+from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, record_unfinished
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder, frozen_document
@@ -117,6 +118,29 @@ def test_a_measurement_whose_command_was_killed_before_it_was_recorded_counts(st
     folder.mkdir(parents=True)
     (folder / RECORD_DRAFT).write_text(measured.to_json())
     assert rows(store, cell_id) == [("b-1", "measured", "")]
+
+
+@pytest.mark.parametrize("place", ["start", "draft"])
+def test_a_run_id_that_leads_out_of_the_folder_is_none(store, ended_pid, tmp_path, place):
+    (tmp_path / "settings.json").write_text("mine")
+    cell_id, outside = started(store, ended_pid), "../../../../settings"
+    folder = attempt_folder(store.cell(cell_id), "b-1", 1)
+    append_line(folder.parent.parent / "attempts.jsonl", {"event": "end", "run_id": "b-1"})
+    if place == "start":
+        for ids in ({"run_id": outside}, {"name": outside, "run_id": "b-2"}):
+            started(store, ended_pid, **ids)
+    else:
+        end = {"event": "end", "run_id": "b-1", "exit_codes": [0, 0]}
+        append_line(store.cell(cell_id) / "attempts.jsonl", end)
+        folder.mkdir(parents=True)
+        draft = replace(run(cell_id, block="b"), run_id=outside).to_json()
+        (folder / RECORD_DRAFT).write_text(draft)
+    statuses = [status for _, status, _ in rows(store, cell_id)]
+    assert statuses == (["failed"] if place == "draft" else [])
+    assert [path.name for path in tmp_path.glob("*.json")] == ["settings.json"]
+    assert (tmp_path / "settings.json").read_text() == "mine"
+    with pytest.raises(VitsweepError, match="is no run id"):
+        store.save_run(replace(run(cell_id), run_id=outside))
 
 
 def test_a_record_that_somebody_deleted_is_no_failure(store, ended_pid):

@@ -23,7 +23,7 @@ from vitsweep.execution.run_request import (
     read_cell,
     request_for,
 )
-from vitsweep.files import append_line, fits
+from vitsweep.files import NAME, append_line, fits
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -87,7 +87,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 def _is_whole(event: dict[str, Any]) -> bool:
     needed = ("event", "run_id", *(("attempt",) if event.get("event") == "start" else ()))
-    return fits(event, _KINDS, needed)
+    ids = event.get("run_id", ""), event.get("name", event.get("run_id", ""))
+    return fits(event, _KINDS, needed) and all(map(NAME.fullmatch, ids))
 
 
 def attempts(store: Store, cell_id: str) -> list[Attempt]:

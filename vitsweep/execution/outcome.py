@@ -94,6 +94,8 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
     list_damaged(store.root, request.folder)
     try:
         record = RunRecord.from_json(read_text(request.folder / RECORD_DRAFT))
+        if (record.cell_id, record.run_id) != (request.cell_id, request.run_id):
+            raise ValueError("it is of another run")
     except (OSError, ValueError) as error:
         missing = RunFailure(Status.failed, f"Rank 0 ended without a record ({error}).", 0)
         return _publish_failure(request, cell, failure or missing)

@@ -319,9 +319,19 @@ class Store:
 
     def save_run(self, run: RunRecord) -> Path:
         """Write a run's record; readers see nothing or the whole of it."""
-        path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
+        path = self._run_file(run)
         write_atomically(path, run.to_json())
         return path
+
+    def _run_file(self, run: RunRecord) -> Path:
+        """Return where the record of a run belongs.
+
+        Raises:
+            VitsweepError: its id is none: another one's files would lead out of the folder.
+        """
+        if not NAME.fullmatch(run.run_id):
+            raise VitsweepError(f"`{self.root}` names {run.run_id!r} as a run, which is no run id.")
+        return self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
 
     def publish(self, run: RunRecord) -> RunRecord:
         """Write the record of a run that has none yet; return the one that is on disk.
@@ -329,7 +339,7 @@ class Store:
         The first record of a run is final: a rank that outlives its job publishes too late.
         """
         self.require_lease()
-        path = self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
+        path = self._run_file(run)
         is_packed = f"{run.cell_id}/runs/{path.name}" in self._pack()
         if is_packed or not write_once(path, run.to_json()):
             with suppress(ValueError):
