@@ -7,7 +7,7 @@ import pytest
 
 from tests.cells import TINY
 from tests.command import Command
-from vitsweep.api.plan import machine_with
+from vitsweep.api.plan import fastest_predicted, machine_with, sums
 from vitsweep.cli.plan import run
 from vitsweep.errors import BadValueError
 from vitsweep.rates.profile import profile_named
@@ -105,3 +105,19 @@ def test_groups_that_cross_nodes_are_named_in_a_plan(vitsweep: Command) -> None:
         shown = vitsweep("plan", "-m", *common, *choices, quick=False).stdout
         said = f"{crossing}: ranks of one group lie on several nodes"
         assert (said in " ".join(shown.split())) == bool(crossing), choices
+
+
+def test_faster_is_not_predicted_where_intervals_overlap() -> None:
+    def row(cell: str, ms: float, low: float, high: float, **other: object) -> dict[str, object]:
+        step = {"step_time_ms": ms, "step_time_low_ms": low, "step_time_high_ms": high}
+        speed = {"images_per_second": 64_000 / ms}
+        return {"cell": cell, "state": "runnable", "runs": 1, "reasons": []} | step | speed | other
+
+    rows = [row("O1", 46, 21, 102), row("fp32", 138, 60, 300), row("O2", 45, 21, 100)]
+    assert sums(rows, "one rank") == [
+        "Which is fastest is not predicted: the 80 % intervals of O2, O1 and 1 other overlap. Measure them."
+    ]
+    apart = [row("O1", 46, 41, 52), row("fp32", 138, 120, 160), row("big", 9, 8, 10, reasons=["-"])]
+    assert sums(apart, "one rank") == ["Predicted to be fastest: O1."]
+    assert sums(apart[:1], "one rank") == []
+    assert "of a and b overlap" in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])

@@ -53,12 +53,12 @@ def seen(store: Store) -> dict[str, Any]:
     """What readers find of a sweep."""
     store = Store(store.root)
     return {
-        "table": cells_of(store).to_json(),
+        "table": cells_of(store).drop(columns="predicted_at").to_json(),  # when it was filled
         "runs": list(store.runs()),
         "frozen": [store.frozen(cell_id) for cell_id in store.cell_ids()],
         "own": [store.is_own_cell(cell_id) for cell_id in store.cell_ids()],
         "attempts": attempts(store, "aa"),
-        "predictions": store.prediction("bb"),
+        "predictions": store.prediction("bb") | {"predicted_at": ""},
         "kept": store.kept_row("cc"),
     }
 

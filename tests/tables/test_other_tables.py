@@ -112,19 +112,28 @@ def test_predicted_step_times_are_presented_with_their_errors():
             "predicted_step_time_ms": ms, "predicted_peak_gib": 1.0, "peak_allocated_gib": 2.0,
         }  # fmt: skip
 
+    before, after = (
+        {"predicted_at": f"2026-10-20T{hour}:00:00.000+00:00"} for hour in ("09", "11")
+    )
+    close, far = predicted(704.0, 600.0, 800.0), predicted(160.0, 150.0, 170.0)
     runs = table(
-        run("a", "b0", 100, metrics=predicted(704.0, 600.0, 800.0)),  # 640 ms were measured
-        run("b", "b0", 200, metrics=predicted(160.0, 150.0, 170.0), precision="O1"),  # 320 ms
+        run("a", "b0", 100, metrics=close, environment=before),  # 640 ms were measured
+        run("b", "b0", 200, metrics=far, environment=before, precision="O1"),  # 320 ms
         run("c", "b0", 100, precision="O2"),
+        run("late", "b0", 100, metrics=close, environment=after, precision="O3"),
+        run("undated", "b0", 100, metrics=close, precision="bf16"),
     )
     shown = predictions_text(cells(runs, {}))
-    assert shown["error"].tolist() == ["+10 %", "-50 %"]
+    assert shown["predicted / measured"].tolist() == ["1.10x", "0.50x"]
     assert shown["predicted"].tolist() == ["704 [600, 800]", "160 [150, 170]"]
-    assert shown["peak error"].tolist() == ["-50 %", "-50 %"]
+    assert shown["peak predicted / measured"].tolist() == ["0.50x", "0.50x"]
     sentence = prediction_sentence(cells(runs, {}))
-    assert "of 2 cells" in sentence
-    assert "Median error: 30 %" in sentence
-    assert "1 of 2 lie in their 80 % intervals" in sentence
+    # factors 1.1 and 2: as far below as above
+    assert sentence == (
+        "Step times of 2 cells were predicted before they ran: within a factor of 1.6 in the median, 1.9 at "
+        "the 90th percentile; 1 of 2 lie in their 80 % intervals."
+    )
+    assert prediction_sentence(cells(runs[runs["cell_id"].isin(["late", "undated"])], {})) == ""
 
 
 def test_without_predictions_the_table_is_empty():

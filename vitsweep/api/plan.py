@@ -195,6 +195,23 @@ def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     )
 
 
+def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
+    """Say which cell is predicted to be fastest, if its interval overlaps no other.
+
+    Args:
+        intervals: name and 80 % interval of the throughput, the highest prediction first.
+    """
+    (name, low, _), *others = intervals
+    beside = [other for other, _, high in others if high >= low]
+    if not beside:
+        return f"Predicted to be fastest: {name}."
+    more = f"{name}, {beside[0]} and {count(len(beside) - 1, 'other')}"
+    named = more if len(beside) > 1 else f"{name} and {beside[0]}"
+    return (
+        f"Which is fastest is not predicted: the 80 % intervals of {named} overlap. Measure them."
+    )
+
+
 def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
     """Say what the runs that are missing take, and what could not be predicted.
 
@@ -234,7 +251,17 @@ def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
         lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
     rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
     lines += [f"Step times by {each}, in brackets the interval of 80 %." for each in rates]
+    known = [row for row in rows if row.get("images_per_second") and not row["reasons"]]
+    if len(known) > 1:
+        known.sort(key=lambda row: -row["images_per_second"])
+        lines.append(fastest_predicted([(row["cell"], *_throughputs(row)) for row in known]))
     return lines + list(dict.fromkeys(row["notes"] for row in rows if row.get("notes")))
+
+
+def _throughputs(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ends of the interval of the images per second that follow from those of the step time."""
+    images = row["images_per_second"] * row["step_time_ms"]
+    return images / row["step_time_high_ms"], images / row["step_time_low_ms"]
 
 
 # What a plan is to predict, and what it writes (no torch).

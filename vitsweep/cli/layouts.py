@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.plan import machine_with
+from vitsweep.api.plan import fastest_predicted, machine_with
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.overrides import key_of
@@ -138,7 +138,7 @@ def _show(
     rows = [_row(candidate) for candidate in found.ranked[:SHOWN]]
     table = TextTable(
         DataFrame(rows).rename_axis("no.").rename(index=lambda n: n + 1).reset_index(),
-        f"Fastest layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
+        f"Layouts of {base.model.name}: {count(resources.nodes, 'node')} of "
         f"{resources.ranks_per_node} x {hardware.title}",
     )
     console.print(table)
@@ -146,12 +146,11 @@ def _show(
     for number, candidate in enumerate(found.ranked[:SHOWN], 1):
         line = f"{number}. python -m vitsweep {typed} {' '.join(candidate.overrides)}"
         console.print(line, soft_wrap=True)
-    best, median = found.ranked[0], found.ranked[len(found.ranked) // 2]
+    best = found.ranked[0]
     console.print(
         f"{found.considered} layouts in {seconds:.0f} s: {found.invalid} invalid, {found.too_large} larger "
-        f"than {hardware.usable_bytes / 2**30:.0f} GiB, {len(found.ranked)} ranked; the first is "
-        f"{best.images_per_second / median.images_per_second:.2f} x as fast as the middle one. Layouts "
-        "whose intervals overlap may change places: measure the first three.",
+        f"than {hardware.usable_bytes / 2**30:.0f} GiB, {len(found.ranked)} ranked by their predicted "
+        f"throughput. {fastest_predicted([(_described(c.cell), *c.interval) for c in found.ranked])}",
         soft_wrap=True,
     )
     for note in best.prediction.notes:

@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _propose(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the command of the combination that is predicted to be fastest, the later one of equals."""
+    """Print the command of the combination of the shortest predicted step, the later one of equals."""
     own = [row for row in rows if not row["is_baseline"]]
     possible = [row for row in own if row["state"] in ("runnable", "measured")]
     if not possible:

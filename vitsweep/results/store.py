@@ -379,18 +379,20 @@ class Store:
         """Whether a prediction was made, or found to be impossible."""
         return self.has(cell_id, "prediction.json")
 
-    def prediction(self, cell_id: str) -> dict[str, float | None]:
-        """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted."""
+    def prediction(self, cell_id: str) -> dict[str, float | str | None]:
+        """Return `predicted_<metric>` -> value of a cell; empty where nothing was predicted.
+
+        `predicted_at` says when; of predictions without it nobody knows whether they came first.
+        """
         with suppress(OSError, ValueError, TypeError, AttributeError):
             if self.is_predicted(cell_id):
                 tree = parsed_json(self.read(cell_id, "prediction.json"))
-                return self.admitted(
-                    {
-                        str(name): None if value is None else float(value)
-                        for name, value in tree.items()
-                        if name != "made_at"
-                    }
-                )
+                at = tree.pop("made_at", None)
+                numbers = {
+                    str(name): None if value is None else float(value)
+                    for name, value in tree.items()
+                }
+                return self.admitted(numbers | ({"predicted_at": str(at)} if at else {}))
         return {}
 
     def cell_ids(self) -> list[str]:

@@ -14,9 +14,9 @@ from vitsweep.tables.cost import numbers, peaks_gib
 from vitsweep.tables.formatting import (
     Column,
     count,
-    missing,
     number,
     text_columns,
+    times,
     values,
     with_interval,
 )
@@ -33,7 +33,7 @@ from vitsweep.tables.stats import (
     order_p_value,
     two_sided,
 )
-from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, keyed
+from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, keyed, text
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 HALF, NOISY = 0.5, 0.1
@@ -226,19 +226,15 @@ PREFIX = "predicted_"
 def predictions_text(cells: DataFrame) -> DataFrame:
     """Return the predictions made before the cells ran beside what was measured, as text.
 
-    One row per measured cell that has a prediction; errors are predicted / measured - 1.
+    One row per measured cell that has a prediction from before its first run.
     """
     found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
     predicted = {c: numbers(found, f"{PREFIX}{c}") for c in ("step_time_ms", "peak_gib")}
-    errors = {
-        "step_time_error": predicted["step_time_ms"] / numbers(found, "step_time_ms") - 1,
-        "peak_error": predicted["peak_gib"] / found["peak"] - 1,
+    factors = {
+        "step_time_factor": predicted["step_time_ms"] / numbers(found, "step_time_ms"),
+        "peak_factor": predicted["peak_gib"] / found["peak"],
     }
-    return text_columns(found.assign(**errors), _SHOWN)
-
-
-def _signed(error: float) -> str:
-    return "" if missing(error) else f"{100 * error:+.0f} %"
+    return text_columns(found.assign(**factors), _SHOWN)
 
 
 _SHOWN: dict[str, Column] = {
@@ -247,10 +243,10 @@ _SHOWN: dict[str, Column] = {
     "predicted": with_interval(
         "predicted_step_time_ms", number, number, "predicted_step_time_{}_ms"
     ),
-    "error": values("step_time_error", _signed),
+    "predicted / measured": values("step_time_factor", times),
     "peak GiB": values("peak", number),
     "predicted peak": values("predicted_peak_gib", number),
-    "peak error": values("peak_error", _signed),
+    "peak predicted / measured": values("peak_factor", times),
 }
 
 
@@ -260,22 +256,24 @@ def prediction_sentence(cells: DataFrame) -> str:
     if found.empty:
         return ""
     measured = found["step_time_ms"].astype(float)
-    errors = (found["predicted_step_time_ms"].astype(float) / measured - 1).abs()
-    text = (
-        f"Step times of {count(len(found), 'cell')} were predicted before they ran. Median error: "
-        f"{100 * errors.median():.0f} %; 90th percentile: {100 * errors.quantile(0.9):.0f} %"
+    ratio = found["predicted_step_time_ms"].astype(float) / measured
+    off = ratio.where(ratio > 1, 1 / ratio)
+    said = (
+        f"Step times of {count(len(found), 'cell')} were predicted before they ran: within a factor of "
+        f"{off.median():.1f} in the median, {off.quantile(0.9):.1f} at the 90th percentile"
     )
     ends = ["predicted_step_time_low_ms", "predicted_step_time_high_ms"]
     if not set(ends) <= set(found):
-        return f"{text}."
+        return f"{said}."
     low, high = (pd.to_numeric(found[end], errors="coerce") for end in ends)
     held = int(((measured >= low) & (measured <= high)).sum())
-    return f"{text}; {held} of {len(found)} lie in their 80 % intervals."
+    return f"{said}; {held} of {len(found)} lie in their 80 % intervals."
 
 
 def _with_step_times(cells: DataFrame) -> DataFrame:
     columns = ["predicted_step_time_ms", "step_time_ms"]
-    if not set(columns) <= set(cells):
+    if not {*columns, "predicted_at", "started_at"} <= set(cells):
         return cells.iloc[:0]
     numbers = cells[columns].apply(pd.to_numeric, errors="coerce")
-    return cells[(cells["status"] == Status.measured) & (numbers > 0).all(axis=1)]
+    first = text(cells, "predicted_at").between("1", text(cells, "started_at"))
+    return cells[(cells["status"] == Status.measured) & (numbers > 0).all(axis=1) & first]

@@ -178,7 +178,7 @@ def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, An
 
     `sweep` is the folder's name, also where it was renamed or copied.
     """
-    predicted: dict[str, dict[str, float | None]] = {}
+    predicted: dict[str, dict[str, Any]] = {}
     for record in records:
         row, cell_id = record.row(), record.cell_id
         if cell_id not in predicted:
