@@ -15,6 +15,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.commands import gpu_types_in, gpus_in
+from vitsweep.launchers.slurm.node import signals
 from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
 from vitsweep.launchers.slurm.submit.sbatch import (
@@ -252,9 +253,7 @@ def test_a_job_of_a_node_that_was_taken_out_of_service_says_so(monkeypatch):
         ("", 25, 23),
     ],
 )
-def test_a_cancelled_training_may_save_itself_until_slurm_kills_the_job(
-    monkeypatch, config, most, least
-):
+def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, config, most, least):
     def shown(*command):
         return config if "config" in command else "JobState=CANCELLED Restarts=0 PreemptTime=None"
 
@@ -266,6 +265,15 @@ def test_a_cancelled_training_may_save_itself_until_slurm_kills_the_job(
     ending = received.ending()
     assert (ending.cause, ending.requeue) == ("cancelled", False)
     assert least <= ending.seconds_to_save <= most
+    running = "JobState=RUNNING Restarts=0 PreemptTime=None"
+    monkeypatch.setattr(signals, "SECONDS_UNTIL_STATE_CHANGES", 0.0)
+    monkeypatch.setattr(
+        signals, "slurm_output", lambda *words: config if "config" in words else running
+    )
+    for limit_s in (0, 60):  # it is over, or was longer when the job was submitted
+        ending = replace(received, limit_s=limit_s, received_at=time.monotonic() - 0.5).ending()
+        assert (ending.cause, ending.requeue) == ("time limit", True)
+        assert least <= ending.seconds_to_save <= most
 
 
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):

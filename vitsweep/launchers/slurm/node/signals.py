@@ -124,7 +124,8 @@ class Signals:
             return self._preempted(f"Slurm preempted {what}.")
         if self.seconds_left < self.delay_s + MARGIN_SECONDS:
             reason = f"The time limit of {self.limit_s / 60:g} min ended {what}."
-            left = min(self.delay_s, self.seconds_left)
+            is_warned = self.received != "SIGTERM"
+            left = min(self.delay_s, self.seconds_left) if is_warned else self._seconds_to_kill()
             return JobEnding(
                 Status.timed_out, reason, requeue=True, cause=CAUSE_TIME_LIMIT, seconds_left=left
             )
@@ -155,10 +156,17 @@ class Signals:
 
     def _cancelled(self, reason: str) -> JobEnding:
         """A cancelled training may save itself until Slurm kills the job: the next sweep goes on with it."""
-        left = kill_wait_seconds() - (time.monotonic() - self.received_at)
         return JobEnding(
-            Status.killed, reason, requeue=False, cause=CAUSE_CANCELLED, seconds_left=left
+            Status.killed,
+            reason,
+            requeue=False,
+            cause=CAUSE_CANCELLED,
+            seconds_left=self._seconds_to_kill(),
         )
+
+    def _seconds_to_kill(self) -> float:
+        """Return the seconds until Slurm kills a job that it has sent SIGTERM, whatever the reason."""
+        return kill_wait_seconds() - (time.monotonic() - self.received_at)
 
 
 def kill_wait_seconds() -> float:
