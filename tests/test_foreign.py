@@ -28,6 +28,7 @@ YAML = (
     ("a: !!python/object/apply:os.system [id]\n", "tag `tag:yaml.org,2002:python/object"),
     ("a: !custom 1\n", "tag `!custom`"),
     ("[" * 300_000, "levels"),
+    ("a: [" + "[]," * 300_000 + "]", "20001 values"),
     ("- " * 300_000, "levels"),
     ("{a: " * 200_000, "levels"),
     ("? " * 300_000, "levels"),

@@ -25,6 +25,8 @@ MOST_YAML_BYTES = 2**20
 MOST_JSON_BYTES = 2**27
 MOST_NUMBERS = 4_000_000
 """Of one JSON text; a record holds up to 1,500,000. A number takes 32 bytes of memory."""
+MOST_EVENTS = 20_000
+"""Of one YAML text: starts, ends and values; a frozen cell has some 400, and 1 MiB could have 700,000."""
 MOST_LEVELS = 100
 MOST_DIGITS = 100
 """Of a number in YAML: one of base 60 takes time with the square of its length."""
@@ -95,7 +97,8 @@ def parsed_yaml(text: str | bytes) -> Any:
 
 def _check_events(text: str | bytes) -> None:
     level = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        _require(values=(number, MOST_EVENTS))
         for what in ("anchor", "tag"):  # an alias has the name of its anchor
             if found := getattr(event, what, None):
                 raise ValueError(f"it has the {what} `{found[:40]}`, and none is followed")

@@ -142,15 +142,18 @@ def test_all_text_is_named_at_once_and_asked_for_once(
 ) -> None:
     first, second = theirs.cell_ids()
     changed(theirs, first, task__resume_from="/secret", precision__name="\x1b[2J")
-    changed(theirs, second, loader__unknown=[HOSTILE])
+    changed(theirs, second, loader__unknown=["x" * 5000, HOSTILE])
+    changed(theirs, second, **{f"loader__k{number}": "/tmp" for number in range(1500)})
     node = {"function": "evil.f", "unit": "J", "label": "A", "better": None}
     monkeypatch.setenv("XDG_CACHE_HOME", str(theirs.root.parent / "theirs"))
     theirs.append_command({"command": "x", "cells": [], "metrics": {"a": node}})
     monkeypatch.setenv("XDG_CACHE_HOME", str(theirs.root.parent / "mine"))
     with pytest.raises(VitsweepError) as refused:
         retried(theirs)
-    for text in ("task.resume_from=/secret", "precision.name=?[2J", f"loader.unknown=['{HOSTILE}']",
-                 "metric.columns.a.function=evil.f"):  # fmt: skip
+    for text in (
+        "task.resume_from=/secret", "precision.name=?[2J", "loader.k1499=/tmp",
+        f"loader.unknown=['{'x' * 5000}', '{HOSTILE}']", "metric.columns.a.function=evil.f",
+    ):  # fmt: skip
         assert f"- {text}\n" in str(refused.value)
     with pytest.raises(VitsweepError, match=r"task\.resume_from=/secret"):
         read_cell(theirs, first)

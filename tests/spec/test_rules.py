@@ -217,6 +217,12 @@ def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
     assert reasons("resources.nodes=4", "batch.images_per_step=64", machine=GPU_NODE) == ()
 
 
+def test_more_threads_than_a_node_can_start_are_refused() -> None:
+    for words in (["resources.threads_per_rank=1000000"], ["resources.ranks_per_node=100000"]):
+        found = reasons(*words, "data=synthetic", "batch.scope=per_replica")
+        assert any("threads on the 2 cores of a node, and at most 128" in text for text in found)
+
+
 def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apex_adamw, "apex_is_installed", lambda: False)
     [reason] = reasons("optimizer=adamw_apex", machine=GPU_NODE)

@@ -21,8 +21,6 @@ from vitsweep.files import cache_folder, write_once
 
 MARK = "mark"
 """Key of an entry that holds its mark."""
-MOST_NAMED = 1000
-"""Texts that a message lists."""
 
 _trusted = False
 
@@ -93,8 +91,8 @@ def _key(path: Path) -> bytes:
 
 
 def plain_text(text: str) -> str:
-    """Return a text of somebody else for a message: short, and without letters that steer a terminal."""
-    return re.sub(r"[^ -~]", "?", text)[:200]
+    """Return a text of somebody else for a message, whole, without letters that steer a terminal."""
+    return re.sub(r"[^ -~]", "?", text)
 
 
 def require_trust(where: object, named: Iterable[str]) -> None:
@@ -109,11 +107,10 @@ def require_trust(where: object, named: Iterable[str]) -> None:
     """
     found = [plain_text(text) for text in dict.fromkeys(named)]
     if found and not _trusted:
-        lines = "\n".join(f"  - {text}" for text in found[:MOST_NAMED])
-        more = f"\n  - and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        lines = "\n".join(f"  - {text}" for text in found)  # whole: nobody reads what is cut off
         raise VitsweepError(
             f"`{where}` was written by somebody else (or before this user's key was lost), and holds text "
-            f"that this command would call, read or write by:\n{lines}{more}\nRead it, and type the same "
+            f"that this command would call, read or write by:\n{lines}\nRead it, and type the same "
             "command with `--trust` (in Python: `trust=True`) if you want that."
         )
 

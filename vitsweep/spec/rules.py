@@ -20,6 +20,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         _mesh(cell),
         _axes(cell),
         _devices(cell),
+        _threads(cell),
         _shapes(cell),
         _batch(cell),
         cell.model.conflicts(cell),
@@ -120,6 +121,22 @@ def _devices(cell: CellSpec) -> Iterator[str]:
             f"`resources.ranks_per_node={asked.ranks_per_node}` is more than the "
             f"{asked.devices_per_node} GPUs of a node, and two ranks on one GPU measure neither: "
             f"use `resources.ranks_per_node={asked.devices_per_node}`."
+        )
+
+
+MOST_THREADS_PER_CORE = 64
+"""More of them measure nothing, and may take from a machine all that it can start."""
+
+
+def _threads(cell: CellSpec) -> Iterator[str]:
+    asked = cell.resources
+    threads = asked.ranks_per_node * asked.threads_per_rank
+    most = MOST_THREADS_PER_CORE * asked.cores_per_node
+    if threads > most:
+        yield (
+            f"`resources.ranks_per_node={asked.ranks_per_node}` x `resources.threads_per_rank="
+            f"{asked.threads_per_rank}` are {threads} threads on the {asked.cores_per_node} cores of a node, "
+            f"and at most {most} are started there: use fewer, or a node with more cores."
         )
 
 
