@@ -375,15 +375,16 @@ def fits(
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`; it need not exist.
+    """Return `$XDG_CACHE_HOME/vitsweep`, or `~/.cache/vitsweep`; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "vitsweep"
 
-    A user without a home, as in a container, has one that cannot be made.
-    """
-    given = os.environ.get("XDG_CACHE_HOME")
+
+def home_folder() -> Path:
+    """Return the user's home; where there is none, as in a container, one in which nothing can be kept."""
     try:
-        return Path(given or Path.home() / ".cache") / "vitsweep"
+        return Path.home()
     except RuntimeError:
-        return Path(os.devnull) / "vitsweep"
+        return Path(os.devnull)
 
 
 def write_cache_file(path: Path, content: bytes) -> None:

@@ -170,6 +170,21 @@ def test_all_text_is_named_at_once_and_asked_for_once(
     assert theirs.metrics == {"a": node}, "asked once"
 
 
+def test_what_was_trusted_is_frozen_with_the_mark_of_who_trusted_it(theirs: Store) -> None:
+    for cell_id in theirs.cell_ids():
+        changed(theirs, cell_id, [*EXPLOITS], task__held_out="tests.user_modules.confidences")
+    with pytest.raises(VitsweepError, match="held_out"):
+        retried(theirs)
+    with provenance.trusting(True):
+        cells = expand(retried(theirs)[0][1:], COMPOSER)
+    plan = plan_of(cells, LAPTOP, COMPOSER)
+    assert {*plan.entries} == {*theirs.cell_ids()}
+    freeze(theirs, plan, sweep_settings(cells[0].tree), CODE)
+    again = retried(Store(theirs.root))
+    assert "task.held_out=tests.user_modules.confidences" in str(again), "asked once"
+    assert not any(exploit in str(again) for exploit in EXPLOITS)
+
+
 def settings(*classes: Any) -> set[str]:
     return {name for cls in classes for name in hints_of(cls)}
 

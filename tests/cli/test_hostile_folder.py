@@ -13,6 +13,7 @@ import pytest
 from tests.builders import run
 from tests.command import QUICK
 from vitsweep.cli import main
+from vitsweep.cli.verbs import VERBS
 from vitsweep.files import append_line, remove
 from vitsweep.results import pack, provenance
 from vitsweep.results.pack import FILE
@@ -392,3 +393,38 @@ def test_no_verb_executes_anything_of_a_hostile_folder(
 
 def test_there_are_enough_tricks() -> None:
     assert len(TRICKS) >= 40
+
+
+HOSTILE_WORDS = (
+    "nosuch/../x;touch$IFS'executed'`touch executed`",
+    "${oc.env:HOME}",
+    "__import__('os').system('touch executed')",
+)
+"""A path and a shell's text; an interpolation; an expression."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_hostile_word_for_any_option_is_refused_or_harmless(
+    sweep: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each option and place of the verb's parser: a new one needs no line here."""
+    actions = [a for a in VERBS[verb].parser()._actions if a.nargs != 0]
+    needed = [
+        word
+        for a in actions
+        if a.required and a.option_strings
+        for word in (a.option_strings[0], "x")
+    ]
+    for hostile in HOSTILE_WORDS:
+        for action in actions:
+            named = "sweep" if VERBS[verb].names_a_sweep else "x"
+            words = (
+                [named, action.option_strings[0], hostile] if action.option_strings else [hostile]
+            )
+            no_harm([verb, *needed, *words], capsys)
+    assert not [*tmp_path.rglob("executed")]
+    typed = {Path(word).name for word in HOSTILE_WORDS}  # `--to` writes where it is typed
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found - typed <= {"results", "theirs", "mine", "kept.parquet"}

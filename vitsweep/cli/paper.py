@@ -56,6 +56,8 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(f"`--price {typed.price:g}` must be a number of at least 0.")
     store = find_sweep(typed.sweep)
     folder = typed.to or store.root / "paper"
+    if folder.exists() and not folder.is_dir():
+        raise BadValueError(f"`--to {folder}` is a file: name a folder.")
     written, unknown = write_paper(
         SweepTables.of(store),
         folder,

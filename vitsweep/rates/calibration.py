@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vitsweep.files import write_atomically, write_cache_file
+from vitsweep.files import home_folder, write_atomically, write_cache_file
 from vitsweep.foreign import parsed_json
 
 SCHEMA = 1
@@ -109,7 +109,7 @@ class Calibration:
 
 def path_for(device: str) -> Path:
     """Return the file of a device."""
-    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config")
     name = re.sub(r"[^A-Za-z0-9]+", "-", device).strip("-").lower()
     return base / "vitsweep" / "calibrations" / f"{name}.json"
 

@@ -103,6 +103,27 @@ def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Swee
     assert sweep.until_ended()["images_per_step"].tolist() == [16]
 
 
+@pytest.mark.slow
+def test_a_node_needs_no_key_and_runs_no_cell_that_was_changed(sweep: Sweep) -> None:
+    held_out = "task.held_out=tests.user_modules.confidences"
+    text = ("task=train", "task.epochs=1", held_out, "sweep.baseline=null", HOLD)
+    homeless = "hydra.launcher.setup=['export HOME=/proc XDG_CACHE_HOME=/proc']"
+    sweep.submit(*text, "seed=1", homeless)
+    [cell_id] = sweep.command.store.cell_ids()
+    sweep.client.run("scontrol", "release", sweep.job)
+    assert sweep.until_ended()["status"].tolist() == ["measured"]
+
+    sweep.submit(*text, "seed=2", homeless)
+    [changed] = {*sweep.command.store.cell_ids()} - {cell_id}
+    path = sweep.command.store.cell(changed) / "cell.yaml"
+    path.write_text(path.read_text().replace("learning_rate: ", "learning_rate: 1"))
+    array = sweep.arrays[-1]
+    sweep.client.run("scontrol", "release", f"{array.slurm_id}_0")
+    row = sweep.until_ended().set_index("seed").loc[2]
+    assert row["status"] != "measured"
+    assert "is not what the command froze that runs this cell" in row["reason"]
+
+
 @pytest.mark.full
 def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: Path) -> None:
     text = f'it\'s; $(touch {tmp_path}/struck) `touch {tmp_path}/struck` "a  b" & # c'
