@@ -1,5 +1,6 @@
 """`cells/pack.jsonl`: the same cells from one file, whatever happened to it."""
 
+import io
 import os
 import socket
 import warnings
@@ -208,6 +209,25 @@ def test_a_linked_pack_is_neither_read_nor_written(store: Store, tmp_path: Path)
         with pytest.raises(UnsafeFileError, match=r"pack\.jsonl"):
             act()
     assert outside.read_bytes() == before
+
+
+def test_a_pack_of_more_lines_or_names_than_a_sweep_has_is_not_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.cells / FILE
+    monkeypatch.setattr(pack, "MOST_FILES", 20)
+    whole = path.read_bytes()
+    pack.forget(path)
+    assert opened(path).cells
+    many = io.BytesIO()
+    for part in range(3):
+        pack.add(many, {f"c{part}{number}/cell.yaml": "" for number in range(10)})
+    names = b"".join(line for line in many.getvalue().splitlines(True) if b"[" in line)
+    for more in (b"\n" * 30, names):
+        path.write_bytes(whole + more)
+        pack.forget(path)
+        with pytest.raises(UnsafeFileError, match=r"pack\.jsonl` has more than 20 lines or names"):
+            opened(path)
 
 
 def test_a_sweep_in_which_a_command_is_at_work_is_not_packed(tmp_path: Path, capsys: Any) -> None:

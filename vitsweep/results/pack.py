@@ -21,10 +21,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitsweep.files import NAME, open_safely, parent_of
-from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json
+from vitsweep.files import NAME, UnsafeFileError, open_safely, parent_of
+from vitsweep.foreign import MOST_JSON_BYTES, Bounds, parsed_json
 
 FILE = "pack.jsonl"
+MOST_FILES = 2_000_000
+"""Of a pack: its lines, and the names in them. 100,000 cells have 400,000 files and one per run."""
 OF_CELL = ("cell.yaml", "attempts.jsonl", "record.json", "prediction.json")
 """Files of a cell that a pack may hold, besides the records of its runs."""
 _OF_CELL = re.compile(
@@ -46,7 +48,7 @@ class Pack:
         is_whole: False where not even the names of files are known whose lines are missing.
 
     Raises:
-        UnsafeFileError: it is a link.
+        UnsafeFileError: it is a link, or has more files than a pack.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -60,10 +62,15 @@ class Pack:
             self._text: mmap.mmap | bytes = (
                 b"" if is_empty else mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
             )
-        named, start = set[str](), 0
+        named, start, lines = set[str](), 0, 0
         while (end := self._text.find(b"\n", start, start + MOST_JSON_BYTES)) >= 0:
             named.update(self._add(start, end))
-            start = end + 1
+            start, lines = end + 1, lines + 1
+            if max(lines, len(named)) > MOST_FILES:
+                raise UnsafeFileError(
+                    f"`{path}` has more than {MOST_FILES} lines or names, and is not read: restore it from "
+                    "a backup, or remove it."
+                )
         self.is_whole = bool(named)
         for name in self._lines.keys() | named:
             cell_id, *_, run = name.split("/")
@@ -78,7 +85,10 @@ class Pack:
         if self._text[start : start + _TEXT] != b"%08x\t" % zlib.crc32(text):
             return ()
         try:
-            name, names = head.decode(), () if head else parsed_json(content.decode(), OF_SWEEP)
+            name, names = (
+                head.decode(),
+                () if head else parsed_json(content.decode(), Bounds(MOST_FILES, 1)),
+            )
         except ValueError:
             return ()
         if _OF_CELL.fullmatch(name) and ("/runs/" not in name or name not in self._lines):
