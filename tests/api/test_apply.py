@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -218,6 +219,19 @@ def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> Non
         pytest.raises(vitsweep.VitsweepError, match=r"a tensor \(4,\), and it must be one number"),
     ):
         applied.step(batch)
+
+
+def test_a_loss_with_an_axis_is_told_to_return_the_sum_beside_a_count_and_else_the_mean() -> None:
+    def each(outputs: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs, batch[1], reduction="none")
+
+    batch = torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    for kind, given in ("mean", {}), ("sum", {"loss_count": lambda batch: np.int64(len(batch[1]))}):
+        with (
+            vitsweep.apply(ALONE, Stack(1, 10, 16, 2), each, **given) as applied,
+            pytest.raises(vitsweep.VitsweepError, match=rf"the {kind} over .*`loss\.{kind}\(\)`"),
+        ):
+            applied.step(batch)
 
 
 def test_batches_by_name_and_an_own_loss_equal_a_plain_loop() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -291,7 +292,7 @@ class Trainer:
         return [*(total / (self.world.size * parts)).to(dtype)]
 
     def _counted(self, count: Any) -> Tensor:
-        if isinstance(count, int | float):  # by a kernel, which a graph can record
+        if isinstance(count, Real):  # NumPy's too; by a kernel, which a graph can record
             count = torch.full((), float(count), device=self.world.device)
         if not isinstance(count, Tensor) or count.shape:
             raise VitsweepError(
@@ -317,9 +318,10 @@ class Trainer:
             return criterion(logits_of(outputs), labels_of(self.cell, batch))
         loss = self.own_loss(tree_map_only(Tensor, at_least_float32, outputs), batch)
         if not isinstance(loss, Tensor) or loss.shape:
+            kind = "mean" if self.count in (None, number_of_items) else "sum"
             raise VitsweepError(
                 f"The loss returned {described(loss)}, and it must be a tensor of one number without an "
-                "axis, the mean over the micro-batch: return `loss.mean()`."
+                f"axis, the {kind} over the micro-batch: return `loss.{kind}()`."
             )
         return loss
 
