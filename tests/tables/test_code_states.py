@@ -8,7 +8,8 @@ from pandas import DataFrame
 from tests.builders import run, table
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.speedup import OTHER_CODE, speedup_over
+from vitsweep.tables.sentences import say
+from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.valid_runs import newest_code
 
 BASELINES = {"base": "base", "fast": "base", "new": "base"}
@@ -63,7 +64,7 @@ def test_a_cell_that_was_not_measured_anew_keeps_the_baseline_of_its_own_blocks(
     assert (fast["speedup"], other["speedup"]) == (pytest.approx(1.5), pytest.approx(2.0))
     assert fast["images_per_second"] == pytest.approx(150), "not scaled to the new baseline"
     assert base["images_per_second"] == pytest.approx(200)
-    assert fast["speedup_note"] == OTHER_CODE
+    assert fast["speedup_note"] == say("earlier_baseline")
     assert fast["baseline_cell_id"] == "base"
     assert {fast["family_size"], other["family_size"]} == {1}, "no claim spans two codes"
 
@@ -100,7 +101,7 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
         for r in after[::2]
     ]  # fmt: skip
     by_blocks = row(cells(table(*before, *looked), BASELINES), "fast")
-    assert (by_blocks["num_pairs"], by_blocks["speedup_note"]) == (3, OTHER_CODE)
+    assert (by_blocks["num_pairs"], by_blocks["speedup_note"]) == (3, say("earlier_baseline"))
     assert by_blocks["speedup"] == pytest.approx(1.3, abs=0.01)
 
 
@@ -114,7 +115,7 @@ def test_two_sweeps_with_blocks_of_one_name_are_told_apart_by_code_too() -> None
     ]
     found = cells(table(*old, *edited, *other), BASELINES).set_index(["cell_id", "sweep"])
     assert found.loc[("fast", "sample"), "speedup"] == pytest.approx(1.5)
-    assert found.loc[("fast", "sample"), "speedup_note"] == OTHER_CODE
+    assert found.loc[("fast", "sample"), "speedup_note"] == say("earlier_baseline")
     assert found.loc[("fast", "other"), "speedup"] == pytest.approx(3.0)
     assert found.loc[("fast", "other"), "speedup_note"] == ""
 

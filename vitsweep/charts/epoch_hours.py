@@ -47,5 +47,5 @@ CHART = Chart(
     "Hours per ImageNet-1k epoch",
     table_of,
     draw,
-    "1,281,167 images at the measured throughput; reading images may be slower.",
+    "1,281,167 images at the measured throughput.",
 )

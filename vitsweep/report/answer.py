@@ -16,8 +16,10 @@ from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
 from vitsweep.tables.race import race_answer, race_lines
 from vitsweep.tables.replicates import replicates
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import ITS_RATIO, LEFT_OUT, OTHER_SIZE, one_look
 from vitsweep.tables.stats import (
+    INCONCLUSIVE,
     LEVEL,
     MIN_BLOCKS,
     Claim,
@@ -85,7 +87,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     table = checked_cells(table if len(table) else cells, *COMPARED)
     measured = table[table["status"] == Status.measured]
     if measured.empty:
-        return [f"Nothing was measured: {formatting.tally(table['status'])}."]
+        return [say("nothing_measured", statuses=formatting.tally(table["status"]))]
     measured = measured.assign(name=cell_names(table)[measured.index])
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
     lost = _without_speedups(measured, compared)
@@ -194,56 +196,55 @@ def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bo
         return _nothing_shown(group, base, against)
     higher = group[(group["speedup"] > first["speedup"]) & ~group.index.isin(leaders.index)]
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
-    name, rates = first["name"], _rates(first, base)
-    many = f"{_listed(leaders['name'])} are"
-    if first["claim"] == Claim.probably_faster:
-        said = f"{name} is" if len(leaders) == 1 else many
-        own = f"[{end(first['speedup_low'])}, {end(first['speedup_high'])}]"
-        text = f"{said} probably faster than {against}: {_sizes(leaders)}, {rates}"
-        text += f"; the interval of {name} alone, {own}, excludes 1"
-    elif len(leaders) > 1:
-        text = f"{many} fastest, not told apart: {_sizes(leaders)} against {against}, {rates}"
-    else:
-        best = "fastest" if higher.empty else "the fastest that is shown"
-        text = f"{name} is {best}: {_size(first)} against {against}, {rates}"
+    kind = "fastest" if len(leaders) == 1 else "not_told_apart"
+    names = f"{first['name']} is" if len(leaders) == 1 else f"{_listed(leaders['name'])} are"
+    text = say(
+        "probably_faster" if first["claim"] == Claim.probably_faster else kind,
+        name=first["name"],
+        names=names,
+        fastest="fastest" if higher.empty else "the fastest that is shown",
+        size=_sizes(leaders),
+        base=against,
+        rates=_rates(first, base),
+        own=f"[{end(first['speedup_low'])}, {end(first['speedup_high'])}]",
+    )
     return f"{text}{_accuracy(first, base)}{_size_note(first)}{_unnamed(higher, base)}."
 
 
 def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     """Return the sentence where no cell is named: the highest estimate, and why it shows nothing."""
     best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
-    size, rates = _size(best), _rates(best, base)
+    told = {"name": best["name"], "size": _size(best), "rates": _rates(best, base), "base": against}
+    after = f"{_accuracy(best, base)}{_size_note(best)}."
     slower = group["claim"].isin([Claim.slower, Claim.probably_slower, Claim.one_look])
     if slower.all() and (group["speedup"] < 1).all():
-        said = f"Nothing beat {against}; the nearest is {best['name']}, {size}, {rates}"
-        return f"{said}{_accuracy(best, base)}{_size_note(best)}."
-    text = f"No cell is shown to be faster than {against}"
+        return f"{say('none_faster', **told)}{after}"
     faster = group["lost_accuracy"] & group["claim"].isin([Claim.faster, Claim.probably_faster])
     if faster.any():
-        return f"{text} at its accuracy{_unnamed(group[faster], base)}."
-    text = f"{text}. The highest estimate is that of {best['name']}, {size}, {rates}: {_why(best)}"
-    return f"{text}{_accuracy(best, base)}{_size_note(best)}."
+        return f"{say('none_as_accurate', base=against)}{_unnamed(group[faster], base)}."
+    return f"{say('none_shown', why=_why(best), **told)}{after}"
 
 
 def _why(row: Series) -> str:
     """Return why a ratio above 1 shows nothing, or what it shows."""
     notes = [] if missing(row["speedup_note"]) else str(row["speedup_note"]).split("; ")
-    lost = (
-        "; ".join(note for note in notes if note.endswith(LEFT_OUT)) or "not all repetitions ended"
-    )
+    lost = "; ".join(n for n in notes if n.endswith(LEFT_OUT)) or "not all repetitions ended"
     if row["claim"] == Claim.no_difference_shown:
         of_place = next((note for note in notes if note.startswith(ITS_RATIO)), "")
-        noise = f"it varies by {100 * row['block_noise']:.0f} % from block to block"
-        wide = f"inconclusive, {count(row['num_pairs'], 'block')} leave a wide interval"
-        said = of_place or (noise if row["block_noise"] > NOISY else "")
-        return f"inconclusive, {said}" if said else wide if is_inconclusive(row) else row["claim"]
-    return {
-        Claim.unpaired: "they ran in different jobs, so nothing is claimed",
-        Claim.too_few_blocks: f"fewer than {MIN_BLOCKS} blocks, so nothing is claimed",
-        TOO_FEW: f"fewer than {MIN_BLOCKS} repetitions, so nothing is claimed",
-        Claim.blocks_lost: f"{lost}, so nothing is claimed",
-        Claim.one_look: "one short run, so nothing is claimed",
-    }.get(row["claim"], str(row["claim"]))
+        if of_place:
+            return f"{INCONCLUSIVE}, {of_place}"
+        if row["block_noise"] > NOISY:
+            return say("noisy", noise=100 * row["block_noise"])
+        wide = say("wide", blocks=_over(row))
+        return wide if is_inconclusive(row) else row["claim"]
+    why = {
+        Claim.unpaired: "they ran in different jobs",
+        Claim.too_few_blocks: f"fewer than {MIN_BLOCKS} blocks",
+        TOO_FEW: f"fewer than {MIN_BLOCKS} repetitions",
+        Claim.blocks_lost: lost,
+        Claim.one_look: "one short run",
+    }.get(row["claim"])
+    return say("nothing_claimed", why=why) if why else str(row["claim"])
 
 
 def _unnamed(rows: DataFrame, base: Series) -> str:
@@ -251,20 +252,15 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
     text = ""
     for is_less_accurate, some in rows.groupby("lost_accuracy"):
         row = some.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+        more = len(some) - 1
+        verb = ("nor is", "nor are") if is_less_accurate else ("so has", "so have")
+        others = f"; {verb[more > 1]} {count(more, 'other cell')}" if more else ""
+        told = {"name": row["name"], "size": _size(row), "others": others}
         if is_less_accurate:
-            text += f"; {row['name']} is {row['claim']}, {_size(row)}{_accuracy(row, base)}"
-            text += ", and so not called the winner"
+            told |= {"claim": row["claim"], "accuracy": _accuracy(row, base)}
+            text += f"; {say('less_accurate', **told)}"
         else:
-            text += f"; {row['name']} has a higher estimate, {_size(row)}, that is not shown: {_why(row)}"
-        if more := len(some) - 1:
-            verb = (
-                ("is" if more == 1 else "are")
-                if is_less_accurate
-                else "has"
-                if more == 1
-                else "have"
-            )
-            text += f"; {'nor' if is_less_accurate else 'so'} {verb} {count(more, 'other cell')}"
+            text += f"; {say('higher_estimate', why=_why(row), **told)}"
     return text
 
 
@@ -274,11 +270,13 @@ def _accuracy(row: Series, base: Series) -> str:
     if missing(own) and missing(other):
         return ""
     if missing(own) or missing(other):
-        return f", and the accuracy of {'it' if missing(own) else 'the baseline'} was not measured"
+        whose = "it" if missing(own) else "the baseline"
+        return f", and {say('accuracy_unknown', whose=whose)}"
     pairs = row["accuracy_pairs"]
     how = "one seed" if missing(pairs) or pairs < 2 else f"{pairs:.0f} {row['replicated']}s"
     claim = "" if missing(row["accuracy_claim"]) else f": {row['accuracy_claim']}"
-    return f", with top-1 {percent(own)} where the baseline has {percent(other)} ({how}{claim})"
+    told = {"own": percent(own), "base": percent(other), "how": f"{how}{claim}"}
+    return f", {say('accuracy', **told)}"
 
 
 def _size_note(row: Series) -> str:
@@ -292,10 +290,7 @@ def _size(row: Series) -> str:
     """Return the speedup with its interval among all cells, or the words that there is none."""
     if row["claim"] == Claim.one_look:
         return one_look(row["speedup"])
-    over = (
-        count(row["replicates"], str(row["replicated"])) if "replicated" in row
-        else count(row["num_pairs"], "block")
-    )  # fmt: skip
+    over = _over(row)
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
         return f"{told(row['speedup'], None, None)}{blocks}"
@@ -305,6 +300,13 @@ def _size(row: Series) -> str:
     noun = "setting" if "replicated" in row else "cell"
     among = f" among {size:.0f} {noun}s" if size > 1 else ""
     return f"{told(row['speedup'], *ends)}{among} over {over}"
+
+
+def _over(row: Series) -> str:
+    """Return over how many blocks or repetitions a ratio was measured."""
+    if "replicated" in row:
+        return count(row["replicates"], str(row["replicated"]))
+    return count(row["num_pairs"], "block")
 
 
 def _sizes(rows: DataFrame) -> str:
@@ -336,16 +338,12 @@ def _without_speedups(measured: DataFrame, compared: DataFrame) -> list[str]:
         if missing(base):
             found.append(f"{note[:1].upper()}{note[1:]}.")
             continue
-        found.append(
-            f"No speedup over {_the_baseline(names.get(base, ''))}: {count(len(rows), 'cell')} measured, "
-            f"of which {rows['name'].iloc[0]} has {note}."
-        )
+        told = {"base": _the_baseline(names.get(base, "")), "name": rows["name"].iloc[0]}
+        found.append(say("no_speedup", cells=count(len(rows), "cell"), note=note, **told))
     most = noted[~alone].nlargest(1, "images_per_second")
     for _, row in most[most["images_per_second"] > compared["images_per_second"].max()].iterrows():
-        speed = f"{number(row['images_per_second'])} img/s"
-        found.append(
-            f"{row['name']} has the highest throughput, {speed}, but {row['speedup_note']}."
-        )
+        told = {"rate": number(row["images_per_second"]), "note": row["speedup_note"]}
+        found.append(say("not_compared", name=row["name"], **told))
     return found
 
 
@@ -364,20 +362,18 @@ def _the_same_everywhere(
         return ""
     ends = formatting.span(best["speedup"], formatting.times)
     low, high = (best[f"claim_{side}"].fillna(best[f"speedup_{side}"]) for side in ("low", "high"))
-    return (
-        f"{named(same.pop())} is fastest against each of {len(best)} baselines: {ends}, all intervals within "
-        f"[{end(low.min())}, {end(high.max())}]."
-    )
+    told = {"name": named(same.pop()), "bases": len(best), "ends": ends}
+    return say("same_everywhere", low=end(low.min()), high=end(high.max()), **told)
 
 
 def _fastest(measured: DataFrame) -> str:
     """Return which cells had the highest throughput where nothing was compared, whichever ran first."""
     most = measured["images_per_second"].max()
     if missing(most):
-        return "Cells were measured, but no step was counted: there is no throughput."
+        return say("no_throughput")
     names = measured.loc[measured["images_per_second"] == most, "name"].sort_values()
     said = names.iloc[0] if len(names) == 1 else _listed(names)
-    return f"{said} had the highest throughput, {number(most)} img/s; nothing was compared with a baseline."
+    return say("no_baseline", names=said, rate=number(most))
 
 
 def next_command(cells: DataFrame, typed: str) -> str:
@@ -406,24 +402,22 @@ def next_command(cells: DataFrame, typed: str) -> str:
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
     looks = measured[measured["claim"] == Claim.one_look]
     if (looks["speedup"] > NEAR_LOOK).any():
-        return f"Not decided yet, the same command goes on: `{typed}`."
+        return say("goes_on", now="Not decided yet", command=typed)
     return ""
 
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
     if not missing(best["any_look"]) and best["any_look"]:
-        return f"To be surer, the same command goes on: `{typed}`."
+        return say("goes_on", now="To be surer", command=typed)
     difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
     half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
     if half == half:
         wanted = ceil(done * (half / difference) ** 2)
     if wanted > MOST_BLOCKS:
-        return (
-            f"At this noise it takes more than {MOST_BLOCKS} blocks to show so small a difference."
-        )
+        return say("many_blocks", most=MOST_BLOCKS)
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
-    return f"To be surer: `{' '.join(words)} measurement.blocks={max(wanted, done + 3)}`."
+    return say("surer", command=f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
 
 
 def _the_baseline(name: str) -> str:

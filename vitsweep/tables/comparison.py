@@ -15,6 +15,7 @@ from vitsweep.tables import stats
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
 from vitsweep.tables.formatting import count, times
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import is_flattered, lost_blocks
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
 from vitsweep.tables.valid_runs import checked_runs, is_look, one_device
@@ -67,19 +68,16 @@ class Comparison:
 
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
-        interval = (
-            " (no interval)" if self.low != self.low else f" [{self.low:.3f}, {self.high:.3f}]"
-        )
-        size = f"{times(self.ratio)}{interval} the throughput of {baseline}"
+        has_none = self.low != self.low
+        interval = "(no interval)" if has_none else f"[{self.low:.3f}, {self.high:.3f}]"
         is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
         claim = stats.INCONCLUSIVE if is_wide else self.claim
-        text = f"{variant} has {size} over {count(self.num_blocks, 'block')}: {claim}."
-        if self.correlation:
-            text += (
-                f" Neighbouring blocks resemble each other (correlation {self.correlation:.2f}), so the "
-                "interval may miss the truth more often than in 5 %: measure on another day too."
-            )
-        return text
+        told = {
+            "size": f"{times(self.ratio)} {interval}",
+            "blocks": count(self.num_blocks, "block"),
+        }
+        text = say("compared", name=variant, base=baseline, claim=claim, **told)
+        return f"{text} {say('correlated', value=self.correlation)}" if self.correlation else text
 
 
 def paired(

@@ -21,6 +21,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import differs_by_place
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
@@ -90,11 +91,8 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
         return None
     effect, half = found.effect, found.half
     ratio, interval = exp(effect), (exp(effect - half), exp(effect + half))
-    sentence = (
-        f"The first run of a block has {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}] times the "
-        "throughput of the others: cells that ran first more often than their baseline look "
-        f"{'slower' if ratio < 1 else 'faster'} than they are."
-    )
+    looks = "slower" if ratio < 1 else "faster"
+    sentence = say("first_run", ratio=ratio, low=interval[0], high=interval[1], looks=looks)
     return _row("first run of a block", ratio, interval, found.num_runs, found.threatens, sentence)
 
 
@@ -120,11 +118,9 @@ def _autocorrelation(
         else f"the intervals of fewer than {BLOCKS_FOR_CORRELATION} blocks cover the truth less often than "
         f"95 %, perhaps no more than {covered:.0f} % (at {high:.2f})"
     )
-    sentence = (
-        f"Neighbouring blocks resemble each other (autocorrelation {estimate:.2f} "
-        f"[{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}): {follows}."
-    )
-    assumed = "" if enough else f"independence is assumed: fewer than {BLOCKS_TO_TELL} blocks"
+    told = {"value": estimate, "low": low, "high": high, "pairs": count(pairs, "pair")}
+    sentence = say("autocorrelation", follows=follows, **told)
+    assumed = "" if enough else say("independence", blocks=BLOCKS_TO_TELL)
     interval = low, high
     return _row(
         "autocorrelation of blocks", estimate, interval, pairs, threatens, sentence, assumed
@@ -166,10 +162,8 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     if mixed.empty:
         return None
     (_, block), found = mixed.index[0], ", ".join(map(str, mixed.iloc[0]))
-    sentence = (
-        f"In {count(len(mixed), 'block')} cells ran on different devices, such as {block} ({found}). Runs on "
-        "different devices are no pairs, so that cells have fewer blocks than they ran."
-    )
+    blocks = count(len(mixed), "block")
+    sentence = say("mixed_devices", blocks=blocks, block=block, devices=found)
     number = float(len(mixed))
     return _row("blocks on several devices", number, None, len(measured), True, sentence)
 
@@ -181,9 +175,7 @@ def _shared_device(runs: DataFrame) -> dict[str, object] | None:
     if not shared.any():
         return None
     share = float(shared.mean())
-    sentence = (
-        f"Other processes used the device during {shared.sum()} of {count(len(runs), 'run')}."
-    )
+    sentence = say("shared_device", shared=shared.sum(), runs=count(len(runs), "run"))
     return _row("runs on a shared device", share, None, len(runs), share > HALF, sentence)
 
 
@@ -193,12 +185,10 @@ def _noise(known: KeyedRuns) -> dict[str, object] | None:
     if degrees < MIN_BLOCKS - 1:
         return None
     spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
-    sentence = f"The ratio of one block varies by {100 * spread:.0f} % (standard deviation)"
+    places = ""
     if spread > NOISY and (explained := list(differs_by_place(known).values())):
-        sentence += (
-            f"; that of {count(len(explained), 'cell')} depends on where it ran: {explained[0]}"
-        )
-    sentence += "."
+        places = f"; of {count(len(explained), 'cell')} {explained[0]}"
+    sentence = say("noise", spread=100 * spread, places=places)
     pairs = sum(g.size for g in groups)
     return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)
 
@@ -258,16 +248,13 @@ def prediction_sentence(cells: DataFrame) -> str:
     measured = found["step_time_ms"].astype(float)
     ratio = found["predicted_step_time_ms"].astype(float) / measured
     off = ratio.where(ratio > 1, 1 / ratio)
-    said = (
-        f"Step times of {count(len(found), 'cell')} were predicted before they ran: within a factor of "
-        f"{off.median():.1f} in the median, {off.quantile(0.9):.1f} at the 90th percentile"
-    )
     ends = ["predicted_step_time_low_ms", "predicted_step_time_high_ms"]
-    if not set(ends) <= set(found):
-        return f"{said}."
-    low, high = (pd.to_numeric(found[end], errors="coerce") for end in ends)
+    low, high = (numbers(found, end) for end in ends)
     held = int(((measured >= low) & (measured <= high)).sum())
-    return f"{said}; {held} of {len(found)} lie in their 80 % intervals."
+    factors = {"median": off.median(), "high": off.quantile(0.9)}
+    return say(
+        "predictions", cells=count(len(found), "cell"), held=held, all=low.count(), **factors
+    )
 
 
 def _with_step_times(cells: DataFrame) -> DataFrame:

@@ -20,6 +20,7 @@ from vitsweep.tables.formatting import (
     whole,
 )
 from vitsweep.tables.names import comparable, spec_columns, varying_columns
+from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_cells
 
 FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "batch.name")
@@ -113,11 +114,11 @@ def limit_answer(table: DataFrame, key: str) -> str:
     """Return which combination reaches the largest value and which the smallest, in one sentence."""
     found = table[table["fits"] > 0]
     if found.empty:
-        return f"No value of {key} that was tried fits."
+        return say("no_limit", key=key)
     names = [name or "the cell" for name in limit_names(found)]
     best, least = found.iloc[0], found.iloc[-1]
     rest = "" if len(found) == 1 else f"; {names[-1]} least far, {key}={least['fits']:,}"
-    return f"{names[0]} goes furthest: {key}={best['fits']:,} trains{rest}."
+    return say("limit", name=names[0], key=key, most=best["fits"], rest=rest)
 
 
 assert set(AT_THE_LIMIT) <= {*METRICS, "num_tokens", "cell_id"}

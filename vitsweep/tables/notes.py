@@ -8,6 +8,7 @@ from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, missing, plain, status_words, text_rows
 from vitsweep.tables.names import MANY, cell_names, varying_columns
+from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_cells
 
 LONGEST_REASON = 300
@@ -34,12 +35,14 @@ def _sentence(column: str, measured: DataFrame) -> str:
     reasons = measured.loc[empty, reason].map(lambda text: " ".join(str(text).split()))
     common, *others = reasons.value_counts().index
     shown = common if len(common) <= LONGEST_REASON else f"{common[: LONGEST_REASON - 1]}…"
-    more = (
-        f" {count(len(others), 'more reason')} in `{reason}` of `runs.parquet`." if others else ""
-    )
-    return (
-        f"The metric `{column}` has no value in {empty.sum():,} of {count(computed.sum(), 'run')}: "
-        f"{shown.removesuffix('.')}.{more}"
+    more = count(len(others), "more reason")
+    return say(
+        "no_metric",
+        metric=column,
+        empty=f"{empty.sum():,}",
+        runs=count(computed.sum(), "run"),
+        reason=shown.removesuffix("."),
+        more=f" {more} in `{reason}` of `runs.parquet`." if others else "",
     )
 
 

@@ -264,15 +264,14 @@ def _end(race: Race) -> str:
         f"{100 * chance:.0f} %" if chance >= LEAST_CHANCE else f"under {100 * LEAST_CHANCE:g} %"
     )
     if race["ended"] == "settled":
-        never, word, rest = _never_ran(race), "Settled", ""
+        never, word = _never_ran(race), "Settled"
         if never:
             word = f"Settled if effects add up; {count(never, 'cell')} never ran"
-            rest = " `sweep.start=every_cell` in a new sweep runs each cell first."
         if race["rounds"][-1]["alive"] < 2 and not race.get("front"):
             shown = "shown, or predicted from others," if never else "shown"
-            return f"{word}: all other cells were {shown} slower than the leader.{rest}"
+            return f"{word}: all other cells were {shown} slower than the leader."
         rule = f"at most {_level(race)} in two consecutive rounds"
-        return f"{word}: the probability that {what} is {likely}, {rule}.{rest}"
+        return f"{word}: the probability that {what} is {likely}, {rule}."
     if race["ended"] == "alone":
         return "Settled: every other cell failed or was left out."
     why = spent if race["ended"] == "budget" else "the race goes on"
@@ -311,10 +310,7 @@ def _cost(race: Race) -> str:
     minutes = race["seconds"] / 60
     share = f"{100 * runs / grid:.0f} %" if grid else "unknown"
     over = race["seconds"] - (race.get("budget_seconds") or race["seconds"])
-    beyond = (
-        f" That is {number(over / 60)} min more than `{race['budget']}`: the first block and the fresh "
-        "blocks are run however long they take."
-    )
+    beyond = f" That is {number(over / 60)} min more than `{race['budget']}`."
     return (
         f"It took {count(runs, 'run')} in {number(minutes)} min, confirmation included; the full grid, at "
         f"{count(race['grid_blocks'], 'block')}, takes {count(grid, 'run')}, about "
@@ -336,9 +332,7 @@ def _diagnostics(race: Race) -> list[str]:
     ]
     if race["scales"]["residual"] > RUGGED:
         lines.append(
-            "The landscape is rugged: techniques and their pairs do not explain how cells differ, so the "
-            "model says little about cells that never ran. Use a smaller grid, or `sweep.search=grid` over "
-            "the best choices."
+            "The landscape is rugged: techniques and their pairs do not explain how cells differ."
         )
     return lines
 
@@ -347,22 +341,15 @@ def _drift(cell: Mapping[str, Any]) -> str:
     change = 100 * (exp(cell["drift"]) - 1)
     return (
         f"{cell['name']} drifted: its ratio to the baseline changed by {change:+.0f} % over the blocks "
-        f"(p < {DRIFT_LEVEL:g} over all cells). The race takes each ratio for constant: which cell leads "
-        "may depend on when it ran."
+        f"(p < {DRIFT_LEVEL:g} over all cells); the race takes each ratio for constant."
     )
 
 
 def _seeds(race: Race) -> str:
     """Return for which seeds the times to an accuracy hold."""
-    seeds = ", ".join(map(str, race["seeds"]))
-    if len(race["seeds"]) > 1:
-        return (
-            f"Blocks took turns with the seeds {seeds}: the times to the accuracy hold for these."
-        )
-    return (
-        f"All runs trained with seed {seeds}: which cell is fastest to the accuracy with other seeds is not "
-        "shown. `seed=0,1,2 sweep.replicate=seed` gives the blocks different seeds."
-    )
+    seeds = race["seeds"]
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    return f"Times to the accuracy are those of {noun} {', '.join(map(str, seeds))}."
 
 
 def _names(race: Race) -> dict[str, str]:

@@ -40,6 +40,7 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import MANY, cell_names, name_parts, varying_columns
 from vitsweep.tables.notes import lines_of
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, about
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
@@ -395,21 +396,16 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     if note := _paired_note(shown):
         notes.append(note)
     if (shown["claim"] == Claim.one_look).any():
-        notes.append(
-            "Note: a look is one short run, without an interval; `measurement.blocks=5` measures in full."
-        )
+        notes.append(say("looks"))
     return marks, notes
 
 
 def _not_proved(proved: object) -> str:
     """Say what the proof of a row left out, where it compared a choice with itself, and of its loss."""
     told, _, left_out = plain(proved).partition("not proved: ")
-    found = [f"Not proved: {left_out}."] if "compared with its" in left_out else []
+    found = [say("not_proved", what=left_out)] if "compared with its" in left_out else []
     if MEAN_OVER_PARTS in told:
-        found.append(
-            f"{MEAN_OVER_PARTS.capitalize()} of the batch, which count differently: `model.loss_count` "
-            "weighs them."
-        )
+        found.append(say("mean_over_parts", mean=MEAN_OVER_PARTS.capitalize()))
     return " ".join(found)
 
 
@@ -421,10 +417,7 @@ def _paired_note(shown: DataFrame) -> str:
     apart = (shown["images_per_second"].astype(float) / own - 1).abs().max()
     if not apart > FAR_FROM_OWN:
         return ""
-    return (
-        "Note: img/s is paired, the speedup times the img/s of the baseline; the median of a cell's own "
-        f"runs (`unadjusted_images_per_second`) differs by up to {100 * apart:.0f} %."
-    )
+    return say("paired_rate", most=100 * apart)
 
 
 def _explanation(flag: str) -> str:

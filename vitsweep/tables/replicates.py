@@ -19,6 +19,7 @@ from vitsweep.tables.cells import in_record_order, typed
 from vitsweep.tables.formatting import count, missing, plain
 from vitsweep.tables.names import comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import flattered
 from vitsweep.tables.stats import (
     Claim,
@@ -281,7 +282,7 @@ def _note(group: DataFrame, speedups: Series) -> str:
     notes = [note for n in group.loc[lacking, "speedup_note"] if (note := plain(n))]
     if not notes:
         return ""
-    return f"{lacking.sum()} of {len(group)} repetitions have no speedup: {notes[0]}"
+    return say("lost_repetitions", lost=lacking.sum(), all=len(group), note=notes[0])
 
 
 def _stacked(tables: list[DataFrame]) -> DataFrame:

@@ -20,6 +20,7 @@ from vitsweep.tables.blocks import (
     log_throughput_per_block,
 )
 from vitsweep.tables.formatting import as_text, count, told, value_label
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -98,7 +99,7 @@ def _said(more: DataFrame, changed: list[str]) -> str:
         return ""
     parts = [f"{str(phase).removesuffix('_ms')} {ms:+.3g} ms" for phase, ms in moved.items()]
     names = " and ".join(group.replace("_", " ") for group in changed)
-    return f"moved elsewhere: {', '.join(parts)} a step, which {names} does not touch"
+    return say("moved_elsewhere", phases=", ".join(parts), groups=names)
 
 
 PLACES = {"node": "on node", "torch": "with torch"}
@@ -133,7 +134,7 @@ def differs_by_place(known: KeyedRuns) -> dict[int, str]:
             ratio = between / free[0] / max(within / free[1], 1e-12)
             if fdtrc(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
                 said = (f"{_of_blocks(logs)} {PLACES[column]} {n}" for n, logs in groups)
-                told.setdefault(int(row), f"{ITS_RATIO} {' and '.join(said)}")  # type: ignore[arg-type]
+                told.setdefault(int(row), say("by_place", places=" and ".join(said)))  # type: ignore[arg-type]
     return told
 
 
@@ -168,7 +169,7 @@ def other_size(known: KeyedRuns) -> dict[int, str]:
             continue
         labels = [" · ".join(value_label(c, of[c]) for c in apart) for of in (own, other)]
         if apart:
-            found[row] = f"{OTHER_SIZE}: {labels[0]}, its baseline {labels[1]}"
+            found[row] = say("other_size", own=labels[0], base=labels[1])
     return found  # type: ignore[return-value]
 
 
@@ -178,7 +179,6 @@ Families = Sequence[Collection[str]]
 Integers = NDArray[np.int64]
 ITS_OWN, ITS_BASELINE = "it", "its baseline"
 ITS_RATIO = "its ratio is"
-OTHER_CODE = "compared with its baseline before that was measured anew with other code"
 
 
 def speedup_over(
@@ -375,8 +375,13 @@ def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
     paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
     said = [
         "; ".join(
-            f"{whose} {' or '.join(sorted(set(lost[row].values())))} in {len(lost[row])} of "
-            f"{count(of_all[row], 'block')}, {LEFT_OUT}"
+            say(
+                "lost_blocks",
+                whose=whose,
+                ended=" or ".join(sorted(set(lost[row].values()))),
+                lost=len(lost[row]),
+                blocks=count(of_all[row], "block"),
+            )
             for whose, row in ((ITS_OWN, mine), (ITS_BASELINE, other))
             if shown and row in lost
         )
@@ -423,12 +428,16 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     without_pairs = table[compared & (table["num_blocks"] == 0)]
     earlier = compared & base.map(known.rows["is_earlier"]).eq(True)
     others = table["others"].where(compared & ~earlier, 0)
-    codes = others.map(_blocks_of_other_code).mask(earlier, OTHER_CODE)
-    older = table["older"].where(compared, 0).map(_blocks_of_older_code)
+    older = table["older"].where(compared, 0)
+    codes, own_codes = (
+        number.map(lambda n, kind=kind: say(kind, blocks=count(n, "block")) if n else "")
+        for number, kind in ((others, "other_code"), (older, "older_code"))
+    )
+    codes = codes.mask(earlier, say("earlier_baseline"))
     sizes = other_size(known)
     facts = (sizes, moved_elsewhere(known), differs_by_place(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
-    told = zip(codes, older, table["_lost"], *own, strict=True)
+    told = zip(codes, own_codes, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return plain
@@ -441,18 +450,19 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
-            return "; ".join(
-                filter(None, ["unpaired: its baseline ran in other jobs", sizes.get(row)])
-            )
+            return "; ".join(filter(None, [say("unpaired"), sizes.get(row)]))
         elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
         other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):
-            return f"no speedup: its baseline ran on another device ({', '.join(elsewhere)})"
-        if other == "never run":
-            return "no speedup: its baseline was never run"
-        if other != Status.measured:
-            return f"no speedup: its baseline is {other.replace('_', ' ')}"
-        return f"no speedup: {shared.get(row, 'it never shared a block with its baseline')}"
+            ended = f"ran on another device ({', '.join(elsewhere)})"
+        elif other == "never run":
+            ended = "was never run"
+        elif other != Status.measured:
+            ended = f"is {other.replace('_', ' ')}"
+        else:
+            why = shared.get(row, "it never shared a block with its baseline")
+            return say("no_shared_block", why=why)
+        return say("no_baseline_runs", status=ended)
 
     names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
     columns = (without_pairs[c] for c in names)
@@ -484,21 +494,9 @@ def _shared_blocks(known: KeyedRuns) -> dict[int, str]:
     return found
 
 
-def _blocks_of_other_code(blocks: int) -> str:
-    """Say how many blocks are left out since the baseline had other code in them."""
-    return (
-        f"without {count(blocks, 'block')} in which its baseline had other code" if blocks else ""
-    )
-
-
-def _blocks_of_older_code(blocks: int) -> str:
-    """Say how many blocks are left out since the cell itself had older code in them."""
-    return f"without {count(blocks, 'block')} of its own older code" if blocks else ""
-
-
 def one_look(speedup: float, than: str = "") -> str:
     """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
-    return f"{about(speedup, than)} ({Claim.one_look}, no interval)"
+    return say("look", about=about(speedup, than))
 
 
 def about(speedup: float, than: str = "") -> str:
