@@ -7,7 +7,7 @@ from importlib import import_module
 from matplotlib.figure import Figure
 
 from vitsweep.charts import style
-from vitsweep.charts.style import Chart, caption
+from vitsweep.charts.style import Chart
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -46,7 +46,7 @@ CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART
 def drawn(
     tables: SweepTables, laid_out: Callable[[Figure], Figure | None] = style.freeze_layout
 ) -> Iterator[tuple[Chart, Figure, str]]:
-    """Yield chart, figure and caption for every chart that the sweep has the columns for.
+    """Yield chart, figure and how to read it for every chart that the sweep has the columns for.
 
     Args:
         tables: of the sweep.
@@ -62,7 +62,7 @@ def drawn(
                 if figure is None:
                     continue
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
-                yield chart, figure, f"{reading} {caption(tables.settings)}."
+                yield chart, figure, reading
         except Exception as error:  # a failing chart must not prevent the report of a long sweep
             text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ChartWarning, stacklevel=2)

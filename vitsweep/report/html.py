@@ -187,6 +187,7 @@ def render(
         "table": table(cells),
         "numeric": tuple(headings(cells)),
         "charts": charts,
+        "measured": caption(tables.settings),
         "explorer": explorer(tables.settings),
         "traces": _traces(tables),
         "diagnostics": _diagnosed(tables),

@@ -212,7 +212,7 @@ def _figures(tables: SweepTables, folder: Path, venue: str) -> list[dict[str, An
     column, text = WIDTHS[venue]
     found: dict[str, dict[str, Any]] = {}
     for inches in dict.fromkeys((column, text)):
-        for chart, figure, caption in drawn(tables, partial(style.to_width, inches=inches)):
+        for chart, figure, reading in drawn(tables, partial(style.to_width, inches=inches)):
             file = f"{chart.name}{'_wide' if inches > column else ''}"
             write_atomically(folder / "figures" / f"{file}.pdf", style.to_pdf(figure))
             write_atomically(folder / "figures" / f"{file}.svg", style.to_svg(figure, letters=True))
@@ -220,7 +220,7 @@ def _figures(tables: SweepTables, folder: Path, venue: str) -> list[dict[str, An
                 "file": file,
                 "is_wide": inches > column,
                 "title": chart.title,
-                "caption": caption,
+                "caption": f"{reading} {style.caption(tables.settings)}.",
             }
             found.setdefault(chart.name, shown)
     return [*found.values()]
