@@ -9,8 +9,8 @@ import yaml
 
 from tests.cells import entry
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.free_text import TARGET, Word, free_text
-from vitsweep.spec.from_yaml import hints_of, target_class
+from vitsweep.spec.free_text import TARGET, free_text
+from vitsweep.spec.from_yaml import Word, hints_of, target_class
 from vitsweep.spec.menu import choices, conf_dir
 
 HOSTILE = (

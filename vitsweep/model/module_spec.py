@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.free_text import Word
-from vitsweep.spec.from_yaml import imported_function, is_function_path, wrong_function
+from vitsweep.spec.from_yaml import Word, imported_function, is_function_path, wrong_function
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS

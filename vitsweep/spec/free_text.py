@@ -8,21 +8,15 @@ Everything else is text: other strings, mappings, and what nobody has classified
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.from_yaml import hints_of, target_class
+from vitsweep.spec.from_yaml import Word, hints_of, target_class
 from vitsweep.spec.menu import choices, conf_dir, text_of
 
 TARGET = "_target_"
-
-
-class Word(NamedTuple):
-    """Metadata of a field: a text that matches is a value, since nothing is called, read or written by it."""
-
-    pattern: str
 
 
 def free_text(tree: Mapping[str, Any]) -> Iterator[str]:

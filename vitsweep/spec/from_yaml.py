@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -19,6 +19,13 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import seeded_generators
 
 Tree = dict[str, Any]
+
+
+class Word(NamedTuple):
+    """Metadata of a field: a text that matches is a value, since nothing is called, read or written by it."""
+
+    pattern: str
+
 
 MOST_BUILT = 10_000
 """Parts of cells that are kept for cells that share them, before they are built anew."""
