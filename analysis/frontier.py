@@ -28,6 +28,7 @@ def batch_scaling(sweep: SweepTables) -> DataFrame:
         "efficiency",
         "efficiency_low",
         "efficiency_high",
+        "efficiency_note",
     ]
     measured = weak.reindex(columns=[*columns, "oversubscribed", "conditions"])
     return beside(measured.astype({"gpus": int}), _at_gpus("batch_scaling_efficiency"), on=["gpus"])

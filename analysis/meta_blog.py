@@ -114,6 +114,7 @@ def gpu_scaling(sweep: SweepTables) -> DataFrame:
         "images_per_second",
         "images_per_second_per_rank",
         "efficiency",
+        "efficiency_note",
     ]
     measured = curve.reindex(columns=[*columns, "oversubscribed", "speedup", "conditions"])
     figures = _figures("speedup_vs_ddp").assign(world_size=64, experiment=OPTIMIZED)
