@@ -70,6 +70,26 @@ def test_loaders_are_measured_beside_a_plain_one(tmp_path: Path) -> None:
     assert kept["table"]["plain"]["images_per_second_over_plain"] == 1
 
 
+@pytest.mark.full
+def test_phases_are_compared_with_the_step_that_they_are_of(tmp_path: Path) -> None:
+    size = ("--blocks", "1", "model.depth=1", "batch.images_per_step=8")
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.phases",
+        "--out",
+        tmp_path,
+        "--keep",
+        tmp_path,
+        *size,
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=900, cwd=BENCHMARKS.parent)
+    [kept] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    rows = [(row["ranks"], row["sharding"]) for row in kept["rows"]]
+    assert rows == [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
+    assert all(0 < row["over_own_step"] <= 1 and row["over_timed_step"] > 0 for row in kept["rows"])
+
+
 @pytest.mark.parametrize("names", [FIRST, LATER, ["attention"]], ids=",".join)
 def test_the_parts_of_the_gpu_benchmark_fill_its_minutes(names: list[str]) -> None:
     command = [sys.executable, BENCHMARKS / "gpu.py", "--dry", "--parts", ",".join(names)]

@@ -156,6 +156,11 @@ def test_ranks_that_share_cores_another_device_and_another_torch_are_named():
     assert note == ["ranks share cores here", "ranks share cores at 1 rank"]
 
 
+def test_rows_whose_key_is_not_known_raise_nothing():
+    runs = table(on_cores(1, 1, 100.0), on_cores(2, 1, 190.0))
+    assert len(scaling_efficiency(runs.assign(cell_id=[3.0, 4.0]), {})) == 2
+
+
 def test_the_number_of_blocks_does_not_part_a_curve():
     rows = [on_cores(n, 1, 90.0 * n, **{"measurement.blocks": 2 + n}) for n in (1, 2)]
     assert scaling_efficiency(table(*rows), {})["efficiency"].tolist() == pytest.approx([1, 1])

@@ -213,10 +213,9 @@ def cores_per_rank(table: DataFrame) -> Series:
 
 def _differences(points: DataFrame) -> list[str]:
     """Return what differs from the smallest world besides the ranks, as text; empty for nothing."""
-    firsts = points.drop_duplicates("_key").set_index("_key").to_dict("index")
+    firsts = points.drop_duplicates("curve").set_index("curve").to_dict("index")
     return [
-        "; ".join(_differing(point, firsts[point["reference"]]))
-        for point in points.to_dict("records")
+        "; ".join(_differing(point, firsts[point["curve"]])) for point in points.to_dict("records")
     ]
 
 
