@@ -290,3 +290,12 @@ def test_a_batch_or_loss_that_cannot_be_trained_on_is_said(
     parts = "batch.accumulation_steps=2 " if "string" in words else ""
     with pytest.raises(vitsweep.VitsweepError, match=re.escape(words)):
         stepped(with_batch_norm(), f"{parts}sharding=ddp", batch, loss)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("precision", ["precision=fp32", "precision.dtype=float64"])
+def test_a_float64_model_is_looked_at_as_any_other(precision: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten(), nn.Linear(4, 10)).double()
+    cell = f"{precision} sharding=none optimizer=sgd_loop resources.device=cpu"
+    with vitsweep.apply(cell, model) as applied:
+        applied.step((torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.arange(4)))

@@ -8,6 +8,7 @@ from rich.console import Console
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.errors import ExitCode, was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of
@@ -18,6 +19,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.effects import sentences
+from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
@@ -76,6 +78,11 @@ def summarize(
         said = answers(tables, mine)
         said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))
+    if damaged := read_damaged(store.root):
+        console.print(
+            f"{count(len(damaged), 'image')} of this sweep's data cannot be read, and training takes others "
+            f"instead: `{store.root / DAMAGED_LIST}` names each."
+        )
     if was_terminated():
         print_lines(
             console, [*said, f"`vitsweep collect {sweep_argument(store)}` writes its tables."]

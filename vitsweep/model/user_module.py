@@ -415,7 +415,7 @@ def look_at_given(
     """
     spec: ModuleSpec = cell.model  # type: ignore[assignment]
     mark_layers(find_blocks(copy, spec))
-    look = look_at(deepcopy(copy), tree_map_only(torch.Tensor, in_float32, batch), loss)
+    look = look_at(deepcopy(copy).float(), tree_map_only(torch.Tensor, in_float32, batch), loss)
     return look, [*_look_problems(spec, cell, look)]
 
 
