@@ -36,13 +36,13 @@ def entry(name: str, content: bytes = b"{}", **fields: Any) -> tuple[tarfile.Tar
     return info, content
 
 
-def sparse() -> tuple[tarfile.TarInfo, bytes]:
+def sparse(parts: bytes = b"1\n0\n1\n") -> tuple[tarfile.TarInfo, bytes]:
     """A file of a few bytes that says it is of a terabyte."""
     headers = {
         "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s/cells.csv",
         "GNU.sparse.realsize": str(2**40),
     }  # fmt: skip
-    return entry("s/cells.csv", b"1\n0\n1\n".ljust(512, b"\0") + b"x", pax_headers=headers)
+    return entry("s/cells.csv", parts.ljust(512, b"\0") + b"x", pax_headers=headers)
 
 
 HOSTILE: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {
@@ -65,6 +65,7 @@ HOSTILE: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {
     "control characters": [entry("s/cells/a\x1b]0;owned\x07/cell.yaml")],
     "two sweeps": [entry("s/cells.csv"), entry("t/cells.csv")],
     "sparse file": [sparse()],
+    "sparse file without its parts": [sparse(b"one")],
     "set-user-id folder": [entry("s/code", type=FOLDER, mode=0o4777)],
 }
 

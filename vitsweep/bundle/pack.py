@@ -169,7 +169,14 @@ def extract(archive: Path, folder: Path) -> Path:
                 if fault := _fault(entry, seen, tops):
                     raise VitsweepError(f"{entry.name!r}: {fault}")
                 entries.extract(entry, folder, set_attrs=False, filter="data")
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, VitsweepError) as error:
+    except (
+        tarfile.TarError,
+        gzip.BadGzipFile,
+        EOFError,
+        zlib.error,
+        ValueError,
+        VitsweepError,
+    ) as error:
         text = f"`{archive}` is no bundle, is damaged, or was packed by something else than `vitsweep bundle`"
         raise VitsweepError(f"{text}. {error}. Nothing in it was used.") from error
     if not tops:
