@@ -35,7 +35,7 @@ def test_all_ranks_with_exit_code_0_are_no_failure() -> None:
         ([reported(0, "no memory", status="out_of_memory"), ended(1, -15)], "out_of_memory", 0, ""),
         ([reported(0, "Connection closed by peer"), ended(1, 0)], "failed", 1, "code 0 before"),
         ([ended(0, 0), ended(1, 9)], "failed", 1, "exit code 9"),
-        ([ended(0, 1), ended(1, 74)], "killed", 1, "No space left"),
+        ([ended(0, 1), ended(1, 74)], "killed", 1, "the disk is full"),
         ([ended(0, 0), ended(1, -11)], "failed", 1, "SIGSEGV"),
         ([ended(0, 0), ended(1, None, "Node n2 is gone.")], "killed", 1, "n2 is gone"),
         ([ended(0, 0), ended(1, None)], "failed", None, "did not end"),

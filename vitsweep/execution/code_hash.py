@@ -29,7 +29,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
-LEFT_OUT = {"__init__", "console", "errors", "files", "rates", "results"}
+LEFT_OUT = {"__init__", "console", "errors", "files", "foreign", "rates", "results", "streams"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
