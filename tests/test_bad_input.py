@@ -144,11 +144,11 @@ def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatc
     prepare_streams()
     shown = warnings.formatwarning("a.json is damaged", UserWarning, "views.py", 26)
     assert shown == "Note: a.json is damaged\n"
-    foreign = "\u202egnp.\u2066\x1b[2J\x9b1m\r"
+    foreign = "\u202egnp.\u2066\U000e0041\x1b[2J\x9b1m\r"
     print(foreign, "ä 中\t\n")
     open_console().print(Text(foreign, "bold"))
     sys.stdout.flush()
-    escaped = r"\u202egnp.\u2066\x1b[2J\x9b1m"
+    escaped = r"\u202egnp.\u2066\U000e0041\x1b[2J\x9b1m"
     assert written.getvalue().decode() == f"{escaped}\\r ä 中\t\n\n{escaped}\n"
 
 

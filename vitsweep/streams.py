@@ -12,7 +12,7 @@ from typing import Any
 from vitsweep.errors import ExitCode
 
 _STEERING = re.compile(
-    r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+    r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
 """Characters that steer a terminal, reorder what it shows (bidirectional marks), or are not to be seen."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import run
+from vitsweep.data.damaged_images import list_damaged, read_damaged
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.files import (
@@ -20,9 +21,10 @@ from vitsweep.files import (
 )
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.results import provenance
-from vitsweep.results.provenance import masked_word
+from vitsweep.results.provenance import is_own, masked_word
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.sweeps import RACE, read_race
 from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.load import cells_of
 
@@ -182,13 +184,13 @@ def test_a_reader_imports_nothing_that_a_foreign_cell_names(store, monkeypatch, 
 
 def test_commands_know_who_typed_them(store: Store, monkeypatch, tmp_path) -> None:
     store.append_command({"command": "mine", "metrics": {"a": {"function": "m.f"}}})
-    assert store.foreign_commands() == []
+    assert all(map(is_own, store.commands()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another user's"))
     store.append_command({"command": "theirs"})
-    assert [entry["command"] for entry in store.foreign_commands()] == ["mine"]
+    assert [e["command"] for e in store.commands() if not is_own(e)] == ["mine"]
     text = (store.root / "commands.jsonl").read_text().replace("theirs", "changed")
     (store.root / "commands.jsonl").write_text(text)
-    assert len(Store(store.root).foreign_commands()) == 2
+    assert sum(not is_own(e) for e in Store(store.root).commands()) == 2
 
 
 def test_no_text_of_a_record_steers_the_terminal_or_a_spreadsheet(store: Store) -> None:
@@ -214,3 +216,18 @@ def test_typed_secrets_are_masked() -> None:
     spec = RunRecord.from_json(record.to_json()).spec
     found = (spec["model.arguments.token"], spec["tokens"], spec["num_tokens"])
     assert found == ("***", "all", 17)
+
+
+def test_a_race_without_what_its_table_shows_is_damaged(tmp_path: Path) -> None:
+    for cells in ([{"cell_id": "x"}], [{"cell_id": "x", "name": "x", "blocks": ["a"]}]):
+        (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells}))
+        with pytest.raises(VitsweepError, match="is damaged"):
+            read_race(tmp_path)
+
+
+def test_a_list_of_damaged_images_of_another_shape_lists_nothing(tmp_path: Path) -> None:
+    for text in ("[1]", "{", '{"a": 1}'):
+        (tmp_path / "damaged-0.json").write_text(text)
+        list_damaged(tmp_path, tmp_path)
+        assert not (tmp_path / "damaged-0.json").exists()
+    assert read_damaged(tmp_path) == {"a": "1"}

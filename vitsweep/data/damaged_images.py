@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitsweep.files import append_line, read_text, remove, write_atomically
-from vitsweep.foreign import read_lines
+from vitsweep.files import append_line, remove, write_atomically
+from vitsweep.foreign import foreign, read_lines
 
 DAMAGED_LIST = "damaged_images.jsonl"
 """In a sweep's folder: `image`, a path, and `reason`."""
@@ -45,7 +45,8 @@ def named_damage(
 def list_damaged(sweep: Path, attempt: Path) -> None:
     """List what the ranks of an attempt could not read, each image once."""
     for path in sorted(attempt.glob(OF_RANK.format("*"))):
-        found = json.loads(read_text(path))
-        for image in found.keys() - read_damaged(sweep).keys():
-            append_line(sweep / DAMAGED_LIST, {"image": image, "reason": found[image]})
+        with suppress(OSError, ValueError):
+            found = foreign(path)
+            for image in found.keys() - read_damaged(sweep).keys() if type(found) is dict else ():
+                append_line(sweep / DAMAGED_LIST, {"image": image, "reason": str(found[image])})
         remove(path)

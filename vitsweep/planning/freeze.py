@@ -73,8 +73,8 @@ def code_folder(store: Store, *, snapshot: bool) -> Path:
     if not snapshot:
         return PACKAGE_FOLDER.parent
     copy = store.root.absolute() / "code" / package_hash()
-    if store.foreign_commands():  # others may have put something else there
-        copy = copy.with_name(f"{copy.name}-{secrets.token_hex(8)}")
+    if copy.exists() and _files_in(copy / PACKAGE_FOLDER.name) != _files_in(PACKAGE_FOLDER):
+        copy = copy.with_name(f"{copy.name}-{secrets.token_hex(8)}")  # somebody else's
     if not copy.exists():
         draft = copy.with_name(f".{copy.name}.draft")
         remove(draft)
@@ -83,6 +83,15 @@ def code_folder(store: Store, *, snapshot: bool) -> Path:
         shutil.copytree(PACKAGE_FOLDER, draft / PACKAGE_FOLDER.name, ignore=ignored)
         draft.rename(copy)
     return copy
+
+
+def _files_in(folder: Path) -> dict[str, bytes | None]:
+    """Return path -> content of the files below a folder; None for links, and bytecode left out."""
+    return {
+        str(path.relative_to(folder)): None if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or (path.is_file() and path.parent.name != "__pycache__")
+    }
 
 
 def _package_versions() -> dict[str, str]:

@@ -43,7 +43,6 @@ from vitsweep.results.lease import held, is_held, require_leases
 from vitsweep.results.provenance import (
     MARK,
     digest,
-    is_own,
     is_own_text,
     marked,
     marked_text,
@@ -605,10 +604,6 @@ class Store:
                 found = []
             self._commands = (size, [entry for entry in found if is_command(entry)])
         return list(self._commands[1])
-
-    def foreign_commands(self) -> list[dict[str, Any]]:
-        """Return the commands that this user has not typed, or that somebody has changed since."""
-        return [command for command in self.commands() if not is_own(command)]
 
     def baselines(self) -> dict[str, str | None]:
         """Return cell -> baseline cell (None where there is none), the latest command winning."""

@@ -67,7 +67,14 @@ def read_race(folder: Path) -> dict[str, Any]:
     try:
         document = foreign(path)
         predicted = document.get("predicted", {}).values()
-        is_whole = all(isinstance(cell["cell_id"], str) for cell in document.get("cells", []))
+        cells = document.get("cells", [])
+        is_whole = not cells or isinstance(document["num_blocks"], int)
+        is_whole &= all(
+            isinstance(cell["cell_id"], str)
+            and isinstance(cell["name"], str)
+            and all(isinstance(block, int) for block in cell["blocks"])
+            for cell in cells
+        )
         is_whole &= all(isinstance(each, float) for each in predicted)
     except FileNotFoundError:
         return {}

@@ -282,6 +282,10 @@ def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
     assert (copy / "vitsweep/launchers/slurm/node/agent.py").is_file()
     assert code_folder(store, snapshot=True) == copy
     assert (code_folder(store, snapshot=False) / "vitsweep").is_dir()
+    for path, text in (("vitsweep/cell.py", "changed"), ("vitsweep/more.py", "")):
+        (copy / path).write_text(text)
+        assert code_folder(store, snapshot=True) != copy
+        assert (code_folder(store, snapshot=True) / "vitsweep/cell.py").read_text() != "changed"
 
 
 def looked_at(*overrides: str, slowdown: float = 25.0) -> ArrayJob:
