@@ -1,6 +1,7 @@
 """CheckpointManager: what a training saves while it runs, and what a later attempt resumes from."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -321,7 +322,7 @@ class WeightKeeper:
     def _take_from_earlier(self) -> None:
         for name in (FILE, AVERAGED_FILE):
             if found := newest(self.earlier, name):
-                self._save_bytes(name, read_bytes(found / name))
+                self._save_bytes(name, read_bytes(found / name, sys.maxsize))
 
 
 def _best_of(folders: Iterable[Path]) -> dict[str, float]:
