@@ -1,5 +1,6 @@
 """How often a verdict is false, and how often a delay is found, over simulated commands."""
 
+import gc
 import math
 from collections import Counter
 from pathlib import Path
@@ -57,6 +58,12 @@ QUIETER = 0.1
 """Factor on them: about 2 % from block to block."""
 BLOCKS = 40
 """That the budget of a simulated command is enough for; a block takes a second."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """What earlier tests left, such as a loader's workers, would wait for a simulated clock."""
+    gc.collect()
 
 
 class Simulated(trial.Trial):
