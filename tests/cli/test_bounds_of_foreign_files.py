@@ -97,7 +97,7 @@ def child(folder: Path, *words: str) -> tuple[int, str]:
     text, _, kib = (folder / "said").read_text().rpartition("KIB ")
     assert "Traceback" not in text
     assert int(kib) < MOST_KIB, (words, kib)
-    return done.returncode, text
+    return done.returncode, " ".join(text.split())  # lines are as wide as the terminal
 
 
 @pytest.mark.slow
