@@ -104,9 +104,8 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
             return _publish_failure(request, cell, failure)
         reason = {NO_INSTRUMENTS: f"After the timed steps: {failure.reason}"}
         record = replace(record, environment=record.environment | reason)
-        record = with_user_metrics(
-            record, request.metrics
-        )  # rank 0 computes them of a whole record only
+        # rank 0 computes them of a whole record only
+        record = with_user_metrics(record, request.metrics)
         record = replace(record, samples=recorded_samples(record.samples, request.folder))
     return store.publish(record)
 
