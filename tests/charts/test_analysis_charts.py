@@ -6,17 +6,13 @@ from matplotlib.colors import to_hex
 
 from tests.builders import run, table
 from tests.noise import normal, simulate
-from tests.sample_sweep import sweep
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from tests.tables.test_roofline import METRICS
-from tests.tables.test_scaling_fit import amdahl, constant, curve
-from vitsweep.charts import effects, pareto, roofline, scaling, speedup, style
-from vitsweep.report.figures import CHARTS
+from vitsweep.charts import effects, pareto, roofline, speedup, style
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
-from vitsweep.tables.scaling import predicted_scaling, scaling_efficiency
 from vitsweep.tables.sweep_diff import sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -29,45 +25,8 @@ def names(axes):
     return [tick.get_text() for tick in axes.get_yticklabels()]
 
 
-def fits(axes):
-    """The dashed lines in the colour of a series; the ideal ones are quiet."""
-    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-    return [line for line in dashed if to_hex(line.get_color()) != style.QUIET]
-
-
 def texts(axes):
     return [text.get_text() for text in axes.texts]
-
-
-def test_a_fit_goes_on_to_worlds_that_were_not_measured_and_says_that_it_is_one():
-    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
-    left, right = scaling.draw(scaling_efficiency(runs, {}), predicted_scaling(runs, {})).axes
-    assert [line.get_xdata().tolist() for line in fits(left)] == [[1, 2, 4, 8, 16, 32]]
-    assert "fit: Amdahl's law" in labels(right)
-    assert [t.get_text() for t in left.get_xticklabels()] == ["1", "2", "4", "8", "16", "32"]
-    band = left.collections[0].get_paths()[0].vertices[:, 0]
-    assert (band.min(), band.max()) == (1.0, 32.0)
-
-
-def test_without_a_fit_the_chart_is_as_before():
-    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
-    left, right = scaling.draw(scaling_efficiency(runs, {})).axes
-    assert not fits(left)
-    assert not [label for label in labels(right) if label.startswith("fit")]
-
-
-def test_the_report_takes_the_fits_along():
-    runs = curve(amdahl, constant(64), blocks=4, noise=0.01)
-    found = SweepTables.from_runs(runs, {}, cells(runs, {}))
-    chart = next(c for c in CHARTS if c.name == "scaling")
-    figure = chart.draw(chart.table(found))
-    assert "fit: Amdahl's law" in labels(figure.axes[1])
-    assert "a prediction, not a measurement" in chart.reading(chart.table(found))
-
-
-def test_oversubscribed_curves_have_no_fit():
-    # beyond two ranks the sample shares its cores
-    assert not scaling.table_of(sweep("scaling")).attrs["predicted"]
 
 
 def roofs(device):

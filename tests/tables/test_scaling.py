@@ -7,7 +7,6 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.scaling import (
     exposed_communication,
-    predicted_scaling,
     scaling_efficiency,
 )
 
@@ -113,7 +112,6 @@ def test_a_point_with_other_cores_per_rank_has_no_efficiency_and_says_why():
         "", "2 cores per rank here, 4 at 1 rank", "1 core per rank here, 4 at 1 rank"
     ]  # fmt: skip
     assert exposed_communication(table(*rows), {}).empty
-    assert predicted_scaling(table(*rows), {}).empty
 
 
 def test_points_of_equal_cores_and_those_of_gpus_keep_their_efficiency():

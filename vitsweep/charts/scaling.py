@@ -18,21 +18,14 @@ TITLES = {
 }
 
 
-LAWS = {"amdahl": "Amdahl's law", "bytes": "constant + bytes / bandwidth"}
-"""Names of the laws of `tables.scaling` that are drawn."""
-
-
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the scaling curves, where all points ran on one kind of device."""
     if tables.settings["world_size"].nunique() < 2 or mixed(tables.settings):
         return NOTHING
-    table = tables.scaling.copy()
-    fits = tables.predicted_scaling.to_dict("records")
-    table.attrs["predicted"] = fits  # attributes are compared: no tables in them
-    return table
+    return tables.scaling
 
 
-def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
+def draw(curves: DataFrame) -> Figure:
     """Draw the table of `tables.scaling`: one row of panels for strong, one for weak scaling.
 
     Hollow points have no efficiency, since more than the number of ranks differs; no line leads to them.
@@ -40,8 +33,6 @@ def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
 
     Args:
         curves: as `scaling_efficiency` returns them.
-        predicted: as `predicted_scaling` returns it: fits as dashed lines with 95 % bands that go on
-            to worlds that were not measured.
     """
     curves, cut = fastest(curves)
     kinds = [k for k in TITLES if (curves["scaling"] == k).any()]
@@ -55,18 +46,10 @@ def draw(curves: DataFrame, predicted: DataFrame | None = None) -> Figure:
             name = f"{points['series'].iloc[0]}{_images(points, some)}"
             _line(left, points, "images_per_second", styles[points["series"].iloc[0]], name)
             _line(right, points, "efficiency", styles[points["series"].iloc[0]], name)
-        fits = _fits_of(predicted, some)
-        for curve, fit in fits.groupby("curve", sort=False):
-            look = styles[some.loc[some["curve"] == curve, "series"].iloc[0]]
-            _fit(left, fit, "images_per_second", look)
-            _fit(right, fit, "efficiency", look)
-        _ideal(left, right, some, fits)
+        _ideal(left, right, some)
         style.title(left, TITLES[kind])
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
         top = max(1.1, 1.05 * float(some["efficiency"].max()))  # caches can make it more than 1
-        for law in dict.fromkeys(fits["law"]):
-            name = f"fit: {LAWS[law]}"
-            right.plot([], [], color=style.QUIET, linestyle=FIT_LINE, linewidth=1.4, label=name)
         right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, top))
         style.legend(right, cut)
     return figure
@@ -105,25 +88,8 @@ def _line(axes: Axes, points: DataFrame, column: str, look: Look, name: str) -> 
         )
 
 
-FIT_LINE = (0, (3, 3))
-
-
-def _fits_of(predicted: DataFrame | None, points: DataFrame) -> DataFrame:
-    """Return the fits of the curves that are drawn."""
-    if predicted is None or predicted.empty:
-        return DataFrame(columns=["curve", "law", "world_size"])
-    return predicted[predicted["curve"].isin(set(points["curve"]))].sort_values("world_size")
-
-
-def _fit(axes: Axes, fit: DataFrame, column: str, look: Look) -> None:
-    sizes, middle = fit["world_size"].to_numpy(float), fit[column].to_numpy(float)
-    axes.plot(sizes, middle, color=look.colour, linestyle=FIT_LINE, linewidth=1.4, zorder=1.5)
-    low, high = (fit[f"{column}_{end}"].to_numpy(float) for end in ("low", "high"))
-    axes.fill_between(sizes, low, high, color=look.colour, alpha=0.15, linewidth=0, zorder=1.2)
-
-
-def _ideal(left: Axes, right: Axes, points: DataFrame, fits: DataFrame) -> None:
-    sizes = sorted({*points["world_size"], *fits["world_size"]})
+def _ideal(left: Axes, right: Axes, points: DataFrame) -> None:
+    sizes = sorted({*points["world_size"]})
     ideal: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "linestyle": (0, (1, 2))}
     compared = points[points["efficiency"].notna()]
     for _, curve in compared.groupby("curve", sort=False):
@@ -155,10 +121,9 @@ def hollow(curves: DataFrame) -> str:
 CHART = Chart(
     "Scaling",
     table_of,
-    lambda table: draw(table, DataFrame(table.attrs["predicted"])),
+    draw,
     lambda table: (
-        "Dotted: ideal. Dashed: a fit with the 95 % interval of the measurement's noise; beyond the "
-        "last point it is a prediction, not a measurement. Efficiencies without an interval are of worlds "
+        "Dotted: ideal. Efficiencies without an interval are of worlds "
         "that shared fewer than 3 blocks; without any they are unpaired, and include differences between "
         f"jobs and nodes.{hollow(table)}"
     ),

@@ -282,7 +282,7 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     ).drop(columns=["reference", "_key"])
 
 
-# Step times of every scaling curve, block by block: what fits and exposed communication start from.
+# Step times of every scaling curve, block by block, and how much of the communication they show.
 
 
 Floats = NDArray[np.float64]
@@ -315,13 +315,6 @@ class CurveSteps:
     def images(self) -> Floats:
         """Images of a step."""
         return self.points["images_per_step"].to_numpy(float)
-
-    @property
-    def bytes_per_step(self) -> Floats:
-        """Bytes sent per rank and step; NaN where none were counted on several ranks."""
-        counted = [c for c in PURPOSES if c in self.points]
-        total = self.points[counted].astype(float).sum(axis=1, min_count=1).to_numpy(float)
-        return np.where(self.ranks == 1, 0.0, total)
 
     @property
     def communication_ms(self) -> Floats:
@@ -406,8 +399,8 @@ def exposed_communication(
     compute = step of the smallest world x images per rank / its images per rank; exposed = step - compute
     (paired within blocks, Student's t), at most communication_ms, and missing where that was not
     measured; overlapped = communication_ms - exposed, at least 0. Where the smallest world has several
-    ranks, its own exposed time counts as computation: `note` says so. Worlds that never shared a block
-    have the difference of their means, without an interval, and a note.
+    ranks, its own exposed time counts as computation. Worlds that never shared a block have the difference
+    of their means, without an interval, and a note.
 
     Returns:
         One row per point that has an efficiency, times in ms of one step. `exposed_share` is of the step.
@@ -446,9 +439,6 @@ def exposed_text(table: DataFrame) -> DataFrame:
 
 def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
     per_rank = curve.images / curve.ranks
-    alone = curve.ranks[0] == 1
-    notes = [] if alone else [f"what {int(curve.ranks[0])} ranks expose counts as computation"]
-    notes += [] if curve.num_blocks else [UNPAIRED]
     for i, (_, point) in enumerate(curve.points.iterrows()):
         compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
         longer = mean_interval(curve.step_ms[:, i] - compute)
@@ -457,7 +447,6 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
         if curve.ranks[i] == 1:
             total = 0.0 if total != total else total
         exposed, low, high = np.minimum(longer, total).tolist()  # NaN where it was not measured
-        beyond = [f"{number(longer[0] - total)} ms more are not spent in collectives"]
         first = i == 0
         yield {
             "curve": curve.name,
@@ -475,121 +464,5 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
             else float("nan"),
             "exposed_share": exposed / step,
             "num_blocks": curve.num_blocks,
-            "note": "; ".join(notes + (beyond if longer[1] > total else [])),
+            "note": "" if curve.num_blocks else UNPAIRED,
         }
-
-
-# Straight-line laws through scaling curves, and what they predict.
-
-
-FEWEST_SIZES = 3
-"""A line through two points fits whatever was measured."""
-NEXT_SIZES = (2, 4)
-"""Predicted are the largest world that was measured, doubled and doubled again."""
-BYTES_AGREE = 0.05
-"""Relative; bytes per rank that follow (n - 1) / n more loosely are not extrapolated."""
-
-LAW_OF = {"strong": "amdahl", "weak": "bytes"}
-"""Amdahl (1967): step = serial + parallel / ranks; bytes: step = constant + bytes per rank / bandwidth."""
-PREDICTED_COLUMNS = (
-    "curve scaling law world_size extrapolated step_ms images_per_second images_per_second_low "
-    "images_per_second_high efficiency efficiency_low efficiency_high"
-).split()
-
-
-def predicted_scaling(
-    runs: DataFrame,
-    baselines: Mapping[str, str | None],
-    curves: DataFrame | None = None,
-) -> DataFrame:
-    """Return the fitted curves at the measured worlds and at `NEXT_SIZES` times the largest.
-
-    The law is a line through the points of a curve with equal relative weights: `amdahl` for strong and
-    `bytes` for weak scaling. It is fitted block by block, so that what differs between blocks stays out,
-    or to the means, without an interval, where no block holds all sizes. Points without an efficiency are
-    left out. Bytes are extrapolated where they follow (n - 1) / n, as rings and FSDP's collectives do.
-    Intervals are Student's t over blocks: they hold the noise of the measurement, not what the law does
-    not know (another node, another switch).
-
-    Args:
-        runs: one row per run, in the columns of the store.
-        baselines: cell -> its baseline, None where it has none.
-        curves: as `scaling_efficiency` returns them, where they are there already.
-
-    Returns:
-        One row per curve and world: `extrapolated`, `step_ms`, `images_per_second` (img/s of all
-        ranks) and `efficiency` with their intervals. Empty for curves of fewer than 3 sizes, or without
-        counted bytes.
-
-    Raises:
-        VitsweepError: a column is missing, or the points ran on different devices.
-    """
-    rows = [row for curve in curve_steps(runs, baselines, curves) for row in _predicted_rows(curve)]
-    return DataFrame(rows, columns=PREDICTED_COLUMNS)
-
-
-def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return a and b of y = a + b x for each row of y, by least squares of relative distances."""
-    weights = 1 / y**2
-    total, first, second = weights.sum(axis=1), weights @ x, weights @ x**2
-    of_y, of_xy = (weights * y).sum(axis=1), (weights * y) @ x
-    determinant = total * second - first**2
-    slope = (total * of_xy - first * of_y) / determinant
-    return (of_y - slope * first) / total, slope
-
-
-def _points(curve: CurveSteps) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Return x and y (blocks x sizes) of the line through a curve, and which sizes take part; maybe none."""
-    x = 1 / curve.ranks if curve.kind == "strong" else curve.bytes_per_step
-    part = np.isfinite(x) & np.isfinite(curve.step_ms).all(axis=0)
-    is_line = part.sum() >= FEWEST_SIZES and np.ptp(x[part]) > 1e-6 * x[part].max()
-    part &= is_line and len(curve.step_ms) > 0
-    return x[part], curve.step_ms[:, part], part
-
-
-def _named(name: str, interval: tuple[float, float, float]) -> dict[str, float]:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
-
-
-def _predicted_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
-    law = LAW_OF[curve.kind]
-    x, y, part = _points(curve)
-    if not part.any():
-        return
-    constant, slope = _line(x, y)
-    ranks, images = curve.ranks[part], curve.images[part]
-    beyond = [float(ranks[-1] * factor) for factor in NEXT_SIZES]
-    at = dict(zip(ranks.tolist(), x.tolist(), strict=True)) | _next(law, ranks, x, beyond)
-    for world, where in at.items():
-        step = constant + slope * where
-        if (step <= 0).any():
-            continue
-        of_step = images[0] if curve.kind == "strong" else images[0] / ranks[0] * world
-        speed = 1000 * of_step / step
-        first = 1000 * images[0] / y[:, 0]
-        yield {
-            "curve": curve.name,
-            "scaling": curve.kind,
-            "law": law,
-            "world_size": int(world),
-            "extrapolated": world > ranks[-1],
-            "step_ms": float(np.exp(np.log(step).mean())),
-            **_named("images_per_second", _of_logs(speed)),
-            **_named("efficiency", _of_logs(speed / first * ranks[0] / world)),
-        }
-
-
-def _of_logs(values: Floats) -> tuple[float, float, float]:
-    middle, low, high = mean_interval(np.log(values))
-    return float(np.exp(middle)), float(np.exp(low)), float(np.exp(high))
-
-
-def _next(law: str, ranks: Floats, x: Floats, beyond: list[float]) -> dict[float, float]:
-    """Return x of the worlds that were not measured; none where it does not follow from the others."""
-    if law == "amdahl":
-        return {world: 1 / world for world in beyond}
-    several = ranks > 1
-    whole = x[several] * ranks[several] / (ranks[several] - 1)
-    if np.abs(whole / whole.mean() - 1).max() > BYTES_AGREE:
-        return {}
-    return {world: float(whole.mean()) * (world - 1) / world for world in beyond}

@@ -19,7 +19,7 @@ from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.replicates import replicate_key, replicates
-from vitsweep.tables.scaling import exposed_communication, predicted_scaling, scaling_efficiency
+from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
 
 
@@ -162,11 +162,6 @@ class SweepTables:
     def scaling(self) -> DataFrame:
         """Throughput and efficiency by number of ranks."""
         return scaling_efficiency(self.runs, self.baselines, cells_=self._ran)
-
-    @cached_property
-    def predicted_scaling(self) -> DataFrame:
-        """The fitted scaling curves, at the measured worlds and beyond."""
-        return predicted_scaling(self.runs, self.baselines, curves=self.scaling)
 
     @cached_property
     def exposed_communication(self) -> DataFrame:
