@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kept import RESULTS, keep
-from vitsweep.cli.judge import judge_request
-from vitsweep.judging.session import judge
-from vitsweep.judging.trial import LEAST_BLOCKS
+from vitsweep.extras.judge.session import judge
+from vitsweep.extras.judge.trial import LEAST_BLOCKS
+from vitsweep.extras.judge.verb_judge import judge_request
 from vitsweep.planning.detectable_effect import minimum_detectable_effect
 from vitsweep.tables.stats import any_look_half_width
 

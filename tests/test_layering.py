@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitsweep import extras
+
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
@@ -35,8 +37,9 @@ FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.profile"}
 """What is known of devices, without torch: for readers of records too."""
 COMMANDING = (
     ("hydra_plugins", "__main__"),
+    ("extras",),
     ("cli",),
-    ("export", "judging"),
+    ("export",),
     ("api",),
     ("launchers",),
     ("racing",),
@@ -45,6 +48,9 @@ COMMANDING = (
     ("composition", "execution"),
 )
 """What stands above both."""
+
+DOOR = "vitsweep.extras"
+"""The registry of optional features, which all may read; a feature's modules are for those that need it."""
 
 WITHOUT_TORCH = {room for line in READING for room in line} | {*GROUND, "__main__", "composition"}
 WITH_HYDRA = {"hydra_plugins", "composition"}
@@ -123,9 +129,23 @@ def test_imports_point_downwards_only() -> None:
 
 def _not_allowed(path: Path) -> set[str]:
     ours = {module for module in imports(path) if module.startswith("vitsweep.")}
+    ours = {module for module in ours if not of_the_door(module, feature_of(path))}
     if any(room_of(path) in line for line in READING):
         ours = {module for module in ours if module.rpartition(".")[0] not in FIGURES}
-    return {module for module in ours if module.split(".")[1] not in allowed(room_of(path))}
+    return {m for m in ours if m.split(".")[1] not in allowed(room_of(path)) - {"extras"}}
+
+
+def feature_of(path: Path) -> str:
+    """Name of the optional feature that a file belongs to, or ""."""
+    parts = path.relative_to(PACKAGE).parts if path.is_relative_to(PACKAGE) else ()
+    return parts[1] if len(parts) > 2 and parts[0] == "extras" else ""
+
+
+def of_the_door(module: str, feature: str) -> bool:
+    """Whether a module is the registry, or one of the feature itself or of those that it needs."""
+    own = {feature, *extras.KNOWN[feature].needs} if feature else set()
+    inside = module.removeprefix(DOOR).strip(".").split(".")[0]
+    return module.startswith(DOOR) and (inside not in extras.KNOWN or inside in own)
 
 
 def test_what_reads_records_and_what_is_asked_needs_no_torch() -> None:

@@ -10,13 +10,15 @@ Importing it loads neither torch nor pandas: each name is imported when it is fi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitsweep import extras
+
 if TYPE_CHECKING:
     from vitsweep.api.apply import Applied, apply
     from vitsweep.api.compare import ComparisonResult
     from vitsweep.api.functions import compare, plan, race, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
-    from vitsweep.judging.measured import measured
+    from vitsweep.extras import measured as measured
 
 __version__ = "0.1.0"
 
@@ -32,10 +34,10 @@ __all__ = [
     "apply",
     "compare",
     "load",
-    "measured",
     "plan",
     "race",
     "sweep",
+    *extras.NAMES,
 ]
 
 _HOMES = {
@@ -43,13 +45,14 @@ _HOMES = {
     "api.functions": ("compare", "plan", "race", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "api.compare": ("ComparisonResult",),
-    "judging.measured": ("measured",),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
 }
 _MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name in extras.NAMES:
+        return extras.load(extras.NAMES[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'vitsweep' has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
+from types import ModuleType
 from typing import NoReturn
 
+from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 
 
@@ -18,25 +20,30 @@ from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 class Verb:
     """One verb.
 
-    The module `vitsweep.cli.<name>` has `add_options(options)`, `run(arguments) -> int`, which returns
-    the exit code, and `HELP` where the summary does not say enough. It is imported only when the verb is
-    typed, helped with or completed.
+    Its module has `add_options(options)`, `run(arguments) -> int`, which returns the exit code, and `HELP`
+    where the summary does not say enough. It is imported only when the verb is typed, helped with or
+    completed.
 
     Attributes:
         name: as typed after `python -m vitsweep`.
         usage: what may follow the name.
         summary: what it does, in one line.
         names_a_sweep: whether its first word may be a sweep, for completion.
+        module: by default `vitsweep.cli.<name>`.
     """
 
     name: str
     usage: str
     summary: str
     names_a_sweep: bool = True
+    module: str = ""
+
+    def _imported(self) -> ModuleType:
+        return import_module(self.module or f"vitsweep.cli.{self.name}")
 
     def parser(self) -> "Options":
         """Return the parser of what follows the verb."""
-        module = import_module(f"vitsweep.cli.{self.name}")
+        module = self._imported()
         options = Options(self, getattr(module, "HELP", ""))
         module.add_options(options)
         return options
@@ -47,10 +54,10 @@ class Verb:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Do what was typed after the verb; return the exit code."""
-        return int(import_module(f"vitsweep.cli.{self.name}").run(arguments))
+        return int(self._imported().run(arguments))
 
 
-_ALL = (
+_CORE = (
     Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--stack] [--parquet|--html FILE] "
          "[--no-predict] [--search layouts]",
          "list cells with state and predictions; runs nothing",
@@ -71,11 +78,6 @@ _ALL = (
          "[--operators N] [--modules] [--json]",
          "say why A is faster than B, cause by cause; of A alone, how far each is from its bound",
          names_a_sweep=False),
-    Verb("judge", "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
-         "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
-         "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
-         "[--python-head PYTHON] [--config-dir FOLDER] [--series FOLDER] [--markdown FILE] [--json]",
-         "measure two states of your code in turns: faster, slower, or wrong", names_a_sweep=False),
     Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
          "compare with a kept baseline; exit code 1 if a cell became worse"),
     Verb("export", "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5] [--seconds 2] "
@@ -95,7 +97,8 @@ _ALL = (
          names_a_sweep=False),
 )  # fmt: skip
 
-VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}
+_ADDED = (Verb(*verb, module=module) for module, verb in extras.VERBS.items())
+VERBS: dict[str, Verb] = {verb.name: verb for verb in (*_CORE, *_ADDED)}
 
 
 # Options of the verbs: argparse, with the project's way of reporting errors.

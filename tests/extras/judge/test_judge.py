@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.cells import TINY
-from tests.judging.project import MODEL, SETTINGS, STEP, TRAIN, commit, git, repository, write
-from vitsweep.cli.judge import judge_request, run
+from tests.extras.judge.project import MODEL, SETTINGS, STEP, TRAIN, commit, git, repository, write
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.judging import session
+from vitsweep.extras.judge import session
+from vitsweep.extras.judge.verb_judge import judge_request, run
 
 pytestmark = pytest.mark.usefixtures("forked_sides")
 
@@ -36,7 +36,7 @@ def test_a_slow_base_and_a_faster_working_tree(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vitsweep.judging.trial.LONGEST_WINDOW", 0.1)
+    monkeypatch.setattr("vitsweep.extras.judge.trial.LONGEST_WINDOW", 0.1)
     unpacked = "images, labels = batch"
     slow = "import time\n" + TRAIN.replace(unpacked, f"time.sleep(0.02)\n        {unpacked}")
     write(project, {"train.py": slow})

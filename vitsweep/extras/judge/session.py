@@ -19,12 +19,12 @@ from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.run_request import frozen_document
+from vitsweep.extras.judge.series import Proposal, Series, opened
+from vitsweep.extras.judge.sides import Side, interpreter
+from vitsweep.extras.judge.trees import BASE, Tree, laid_out, prepare, require_function
+from vitsweep.extras.judge.trial import Trial
+from vitsweep.extras.judge.verdict import Verdict
 from vitsweep.files import write_atomically
-from vitsweep.judging.series import Proposal, Series, opened
-from vitsweep.judging.sides import Side, interpreter
-from vitsweep.judging.trees import BASE, Tree, laid_out, prepare, require_function
-from vitsweep.judging.trial import Trial
-from vitsweep.judging.verdict import Verdict
 from vitsweep.planning.freeze import code_state
 from vitsweep.rates.calibration import matmul_rates
 from vitsweep.rates.profile import device_name, profile_of

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.judging.project import SETTINGS, STEP, TRAIN, commit, git, repository, write
-from tests.judging.test_error_rate import QUIETER, RECORDED, Silent
-from vitsweep.cli.judge import judge_request, run
+from tests.extras.judge.project import SETTINGS, STEP, TRAIN, commit, git, repository, write
+from tests.extras.judge.test_error_rate import QUIETER, RECORDED, Silent
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.judging import series, trial
-from vitsweep.judging.trees import BASE, HEAD, Tree
-from vitsweep.judging.verdict import Answer, Verdict
+from vitsweep.extras.judge import series, trial
+from vitsweep.extras.judge.trees import BASE, HEAD, Tree
+from vitsweep.extras.judge.verb_judge import judge_request, run
+from vitsweep.extras.judge.verdict import Answer, Verdict
 from vitsweep.tables.stats import any_look_e_value, any_look_half_width, any_look_p_value
 
 pytestmark = pytest.mark.usefixtures("forked_sides")
@@ -213,7 +213,7 @@ def ledger(root: Path) -> list[dict]:
 def test_an_accepted_proposal_becomes_the_next_base(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vitsweep.judging.trial.LONGEST_WINDOW", 0.1)
+    monkeypatch.setattr("vitsweep.extras.judge.trial.LONGEST_WINDOW", 0.1)
     write(project, {"train.py": slower(0.02)})
     base = commit(project, "Slow")
     write(project, {"train.py": TRAIN})

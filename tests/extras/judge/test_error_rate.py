@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitsweep.judging import trial
-from vitsweep.judging.sides import Side
-from vitsweep.judging.trees import BASE, HEAD, Tree
-from vitsweep.judging.verdict import Answer, quality_of
+from vitsweep.extras.judge import trial
+from vitsweep.extras.judge.sides import Side
+from vitsweep.extras.judge.trees import BASE, HEAD, Tree
+from vitsweep.extras.judge.verdict import Answer, quality_of
 
 RECORDED = [
     0.06,

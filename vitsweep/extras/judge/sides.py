@@ -19,14 +19,14 @@ import psutil
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import PACKAGE_FOLDER
+from vitsweep.extras.judge.trees import SOURCE_ROOTS, Tree
 from vitsweep.files import write_atomically
-from vitsweep.judging.trees import SOURCE_ROOTS, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-RANK_FILE = PACKAGE_FOLDER / "judging" / "rank.py"
+RANK_FILE = Path(__file__).with_name("rank.py")
 LAST_LINES = 15
 
 
@@ -125,7 +125,7 @@ class Side:
         Raises:
             RunFailedError: a rank failed, or did not answer in time.
         """
-        from vitsweep.judging.rank import Channel
+        from vitsweep.extras.judge.rank import Channel
 
         if self._server is None or self._server.poll() is not None:
             self.start()
@@ -369,7 +369,7 @@ def training_of(result: RunResult, path: Path) -> Training:
     """
     import torch
 
-    from vitsweep.judging.rank import checksum
+    from vitsweep.extras.judge.rank import checksum
 
     found = []
     for file in (path.with_name(f"{path.name}.start"), path):

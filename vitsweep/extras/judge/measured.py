@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitsweep.judging.rank import Channel
+    from vitsweep.extras.judge.rank import Channel
 
 CHANNEL: "Channel | None" = None
 """To the judge, in a script that `vitsweep judge --script` runs, until its loop was timed."""

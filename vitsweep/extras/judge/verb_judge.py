@@ -9,7 +9,7 @@ from pathlib import Path
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, interrupts_to
-from vitsweep.judging.session import JudgeRequest, file_and_function, judge, overrides_of
+from vitsweep.extras.judge.session import JudgeRequest, file_and_function, judge, overrides_of
 
 HELP = """\
 Train two states of a project in turns, and say whether the newer one is faster and still right.

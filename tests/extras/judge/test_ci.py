@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.judging.project import SETTINGS, STEP, commit, git, repository, write
+from tests.extras.judge.project import SETTINGS, STEP, commit, git, repository, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GITHUB = ROOT / ".github"
 ACTION = "judge/.github/actions/judge"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.judging import cheats
-from tests.judging.project import MODEL, TRAIN, write
-from vitsweep.judging.sides import (
+from tests.extras.judge import cheats
+from tests.extras.judge.project import MODEL, TRAIN, write
+from vitsweep.extras.judge.sides import (
     Bounds,
     RunFailedError,
     Side,
@@ -22,9 +22,9 @@ from vitsweep.judging.sides import (
     WrongEvidenceError,
     own_modules,
 )
-from vitsweep.judging.trees import Tree
-from vitsweep.judging.trial import ENOUGH_EXPLAINED, Seeds, Trial
-from vitsweep.judging.verdict import Answer
+from vitsweep.extras.judge.trees import Tree
+from vitsweep.extras.judge.trial import ENOUGH_EXPLAINED, Seeds, Trial
+from vitsweep.extras.judge.verdict import Answer
 
 CELL = {
     "path": "",
@@ -84,7 +84,7 @@ def test_seeds_with_which_rounding_hides_a_fault_are_drawn_again(
     """With these three the bounds were twice an update, so that cheats passed."""
     held = trial(sides, examples, "honest", tmp_path)
     drawn = iter([840130225, 2038359293, 1667693793])
-    monkeypatch.setattr("vitsweep.judging.trial.secrets.randbits", lambda bits: next(drawn, 5))
+    monkeypatch.setattr("vitsweep.extras.judge.trial.secrets.randbits", lambda bits: next(drawn, 5))
     seeds, _, bounds = held._seeds_of_proof()
     assert seeds == Seeds(first=5, warm_up=5, window=5)
     assert bounds.of_updates <= ENOUGH_EXPLAINED

@@ -174,7 +174,7 @@ def _run_script(request: dict[str, Any], channel: Channel) -> None:
     """Run a script that says itself where its loop begins and ends."""
     import runpy
 
-    from vitsweep.judging import measured
+    from vitsweep.extras.judge import measured
 
     measured.CHANNEL = channel
     sys.argv = [request["script"]]

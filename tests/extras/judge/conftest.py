@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vitsweep.execution.rank_processes import fork_server
-from vitsweep.judging.sides import RANK_FILE, Side
+from vitsweep.extras.judge.sides import RANK_FILE, Side
 
 
 class ForkedServer:

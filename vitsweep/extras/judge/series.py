@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.judge.sides import Bounds, restored
+from vitsweep.extras.judge.trees import commit_of, git, repository_here
+from vitsweep.extras.judge.trial import LEAST_BLOCKS, Trial
+from vitsweep.extras.judge.verdict import Answer, Verdict
 from vitsweep.files import open_safely
-from vitsweep.judging.sides import Bounds, restored
-from vitsweep.judging.trees import commit_of, git, repository_here
-from vitsweep.judging.trial import LEAST_BLOCKS, Trial
-from vitsweep.judging.verdict import Answer, Verdict
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import compared
 from vitsweep.tables.stats import LEVEL, Claim, any_look_e_value, any_look_half_width

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import append_line
-from vitsweep.judging.sides import (
+from vitsweep.extras.judge.sides import (
     Bounds,
     RunFailedError,
     RunResult,
@@ -24,8 +23,9 @@ from vitsweep.judging.sides import (
     restored,
     training_of,
 )
-from vitsweep.judging.trees import BASE, HEAD
-from vitsweep.judging.verdict import Answer, Quality, Verdict, quality_of
+from vitsweep.extras.judge.trees import BASE, HEAD
+from vitsweep.extras.judge.verdict import Answer, Quality, Verdict, quality_of
+from vitsweep.files import append_line
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import Comparison, compared

@@ -1,0 +1,1 @@
+"""Tests of optional features; those of one whose folder was removed are skipped."""

@@ -1,0 +1,129 @@
+"""The core knows no optional feature: it reads what each adds from the registry."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_layering import HOUSE, PACKAGE, files, name_of
+from vitsweep import extras
+from vitsweep.cli.verbs import VERBS
+
+DOOR = PACKAGE / "extras"
+WORDS = {word for feature in extras.KNOWN.values() for word in feature.words}
+TESTS = HOUSE / "tests"
+
+
+def core_files() -> list[Path]:
+    return [path for path in files() if not path.is_relative_to(DOOR)]
+
+
+def faults(text: str) -> list[str]:
+    """What a core file must not hold: an import or a path of a feature, and identifiers of its own words."""
+    return sorted(set(_faults(ast.parse(text))))
+
+
+def _faults(tree: ast.AST) -> Iterator[str]:
+    path = re.compile(rf"\bextras[./](?:{'|'.join(extras.KNOWN)})\b")
+    for node in ast.walk(tree):
+        names: list[str] = []
+        match node:
+            case ast.Import(names=imported):
+                names = [alias.asname or alias.name for alias in imported]
+                yield from (a.name for a in imported if path.search(a.name))
+            case ast.ImportFrom(module=module, names=imported):
+                names = [alias.asname or alias.name for alias in imported]
+                yield from (str(module) for _ in [0] if path.search(str(module)))
+            case ast.Constant(value=str(value)):
+                yield from path.findall(value)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                names = [name]
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names = [name]
+        yield from (name for name in names if is_word(name))
+
+
+def is_word(name: str) -> bool:
+    bare = name.lstrip("_")
+    return bare in WORDS or any(bare.startswith(word) for word in WORDS if word.endswith("_"))
+
+
+def test_no_core_file_knows_a_feature() -> None:
+    assert {
+        name_of(path): found for path in core_files() if (found := faults(path.read_text()))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from vitsweep.extras.judge.session import judge",
+        "def f():\n    import vitsweep.extras.judge",
+        "if TYPE_CHECKING:\n    from vitsweep.extras.judge import x",
+        "place = 'vitsweep.extras.judge.session'",
+        "file = ROOT / 'extras/judge/rank.py'",
+        "def _judge_request(): ...",
+        "for judging in x: ...",
+        "self.judging = 1",
+        "def f(judging): ...",
+    ],
+)
+def test_the_law_finds(text: str) -> None:
+    assert faults(text)
+    assert faults("from vitsweep.extras import NAMES, load\nwords = load(NAMES['measured'])") == []
+
+
+def test_tests_of_the_core_import_no_feature() -> None:
+    own = [path for path in TESTS.rglob("*.py") if not path.is_relative_to(TESTS / "extras")]
+    found = {
+        name_of(path): words
+        for path in own
+        if (
+            words := re.findall(
+                r"^\s*(?:from|import) vitsweep\.extras\.\w+", path.read_text(), re.M
+            )
+        )
+    }
+    assert found == {}
+
+
+def test_every_folder_is_a_feature_and_has_what_it_is_said_to_have() -> None:
+    folders = {path.parent.name for path in DOOR.glob("*/__init__.py")}
+    assert folders <= set(extras.KNOWN)
+    assert folders == set(extras.FEATURES)
+    for name, feature in extras.FEATURES.items():
+        assert not feature.page or (HOUSE / "docs" / feature.page).is_file()
+        assert {f"verb_{verb.name}" for verb in feature.verbs} == {
+            path.stem for path in (DOOR / name).glob("verb_*.py")
+        }
+    assert all(extras.load(place) for place in extras.NAMES.values())
+    assert {verb.name for verb in extras.VERBS.values()} <= set(VERBS)
+
+
+def test_a_removed_folder_takes_its_feature_and_those_that_need_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(extras.KNOWN, "a", extras.Feature(words=()))
+    monkeypatch.setitem(extras.KNOWN, "b", extras.Feature(words=(), needs=("a",)))
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "__init__.py").touch()
+    assert not extras.is_here("a")
+    assert not extras.is_here("b"), "it needs `a`"
+    (tmp_path / "a").mkdir()
+    assert not extras.is_here("a"), "bytecode of a removed folder is left"
+    (tmp_path / "a" / "__init__.py").touch()
+    assert extras.is_here("b")
+
+
+def test_the_front_door_loads_no_feature() -> None:
+    code = (
+        "import sys, vitsweep, vitsweep.cli.main, vitsweep.cli.show as show\nshow.usage()\n"
+        "print([n for n in sys.modules if n.startswith('vitsweep.extras.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
