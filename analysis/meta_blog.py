@@ -12,22 +12,15 @@ from pandas import DataFrame, Series
 from analysis.study import main, with_conditions
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
-from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes
-from vitsweep.tables.published import beside, published
+from vitsweep.tables.published import beside, beside_cells, entries_of, published
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import KEY, row_keys
+from vitsweep.tables.valid_runs import KEY
 
 BLOG = "Meta AI blog"
 FIGURE = ["value", "unit", "conditions", "sure", "source"]
-SETTINGS = {
-    "batch560": "batch == 'blog_560' and precision != 'O3'",
-    "batch384_im256": "batch == 'blog_384_256px' and precision != 'O3'",
-    "full_fp16": "precision == 'O3'",
-}
-"""Published experiment -> the cells that may be it, together with all the other techniques."""
 OPTIMIZED = "optimized"
 TECHNIQUES = {"precision", "sharding", "optimizer", "classifier"}
 """Groups of which the optimized set-up of the blog changes every one."""
@@ -56,43 +49,23 @@ def cumulative(sweep: SweepTables) -> DataFrame:
 
 
 def settings(sweep: SweepTables) -> DataFrame:
-    """The three settings with a published speedup; of several fitting cells the fullest one."""
-    changed = with_changes(sweep.cells).pipe(with_conditions)
-    rows = [_fullest(changed, which).assign(experiment=name) for name, which in SETTINGS.items()]
-    columns = [
-        "experiment",
-        "cell_id",
-        "images_per_second",
-        "speedup",
-        "speedup_low",
-        "speedup_high",
-    ]
-    measured = pd.concat(rows).reindex(columns=[*columns, "claim", "conditions"])
-    return beside(measured, _figures("speedup$"), on=["experiment"])
+    """The three settings with a published speedup, beside the cells that `+sweep=meta_speedups` names."""
+    return _beside(sweep, "meta_speedups")
 
 
 def epochs(sweep: SweepTables) -> DataFrame:
-    """Hours per ImageNet-1k epoch of the baseline and of the cell with the most techniques."""
-    hours = epoch_hours(sweep.cells)
-    optimized = _fullest(with_changes(sweep.cells), "speedup.notna() and claim != 'baseline'")
-    keys = row_keys(hours)
-    compared = hours[keys.isin(row_keys(optimized))]
-    wanted = compared if len(compared) else hours
-    baseline = hours[keys.isin(row_keys(wanted, "baseline_cell_id"))].head(1)
-    texts = with_conditions(sweep.cells)["conditions"]
-    measured = pd.concat(
-        [baseline.assign(system="ddp-baseline"), compared.assign(system="pycls-vit-optimized")]
-    ).join(texts)
-    figures = _figures("epoch_time", ["system", *FIGURE])
-    columns = [
-        "system",
-        "cell_id",
-        "epoch_hours",
-        "epoch_hours_low",
-        "epoch_hours_high",
-        "conditions",
+    """Hours per ImageNet-1k epoch of the baseline and of all techniques, as `+sweep=meta_epoch_time`."""
+    return _beside(sweep, "meta_epoch_time")
+
+
+def _beside(sweep: SweepTables, named: str) -> DataFrame:
+    table = beside_cells(sweep.cells, entries_of(named))
+    here = with_conditions(sweep.cells).drop_duplicates("cell_id").set_index("cell_id")
+    lists = {c: table[c].map("; ".join) for c in ("differs", "unpublished")}
+    measured = ["cell_id", "measured", "measured_low", "measured_high", "note", "here"]
+    return table.assign(here=table["cell_id"].map(here["conditions"]), **lists)[
+        ["experiment", "system", *FIGURE, *measured, *lists]
     ]
-    return beside(measured[columns], figures, on=["system"])
 
 
 def gpu_scaling(sweep: SweepTables) -> DataFrame:
@@ -104,8 +77,9 @@ def gpu_scaling(sweep: SweepTables) -> DataFrame:
     devices = sweep.runs.groupby(sweep.runs["device"].astype(str), sort=False)
     curves = [scaling_efficiency(some, sweep.baselines) for _, some in devices]
     curve = pd.concat(curves, ignore_index=True).pipe(with_conditions)
+    matching = beside_cells(sweep.cells, entries_of("meta_gpu_scaling"))["cell_id"]
     curve = curve.assign(
-        experiment=_optimized(curve, sweep.cells).map({True: OPTIMIZED, False: ""})
+        experiment=curve["cell_id"].isin(matching).map({True: OPTIMIZED, False: ""})
     )
     columns = [
         "experiment",
@@ -184,14 +158,6 @@ def _optimized(table: DataFrame, cells: DataFrame) -> "Series[bool]":
     }
     fits = [groups.get(cell, set()) >= TECHNIQUES for cell in table["cell_id"]]
     return Series(fits, table.index, dtype=bool)
-
-
-def _fullest(changed: DataFrame, which: str) -> DataFrame:
-    fitting = changed.query(which)
-    size = fitting["changes"].map(len)
-    return (
-        fitting.assign(_size=size).sort_values(["_size", "speedup"]).tail(1).drop(columns="_size")
-    )
 
 
 TABLES = {

@@ -48,7 +48,7 @@ def speedups(generator: np.random.Generator) -> Iterator[RunRecord]:
     groups = list(TOGETHER.items())
     cumulative = [dict(groups[:n]) for n in range(2, len(groups) + 1)]
     together = [TOGETHER | {"batch": b} for b in ("blog_560", "blog_384_256px")]
-    fullest = TOGETHER | {"precision": "O3", "batch": "blog_560"}
+    fullest = TOGETHER | {"precision": "O3", "batch": "blog_384_256px"}
     for choices in [{}, *alone, *cumulative, *together, fullest]:
         yield from measured(generator, choices)
     yield died({"attention": "sdpa_flash"}, Status.killed, "rank 1 was ended by SIGKILL.")

@@ -179,6 +179,11 @@ def test_a_line_is_refused_in_a_sentence(
 
 
 REFUSED_IN_A_PLAN = [
+    ("sweep.published=[{figures:{source:x}}]", "must be sections of `figures`, `column`, `cell`"),
+    (
+        "sweep.published=[{figures:{source:x},column:speedup,cell:{precision:O1},conditions:{}}]",
+        "names {'source': 'x'}, which no row of `vitsweep/tables/published.csv` has",
+    ),
     ("measurement.blocks=1000000000", "must be at most 10000"),
     ("sweep.name='~'", "begins with `~`"),
     ("~precision", "removes a group"),

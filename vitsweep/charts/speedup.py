@@ -1,16 +1,18 @@
 """Speedup over the baseline, one bar per cell, with its 95 % interval."""
 
 from math import nan
+from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.published import with_published
 from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -22,7 +24,9 @@ HATCHED = "not shown among all cells"
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the cells where at least one is compared with another."""
-    return tables.settings if tables.settings["speedup"].notna().sum() > 1 else NOTHING
+    if tables.settings["speedup"].notna().sum() < 2:
+        return NOTHING
+    return with_published(tables.settings, tables.published, "speedup")
 
 
 def draw(cells: DataFrame) -> Figure:
@@ -35,6 +39,8 @@ def draw(cells: DataFrame) -> Figure:
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, style.height(len(shown)))
     ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0
+    if "published" in shown:
+        ends = max(ends, shown["published"].fillna(0).max())
     for position, (_, row) in enumerate(shown.iterrows()):
         claim = plain(row["claim"])
         hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
@@ -42,12 +48,15 @@ def draw(cells: DataFrame) -> Figure:
         longest_note = max(longest_note, len(note))
         text, look = times(row["speedup"]) + note, style.fill(hue, claim in SURE)
         whisker = row["speedup_low"], row["speedup_high"]
-        style.bar(axes, position, row["speedup"], text, look, whisker, ends)
+        mark = row.get("published")
+        style.bar(axes, position, row["speedup"], text, look, whisker, ends, mark)
     others = shown[shown["claim"] != Claim.baseline]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if not shown["claim"].isin(SURE).all():
         axes.bar(nan, 0, label=HATCHED, **style.fill(style.QUIET, False))
+    for source in shown.get("published_by", Series(dtype=str)).dropna().unique():
+        axes.plot([], [], label=fill(f"published: {source}", 24), **style.HOLLOW)
     style.rows(axes, names[shown.index].tolist(), ends, longest_note)
     style.reference_line(axes, 1.0)
     over = "repetitions" if "replicated" in cells else "blocks"

@@ -285,6 +285,7 @@ def bar(
     look: dict[str, Any],
     ends: tuple[Any, Any] = (None, None),
     limit: float = math.inf,
+    mark: Any = None,
 ) -> None:
     """Draw a horizontal bar from 0 with its interval, and its value behind both.
 
@@ -296,13 +297,20 @@ def bar(
         look: what `barh` takes beside these.
         ends: of the interval; missing for none.
         limit: a whisker that is longer ends here, in an arrow.
+        mark: where a hollow mark stands, a published value; missing for none.
     """
     axes.barh(position, length, height=BAR, **look)
     outer = length if missing(ends[1]) else min(ends[1], limit)
     whiskers(axes, position, length, ends[0], None if missing(ends[1]) else outer)
     if not missing(ends[1]) and ends[1] > limit:
         axes.plot(limit, position, ">", color=INK, ms=5)  # it goes on
+    if not missing(mark):
+        axes.plot(mark, position, zorder=4, **HOLLOW)
+        outer = max(outer, mark + 0.015 * limit)  # clear of the value
     value(axes, position, max(0.0, length, outer), text)  # right of a bar to the left, too
+
+
+HOLLOW: dict[str, Any] = {"marker": "D", "ls": "", "mfc": PAPER, "mec": INK, "mew": 1.4, "ms": 7}
 
 
 def value(axes: Axes, position: float, end: float, text: str) -> None:

@@ -46,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.results.trackers import sync
     from vitsweep.tables.notes import empty_metrics
+    from vitsweep.tables.render import PublishedTable
     from vitsweep.tables.sweep_tables import SweepTables
 
     store = find_sweep(typed.sweep)
@@ -65,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     console.print(_selected(tables.cells, store, typed))
+    if not (typed.where or typed.columns):
+        console.print(PublishedTable(tables.published, tables.settings))
     said = [] if typed.where or typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
     for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):

@@ -23,7 +23,7 @@ from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
-from vitsweep.tables.render import BEST, CellTable, TextTable
+from vitsweep.tables.render import BEST, CellTable, PublishedTable, TextTable
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -75,6 +75,7 @@ def summarize(
         key = replicate_key(store.commands())
         table = replicates(mine, key) if key else mine
         console.print(CellTable(table, sweep_argument(store)))
+        console.print(PublishedTable(tables.published, tables.settings))
         said = answers(tables, mine)
         said += filter(None, [next_command(mine, command_line())])
     print_lines(console, empty_metrics(tables.runs))

@@ -62,6 +62,7 @@ class SweepSettings:
     zip: tuple[list[str], ...]
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
+    published: tuple[dict[str, Any], ...]
     limit: LimitSettings
     only: Literal["fits"] | None
     max_gpu_hours: Annotated[float, Gt(0)] | None
@@ -120,6 +121,10 @@ def _checked(node: str) -> SweepSettings:
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
     problems += [_objective_problem(settings.objective), *_race_problems(settings)]
+    if settings.published:
+        from vitsweep.tables.published import entry_problem  # loads pandas
+
+        problems += map(entry_problem, settings.published)
     if found := [problem for problem in problems if problem]:
         raise BadValueError("\n".join(found))
     return settings

@@ -181,6 +181,7 @@ def freeze(
             "limit": asdict(settings.limit),
             "search": settings.search,
             "replicate": settings.replicate,
+            **({"published": list(settings.published)} if settings.published else {}),
             "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
             "baselines": plan.baselines,
             **({"metrics": new} if new else {}),

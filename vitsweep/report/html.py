@@ -58,6 +58,7 @@ from vitsweep.tables.notes import (
     empty_metrics,
     unmeasured_lines,
 )
+from vitsweep.tables.published import SURENESS, beside_text
 from vitsweep.tables.race import race_table, race_text
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
@@ -169,6 +170,7 @@ def render(
     cells, repeated, race = tables.cells, tables.replicates, tables.race
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
+    beside, common = beside_text(tables.published, tables.settings)
     pairs = recorded_comparisons(tables.runs, tables.commands)
     context = {
         "name": name,
@@ -182,6 +184,9 @@ def render(
         "race": race_text(race_table(race)).to_dict("split") if race else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
+        "published": beside.to_dict("split"),
+        "of_published": common,
+        "sureness": [(k, v) for k, v in SURENESS.items() if k in set(tables.published["sure"])],
         "predictions": predictions_text(cells).to_dict("split"),
         "predicted": prediction_sentence(cells),
         "table": table(cells),

@@ -1,17 +1,29 @@
 """Published figures with their sources, and how to show them beside measured rows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from io import StringIO
+from typing import Any
 
 import pandas as pd
+import yaml
 from pandas import DataFrame, Series
 
+from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import plain
-from vitsweep.tables.names import varying_columns
+from vitsweep.spec.menu import conf_dir
+from vitsweep.tables.formatting import (
+    missing,
+    number,
+    percent,
+    plain,
+    status_words,
+    times,
+    told,
+)
+from vitsweep.tables.names import names_by_id, varying_columns
 from vitsweep.tables.valid_runs import checked_cells
 
 SURENESS = {
@@ -93,6 +105,186 @@ def _all() -> DataFrame:
 def _whole(text: str) -> str | int:
     match = re.fullmatch(r"(\d+)([KM]?)", text)
     return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]] if match else text
+
+
+# The figures that a sweep names under `sweep.published`, beside its cells.
+
+
+Entry = Mapping[str, Any]
+"""`figures`: columns of the figures and their values, conditions among them. `column`: what was measured.
+`cell`: columns of the cell that matches and their values, `$sp` for the condition `sp` of a figure.
+`conditions`: further columns as the source has them, null where it says nothing; `baseline.` of the baseline.
+"""
+
+_KEYS = {"figures": dict, "column": str, "cell": dict, "conditions": dict}
+NOT_HERE = "not measured here"
+MOST_FIGURES = 200
+"""More are not read from one sweep folder, which somebody else may have written."""
+
+
+def entries_of(sweep: str) -> list[Entry]:
+    """Return what a named sweep of conf/ lists under `published`."""
+    text = (conf_dir() / "sweep" / f"{sweep}.yaml").read_text(encoding="utf-8")
+    found: list[Entry] = yaml.safe_load(text)["published"]
+    return found
+
+
+def entry_problem(entry: Entry) -> str:
+    """Return why an entry of `sweep.published` is refused; empty if it is not."""
+    if not _is_entry(entry):
+        return (
+            f"`sweep.published=[{entry}]` must be sections of {', '.join(f'`{k}`' for k in _KEYS)}, as in "
+            "`conf/sweep/meta_speedups.yaml`."
+        )
+    if _chosen(entry).empty:
+        return (
+            f"`sweep.published` names {dict(entry['figures'])}, which no row of "
+            "`vitsweep/tables/published.csv` has: take the values of its columns and conditions."
+        )
+    return ""
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and entry.keys() == _KEYS.keys()
+        and all(isinstance(entry[key], kind) for key, kind in _KEYS.items())
+        and bool(entry["figures"] and entry["cell"])
+    )
+
+
+def _chosen(entry: Entry) -> DataFrame:
+    return _fitting(_with_all_conditions(), entry["figures"])
+
+
+def _fitting(table: DataFrame, wanted: Mapping[str, Any]) -> DataFrame:
+    """Return the rows whose columns have these values as text; none where a column is missing."""
+    for column, value in wanted.items():
+        texts = table[column].astype(object).map(plain) if column in table else ""
+        table = table[Series(texts, table.index) == plain(value)]
+    return table
+
+
+@cache
+def _with_all_conditions() -> DataFrame:
+    return with_conditions(published())
+
+
+def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
+    """Return the figures that entries of `sweep.published` name, each beside the cells that match.
+
+    A row has the columns of `published`, `cell_id`, the name of the measured `column`, its `measured` value
+    with `measured_low` and `measured_high`, `note` (the claim, or why there is no value), and two lists:
+    `differs`, the conditions of the source that are not those of the cell, and `unpublished`, those that it
+    does not say. A figure whose cell is not in the table has a row of its own, "not measured here". Entries
+    that are malformed are left out.
+
+    Args:
+        cells: one row per cell.
+        entries: of `sweep.published`.
+    """
+    rows: list[dict[Any, Any]] = []
+    known = dict(zip(cells["cell_id"], cells.to_dict("records"), strict=True))
+    for entry in filter(_is_entry, entries):
+        for figure in _chosen(entry).head(MOST_FIGURES).to_dict("records"):
+            wanted = {c: _taken(value, figure) for c, value in entry["cell"].items()}
+            asked = {c: _taken(v, figure) for c, v in entry["conditions"].items()}
+            there = {c: v for c, v in asked.items() if v is not None}
+            shown = figure | {
+                "column": entry["column"],
+                "unpublished": [c for c, v in asked.items() if v is None],
+            }
+            partners = _fitting(cells, wanted).to_dict("records")
+            for cell in partners:
+                base = known.get(cell.get("baseline_cell_id"), {})
+                here = {c: _here(c, cell, base) for c in there}
+                rows.append(shown | _measured(cell, entry["column"]) | {"differs": [
+                    f"{c} {plain(v)}, here {here[c] or 'unknown'}"
+                    for c, v in there.items() if plain(v) != here[c]
+                ]})  # fmt: skip
+            if not partners:
+                needs = [f"{c} {plain(v)}" for c, v in (wanted | there).items()]
+                rows.append(shown | {"note": NOT_HERE, "differs": needs})
+        if len(rows) >= MOST_FIGURES:
+            break
+    columns = [*published().columns, "cell_id", "column", "measured", "measured_low"]
+    columns += ["measured_high", "note", "differs", "unpublished"]
+    table = DataFrame(rows[:MOST_FIGURES]).reindex(columns=columns)
+    return table.sort_values("cell_id", key=Series.isna, kind="stable", ignore_index=True)
+
+
+def _taken(value: Any, figure: Mapping[Any, Any]) -> Any:
+    """Return a value of an entry; `$sp` is that of the condition `sp`."""
+    return figure.get(value[1:]) if str(value).startswith("$") else value
+
+
+def _measured(cell: Mapping[Any, Any], column: str) -> dict[str, Any]:
+    value = cell.get(column)
+    if missing(value) or not isinstance(value, int | float):
+        is_measured = cell["status"] == Status.measured
+        note = NOT_HERE if is_measured else status_words(cell["status"])
+        return {"cell_id": cell["cell_id"], "note": note}
+    ends = {f"measured_{end}": cell.get(f"{column}_{end}") for end in ("low", "high")}
+    claim = plain(cell.get("claim")) if column == "speedup" else ""
+    return {"cell_id": cell["cell_id"], "measured": value, **ends, "note": claim}
+
+
+def _here(column: str, cell: Mapping[Any, Any], base: Mapping[Any, Any]) -> str:
+    own = column.removeprefix("baseline.")
+    return plain((cell if own == column else base).get(own))
+
+
+def with_published(cells: DataFrame, figures: DataFrame, column: str) -> DataFrame:
+    """Add `published` and `published_by`, the first figure beside a cell's `column` and its source."""
+    shown = figures[(figures["column"] == column) & figures["cell_id"].notna()]
+    first = shown.drop_duplicates("cell_id").set_index("cell_id")
+    found = {"published": first["number"], "published_by": first["source"]}
+    return cells.assign(**{c: cells["cell_id"].map(known) for c, known in found.items()})
+
+
+def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
+    """Return the table of `beside_cells` as text, and what all of its rows have in common, ` · ` between.
+
+    Args:
+        table: of the figures.
+        cells: that they stand beside; their names are shown.
+    """
+    if table.empty:
+        return DataFrame(), ""
+    names = names_by_id(cells)
+    sources = zip(table["source"], table["sure"].str.replace("_", " "), strict=True)
+    lists: dict[str, list[list[str]]] = {
+        "source": [[f"{source} ({sure})"] for source, sure in sources],
+        "what differs": table["differs"].tolist(),
+        "not published": table["unpublished"].tolist(),
+    }
+    common = {h: [p for p in rows[0] if all(p in row for row in rows)] for h, rows in lists.items()}
+    columns = {
+        "cell": [names.get(c, "") for c in table["cell_id"]],
+        "published": [_figure(*v) for v in zip(table["value"], table["unit"], strict=True)],
+        "measured here": [_beside(row) for row in table.to_dict("records")],
+        "as published": table["conditions"].tolist(),
+    }
+    for head, rows in lists.items():
+        columns[head] = ["; ".join(p for p in row if p not in common[head]) for row in rows]
+    text = DataFrame(columns, table.index, dtype=str)
+    told = [f"{head}: {'; '.join(parts)}" for head, parts in common.items() if parts]
+    return text.loc[:, (text != "").any()], " · ".join(told)
+
+
+def _figure(value: str, unit: str) -> str:
+    return f"{value}x" if unit == "x" else f"{value} {unit}".strip()
+
+
+def _beside(row: Mapping[Any, Any]) -> str:
+    if missing(row["measured"]):
+        return str(row["note"])
+    value, ends = row["measured"], (row["measured_low"], row["measured_high"])
+    if row["unit"] == "x":
+        return f"{told(value, *ends)}, {row['note']}" if row["note"] else times(value)
+    metric = METRICS.get(row["column"])
+    unit = "" if metric is None or metric.unit == "1" else f" {metric.unit}"
+    return percent(value) if row["unit"] == "%" else f"{number(value)}{unit}"
 
 
 # Memory of a rank by part, beside the cost table of USP (arXiv:2405.07719, table 2).

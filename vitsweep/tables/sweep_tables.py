@@ -18,6 +18,7 @@ from vitsweep.results.sweeps import read_race
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
+from vitsweep.tables.published import beside_cells
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
@@ -177,6 +178,12 @@ class SweepTables:
     def limits(self) -> DataFrame:
         """The largest value of `limit_key` that each combination of settings could train with."""
         return limits(self.cells, self.limit_key)
+
+    @cached_property
+    def published(self) -> DataFrame:
+        """The published figures that the commands name, beside the cells that match."""
+        named = {str(e): e for command in self.commands for e in command.get("published") or ()}
+        return beside_cells(self.settings, named.values())
 
     @cached_property
     def traces(self) -> dict[str, Path]:
