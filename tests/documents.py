@@ -5,8 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.extras import ABSENT_PAGES
+
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = tuple(
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if page.name not in ABSENT_PAGES
+)
 NOT_RUN, RUN_IN = "not run", "run in"
 
 _BLOCK = re.compile(

@@ -16,6 +16,7 @@ import yaml
 from tests.cells import LAPTOP
 from tests.data.pictures import write_folder
 from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks, written
+from tests.extras import ABSENT_VERBS
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
@@ -98,7 +99,7 @@ def _write_files(folder: Path, below: str = "") -> None:
 
 def _check(command: str, block: Block) -> None:
     words = shlex.split(command.split("&&")[-1], comments=True)
-    if words[:3] != ["python", "-m", "vitsweep"]:
+    if words[:3] != ["python", "-m", "vitsweep"] or words[3] in ABSENT_VERBS:
         return
     overrides = _overrides(words[3:])
     if not overrides:
@@ -267,7 +268,11 @@ def script(block: Block) -> list[str]:
     """Return what a block runs: each line of a shell block, a Python block as a whole."""
     if block.language == "python":
         return [f"python - <<'END'\n{block.text}\nEND"]
-    return [c for c in block.commands if not c.startswith(INSTALLS)]
+    return [
+        c
+        for c in block.commands
+        if not c.startswith(INSTALLS) and not ABSENT_VERBS & {*c.split()[3:4]}
+    ]
 
 
 RUNNING = sorted({b.page for b in blocks("bash", "python") if b.mark != NOT_RUN and not b.file})

@@ -20,9 +20,8 @@ from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks
 from tests.user_modules import Residual
+from vitsweep import extras
 from vitsweep.equivalence import proof_of
-from vitsweep.export.prove import _prepare
-from vitsweep.export.write import written
 from vitsweep.model import user_module
 from vitsweep.model.build import first_model
 from vitsweep.model.restored import set_to_train
@@ -305,9 +304,11 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
         "problems without a run": lambda: problems(spec.model, 8, run=False),  # type: ignore[arg-type]
         "counted": lambda: counted(spec.model, 8),  # type: ignore[arg-type]
         "traced": lambda: trace_cell(spec),
-        "exported": lambda: written(spec, "train.py", []),
-        "prepared for the proof of a file": lambda: _prepare(tmp_path / "twin", spec),
     }
+    if "take_home" in extras.FEATURES:
+        written, prepare = map(extras.load, ("take_home.write:written", "take_home.prove:_prepare"))
+        looks["exported"] = lambda: written(spec, "train.py", [])
+        looks["prepared for the proof of a file"] = lambda: prepare(tmp_path / "twin", spec)
     if name not in UNPROVED:
         looks["proved"] = lambda: proof_of(spec, here)
     for what, look in looks.items():
@@ -319,9 +320,10 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_an_exported_file_trains_the_parts_that_the_cell_trains(name: str) -> None:
+    write = pytest.importorskip("vitsweep.extras.take_home.write")
     spec = planned(name, *ALONE)
     text: dict[str, Any] = {"__name__": "exported"}
-    exec(written(spec, "train.py", []), text)
+    exec(write.written(spec, "train.py", []), text)
     assert frozen_parts(text["build_model"]()) == FROZEN[name]
     assert frozen_parts(without_weights(spec.model, 8)) == FROZEN[name]  # type: ignore[arg-type]
 

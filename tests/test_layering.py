@@ -31,7 +31,7 @@ MAKING = (
     ("world",),
 )
 """What turns a spec into samples, highest first; rooms of one line never import one another."""
-READING = (("bundle",), ("report",), ("charts",), ("tables",), ("results",))
+READING = (("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
 FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.profile"}
 """What is known of devices, without torch: for readers of records too."""
@@ -39,7 +39,6 @@ COMMANDING = (
     ("hydra_plugins", "__main__"),
     ("extras",),
     ("cli",),
-    ("export",),
     ("api",),
     ("launchers",),
     ("racing",),

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from vitsweep import extras
 
 if TYPE_CHECKING:
-    from vitsweep.api.apply import Applied, apply
     from vitsweep.api.compare import ComparisonResult
     from vitsweep.api.functions import compare, plan, race, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+    from vitsweep.extras import Applied as Applied
+    from vitsweep.extras import apply as apply
     from vitsweep.extras import measured as measured
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Applied",
     "BadValueError",
     "ComparisonResult",
     "ImpossibleCellError",
@@ -31,7 +31,6 @@ __all__ = [
     "Sweep",
     "VitsweepError",
     "__version__",
-    "apply",
     "compare",
     "load",
     "plan",
@@ -41,7 +40,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api.apply": ("Applied", "apply"),
     "api.functions": ("compare", "plan", "race", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "api.compare": ("ComparisonResult",),

@@ -96,7 +96,7 @@ def test_every_folder_is_a_feature_and_has_what_it_is_said_to_have() -> None:
     assert folders <= set(extras.KNOWN)
     assert folders == set(extras.FEATURES)
     for name, feature in extras.FEATURES.items():
-        assert not feature.page or (HOUSE / "docs" / feature.page).is_file()
+        assert all((HOUSE / "docs" / page).is_file() for page in feature.pages)
         assert {f"verb_{verb.name}" for verb in feature.verbs} == {
             path.stem for path in (DOOR / name).glob("verb_*.py")
         }

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.judge.measured import measured as measured
+    from vitsweep.extras.take_home.apply import Applied as Applied
+    from vitsweep.extras.take_home.apply import apply as apply
 
 
 class AddedVerb(NamedTuple):
@@ -32,14 +34,14 @@ class Feature:
     Attributes:
         words: identifiers that no core file may define; one that ends in `_` stands for all that begin so.
         needs: features without which it is absent, too.
-        page: of `docs/`.
+        pages: of `docs/`.
         verbs: of the command line.
         names: of `import vitsweep` -> their places.
     """
 
     words: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    page: str = ""
+    pages: tuple[str, ...] = ()
     verbs: tuple[AddedVerb, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
 
@@ -47,7 +49,8 @@ class Feature:
 KNOWN: dict[str, Feature] = {
     "judge": Feature(
         words=("judge_request", "JudgeRequest", "judging"),
-        page="judge.md",
+        needs=("take_home",),
+        pages=("judge.md",),
         verbs=(
             AddedVerb(
                 "judge",
@@ -60,6 +63,47 @@ KNOWN: dict[str, Feature] = {
             ),
         ),
         names={"measured": "measured:measured"},
+    ),
+    "take_home": Feature(
+        words=("asked_cell", "not_provable"),
+        pages=("apply.md", "export.md"),
+        verbs=(
+            AddedVerb(
+                "export",
+                "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5] [--seconds 2] "
+                "[--margin 0.05]",
+                "write a cell as one file of plain PyTorch, proved equal to it",
+            ),
+        ),
+        names={"Applied": "apply:Applied", "apply": "apply:apply"},
+    ),
+    "bundle": Feature(
+        words=("anonymous", "bundle", "bundled", "reproduction"),
+        pages=("bundle.md",),
+        verbs=(
+            AddedVerb(
+                "bundle",
+                "[SWEEP] [--to FILE] [--margin 0.1] [--anonymous] [--hide WORD ...]",
+                "write a sweep as one archive that another laboratory can check",
+            ),
+            AddedVerb(
+                "reproduce",
+                "BUNDLE [--check] [--minutes 60]",
+                "check a bundle, and measure its claims on this machine",
+                names_a_sweep=False,
+            ),
+        ),
+    ),
+    "paper": Feature(
+        words=("bibliography", "booktabs", "tex", "venue"),
+        pages=("paper.md",),
+        verbs=(
+            AddedVerb(
+                "paper",
+                "[SWEEP] [--to FOLDER] [--venue icml] [--price 2.5] [--currency USD]",
+                "write tables, figures, method, bibliography and checklist of a sweep as LaTeX",
+            ),
+        ),
     ),
 }
 """Every feature by the name of its folder, in the order in which it is shown."""

@@ -34,7 +34,7 @@ class ModelSpec(ABC):
     colour: ClassVar[int] = 3
 
     cites: ClassVar[tuple[str, ...]] = ()
-    """Keys in `report/references.bib` of what was published about it."""
+    """Keys in `references.bib` of what was published about it."""
 
     name: str
     in_channels: Annotated[int, Gt(0)]

@@ -87,7 +87,7 @@ class Technique(ABC):
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
 
     cites: ClassVar[tuple[str, ...]] = ()
-    """Keys in `report/references.bib` of what was published about it."""
+    """Keys in `references.bib` of what was published about it."""
 
     @property
     def references(self) -> tuple[str, ...]:

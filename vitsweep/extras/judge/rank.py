@@ -287,8 +287,8 @@ def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:
 
 def _cell_step(cell: Cell) -> Any:
     """Build the cell's model, and put its techniques around it, by the state of vitsweep under judgment."""
-    from vitsweep.api.apply import apply
     from vitsweep.execution.run_request import read_cell
+    from vitsweep.extras.take_home.apply import apply
     from vitsweep.model.build import build_model
     from vitsweep.results.provenance import trusting
     from vitsweep.results.store import Store

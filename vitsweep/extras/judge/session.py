@@ -182,7 +182,7 @@ def _frozen_cell(request: JudgeRequest) -> tuple[CellSpec, Store, Path]:
             f"`resources.nodes={cell.resources.nodes}`: `judge` measures on one machine; leave it out."
         )
     if request.step:
-        from vitsweep.api.asked_cell import described
+        from vitsweep.extras.take_home.asked_cell import described
 
         own = described(cell, f"{request.step[0]}:{request.step[1]}")
         if reasons := [*own.refused(cell).values()]:

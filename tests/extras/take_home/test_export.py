@@ -17,12 +17,12 @@ import torch
 from tests.cells import GPU_NODE, TINY, composer, entry
 from tests.command import ROOT
 from tests.ranks import RankFailedError, on_ranks
-from vitsweep.cli.export import chosen
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
-from vitsweep.export.prove import OWN_SIZE, Throughput, compared, sizes
-from vitsweep.export.refusals import refusals
-from vitsweep.export.write import written
+from vitsweep.extras.take_home.prove import OWN_SIZE, Throughput, compared, sizes
+from vitsweep.extras.take_home.refusals import refusals
+from vitsweep.extras.take_home.verb_export import chosen
+from vitsweep.extras.take_home.write import written
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns

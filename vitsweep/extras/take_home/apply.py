@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitsweep.api.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
+from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_spec import ModuleSpec

@@ -9,13 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.bundle.laboratory import HERE, bundled, laboratory, with_steps
-from vitsweep.bundle import pack
-from vitsweep.bundle.check import check, code_lines
-from vitsweep.bundle.claims import Claim, Verdict
-from vitsweep.bundle.pack import SUMS, checksums, extract, files_of, write_archive, write_bundle
+from tests.extras.bundle.laboratory import HERE, bundled, laboratory, with_steps
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.bundle import pack
+from vitsweep.extras.bundle.check import check, code_lines
+from vitsweep.extras.bundle.claims import Claim, Verdict
+from vitsweep.extras.bundle.pack import (
+    SUMS,
+    checksums,
+    extract,
+    files_of,
+    write_archive,
+    write_bundle,
+)
 from vitsweep.files import append_line, write_atomically
 from vitsweep.report import figures
 from vitsweep.results.record import RunRecord

@@ -5,13 +5,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from vitsweep.bundle.claims import Verdict
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.extras.bundle.claims import Verdict
 
 if TYPE_CHECKING:
-    from vitsweep.api.reproduce import Reproduction
-    from vitsweep.bundle.check import Checked
+    from vitsweep.extras.bundle.check import Checked
+    from vitsweep.extras.bundle.reproduce import Reproduction
 
 DEFAULT_MINUTES = 60.0
 HELP = """\
@@ -59,9 +59,9 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["reproduce"].read(arguments)
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
-    from vitsweep.bundle.check import check
-    from vitsweep.bundle.pack import extract
     from vitsweep.execution.code_hash import package_hash
+    from vitsweep.extras.bundle.check import check
+    from vitsweep.extras.bundle.pack import extract
 
     with TemporaryDirectory() as place:
         checked = check(extract(typed.bundle, Path(place).resolve()), package_hash())
@@ -81,8 +81,8 @@ def _show(checked: "Checked") -> None:
 
 
 def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
-    from vitsweep.api.reproduce import as_table, reproduce, require_own_or_trusted
     from vitsweep.console import open_console, print_lines
+    from vitsweep.extras.bundle.reproduce import as_table, reproduce, require_own_or_trusted
     from vitsweep.report.views import collect
     from vitsweep.results.store import Store
     from vitsweep.tables.render import TextTable

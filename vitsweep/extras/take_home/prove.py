@@ -20,9 +20,9 @@ import torch
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
-from vitsweep.export import rank as exported
-from vitsweep.export.rank import STEPS
-from vitsweep.export.write import written
+from vitsweep.extras.take_home import rank as exported
+from vitsweep.extras.take_home.rank import STEPS
+from vitsweep.extras.take_home.write import written
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.restored import as_it_was
 from vitsweep.planning.blocks import BalancedOrder
@@ -215,7 +215,7 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
 
 def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) -> None:
     """Let one side train in processes of its own."""
-    code = [exported.__file__] if side == "file" else ["-m", "vitsweep.export.cell_rank"]
+    code = [exported.__file__] if side == "file" else ["-m", "vitsweep.extras.take_home.cell_rank"]
     arguments = [*code, str(seconds), *map(str, folders)]
     launcher = []
     if cell.sharding.name != "none":

@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from vitsweep.bundle.claims import Claim, claims_of, read_claims
-from vitsweep.bundle.pack import (
+from vitsweep.errors import VitsweepError
+from vitsweep.extras.bundle.claims import Claim, claims_of, read_claims
+from vitsweep.extras.bundle.pack import (
     HIDDEN,
     checksum_faults,
     figures_of,
@@ -27,7 +28,6 @@ from vitsweep.bundle.pack import (
     packages,
     read_document,
 )
-from vitsweep.errors import VitsweepError
 from vitsweep.files import open_safely, read_bytes, read_text
 from vitsweep.foreign import (
     MOST_TABLE_VALUES,

@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: there is no such sweep, nothing was measured, or an option is wrong.
     """
     typed = VERBS["paper"].read(arguments)
-    from vitsweep.report.paper import WIDTHS, write_paper
+    from vitsweep.extras.paper.paper import WIDTHS, write_paper
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables
 

@@ -9,10 +9,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tests.bundle.laboratory import HERE, bundled, laboratory
-from vitsweep.bundle.check import check
-from vitsweep.bundle.pack import Anonymizer, extract, write_bundle
+from tests.extras.bundle.laboratory import HERE, bundled, laboratory
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.bundle.check import check
+from vitsweep.extras.bundle.pack import Anonymizer, extract, write_bundle
 from vitsweep.files import append_line
 from vitsweep.report import figures
 from vitsweep.results.store import Store

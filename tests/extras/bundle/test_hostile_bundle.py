@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.builders import run as record
-from vitsweep.bundle import pack
-from vitsweep.bundle.pack import extract
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.bundle import pack
+from vitsweep.extras.bundle.pack import extract
 from vitsweep.results.pack import FILE, add
 from vitsweep.results.store import Store
 

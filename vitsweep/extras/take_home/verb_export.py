@@ -60,8 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["export"].read(arguments)
     _check(typed)
     from vitsweep.execution.run_request import read_cell
-    from vitsweep.export.prove import header, not_provable, prove
-    from vitsweep.export.write import written
+    from vitsweep.extras.take_home.prove import header, not_provable, prove
+    from vitsweep.extras.take_home.write import written
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.sweep_tables import SweepTables
 
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
     """Name the best cell of those that were meant which is plain PyTorch."""
     from vitsweep.execution.run_request import read_cell
-    from vitsweep.export.refusals import refusals
+    from vitsweep.extras.take_home.refusals import refusals
 
     for row in _meant(cells, words).to_dict("records"):
         if not refusals(read_cell(store, row["cell_id"])):

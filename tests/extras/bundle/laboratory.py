@@ -8,9 +8,9 @@ import numpy as np
 
 from tests.builders import run
 from tests.cells import TINY, composer
-from vitsweep.bundle.pack import write_bundle
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.extras.bundle.pack import write_bundle
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store

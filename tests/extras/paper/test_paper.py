@@ -14,19 +14,27 @@ import pandas as pd
 import pytest
 import yaml
 
-from tests.bundle.laboratory import laboratory
 from tests.cells import cell
+from tests.extras.bundle.laboratory import laboratory
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.paper import paper as paper_module
+from vitsweep.extras.paper.paper import (
+    bibliography,
+    booktabs,
+    tex,
+    used,
+    without_letters,
+    write_paper,
+)
 from vitsweep.report import figures
-from vitsweep.report.paper import bibliography, booktabs, tex, used, without_letters, write_paper
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.technique import Technique
 from vitsweep.tables.sweep_tables import SweepTables
 
-BIB = Path(figures.__file__).with_name("references.bib").read_text(encoding="utf-8")
+BIB = Path(paper_module.__file__).with_name("references.bib").read_text(encoding="utf-8")
 KEYS = re.findall(r"^@\w+\{([^,]+),", BIB, re.MULTILINE)
 
 

@@ -12,13 +12,13 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.compare import StopReason, measured_pair
-from vitsweep.bundle.check import Checked, code_lines, package_lines, text_of_cells
-from vitsweep.bundle.claims import Claim, Verdict
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.execution.code_hash import files_here
+from vitsweep.extras.bundle.check import Checked, code_lines, package_lines, text_of_cells
+from vitsweep.extras.bundle.claims import Claim, Verdict
 from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell, plan_pair
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store

@@ -200,7 +200,7 @@ def bibliography(keys: Sequence[str]) -> str:
     Raises:
         VitsweepError: there is no such entry.
     """
-    text = files("vitsweep.report").joinpath("references.bib").read_text(encoding="utf-8")
+    text = files("vitsweep.extras.paper").joinpath("references.bib").read_text(encoding="utf-8")
     entries = dict(re.findall(r"^(?=@\w+\{([^,]+),)(.*?^\}\n)", text, re.DOTALL | re.MULTILINE))
     if unknown := [key for key in keys if key not in entries]:
         raise VitsweepError(f"`references.bib` has no entry {', '.join(unknown)}.")
@@ -285,7 +285,7 @@ def _range(table: DataFrame, column: str) -> str:
 
 def _rendered(name: str, facts: dict[str, Any]) -> str:
     environment = Environment(
-        loader=PackageLoader("vitsweep.report"), undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("vitsweep.extras.paper"), undefined=StrictUndefined, trim_blocks=True,
         block_start_string="<%", block_end_string="%>", variable_start_string="<<",
         variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
         lstrip_blocks=True, autoescape=False, finalize=lambda value: "" if value is None else value,

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from vitsweep.errors import ImpossibleCellError, VitsweepError
-from vitsweep.export.refusals import refusals
+from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ViTSpec
@@ -57,7 +57,7 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
     if reasons := refusals(cell):
         raise ImpossibleCellError(reasons)
     environment = Environment(
-        loader=PackageLoader("vitsweep.export"),
+        loader=PackageLoader("vitsweep.extras.take_home"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -24,9 +24,9 @@ from typing import Any
 
 import pandas as pd
 
-from vitsweep.bundle.claims import DEFAULT_MARGIN, Claim, as_tree, claims_of
 from vitsweep.charts import style
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.bundle.claims import DEFAULT_MARGIN, Claim, as_tree, claims_of
 from vitsweep.files import (
     MOST_BYTES,
     NAME,

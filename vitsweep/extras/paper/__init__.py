@@ -1,0 +1,1 @@
+"""What a paper says of a sweep, as LaTeX."""
