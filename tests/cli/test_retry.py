@@ -70,7 +70,7 @@ def test_cells_of_all_commands_run_again_each_with_its_launcher(
     assert of_slurm[:3] == ["-m", "hydra/launcher=slurm", "hydra.launcher.partition=a"]
     assert not any(text.startswith("hydra") for text in of_local)
     assert ids_of([of_slurm, of_local], composer) == [lost, full]
-    assert "sweep.name=mine" in of_slurm
+    assert {"sweep.name=mine", "machine=cpu"} <= {*of_slurm}
     assert ids_of(retried(store.root, "--status", "out_of_memory"), composer) == [full]
     assert retried(store.root, "--status", "diverged") == []
 

@@ -104,6 +104,8 @@ def answered() -> Iterator[str]:
         record.spec["precision"] = "base" if record.cell_id == "b2" else "sure"
     of_two = {"base": "base", "sure": "base", "b2": "b2", "c2": "b2"}
     yield from told(base, of("sure", SURE), two, base=of_two)
+    h200 = {"environment": {"device": "NVIDIA H200"}, "precision": "fp32"}
+    yield from told(of("base", **h200), of("sure", SURE, environment=h200["environment"]))
     yield from told(base, base=None)
     yield from told(of("base", [None] * 3), base=None)
     yield from told([run("base", status=Status.failed)], base=None)

@@ -60,6 +60,9 @@ def machine_with(profile: Profile) -> Machine:
         cores_per_node=CORES_PER_GPU * devices,
         devices_per_node=devices,
         described_by=profile.title,
+        gib_per_device=profile.usable_bytes / 2**30,
+        least_gib=profile.usable_bytes / 2**30,
+        has_tf32=profile.has_tf32,
     )
 
 

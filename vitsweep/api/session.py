@@ -16,7 +16,7 @@ from vitsweep.composition.composer import (
     is_plain_value,
     set_value,
 )
-from vitsweep.composition.grid import AUTO, expand
+from vitsweep.composition.grid import AUTO
 from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import (
     parse_overrides,
@@ -27,6 +27,7 @@ from vitsweep.composition.overrides import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import make_sweep_plan
 from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
@@ -139,6 +140,7 @@ def open_session(
     config_dir: str | Path | None = None,
     config_name: str = CONFIG,
     command: str | None = None,
+    machine: Machine | None = None,
 ) -> Session:
     """Compose the cells of some overrides.
 
@@ -148,6 +150,7 @@ def open_session(
         config_dir: folder with more choices, groups and named sweeps (`--config-dir`).
         config_name: file with the defaults list (`--config-name`).
         command: what to type for the same; None writes it from the overrides.
+        machine: node that defaults follow; None for the launcher's.
 
     Raises:
         NotOursError: the launcher or the sweeper is not vitsweep's.
@@ -173,11 +176,13 @@ def open_session(
         raise NotOursError(f"hydra/launcher={hydra.choice(config, 'launcher')}")
     launcher = hydra.launcher_of(config)
     composer = Composer(loader, config_name, of_hydra)
-    cells = expand([o for o in overrides if o not in of_hydra], composer)
+    typed = [o for o in overrides if o not in of_hydra]
+    cells, sweep, defaults = cells_for(typed, composer, machine or launcher.machine())
+    if defaults:
+        console.print(defaults)
     if hydra.choice(config, "launcher") == "local":
         _refuse_bad_values(cells)
-    plain = hydra.plain_resolved(config)
-    plain["sweep"]["name"] = cells[0].tree["sweep"]["name"]
+    plain = hydra.plain_resolved(config) | {"sweep": sweep}
     extra = ["--config-dir", str(config_dir)] if config_dir else []
     words = ["python", "-m", "vitsweep", *extra, "-m", *overrides]
     return Session(

@@ -13,6 +13,7 @@ from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError, did_you_mean
 from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
+from vitsweep.spec.resources import Machine
 
 MULTIRUN = ("-m", "--multirun")
 CONFIG_FLAGS = {
@@ -54,16 +55,15 @@ class Line:
     config_name: str = CONFIG
     of_hydra: str = ""
 
-    def session(self) -> Session:
-        """Compose the cells.
+    def session(self, machine: Machine | None = None) -> Session:
+        """Compose the cells; `machine` is the node that defaults follow, None for the launcher's.
 
         Raises:
             NotOursError: Hydra alone can run them.
             VitsweepError: what was typed is wrong.
         """
-        return open_session(
-            self.overrides, open_console(), self.config_dir, self.config_name, command=""
-        )
+        conf = self.config_dir, self.config_name
+        return open_session(self.overrides, open_console(), *conf, command="", machine=machine)
 
 
 def read_line(arguments: Sequence[str]) -> Line:

@@ -22,7 +22,7 @@ from vitsweep.api.session import Session
 from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
-from vitsweep.composition.grid import expand, named
+from vitsweep.composition.grid import named
 from vitsweep.composition.hydra import hydra_error_sentence
 from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
@@ -30,6 +30,7 @@ from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.planning.freeze import plan_of, store_of
+from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
@@ -152,9 +153,9 @@ def sweep_in_hydra(
         SweepStopped: the user stopped it.
     """
     composer = composer_of(config, loader)
-    cells = expand(arguments, composer)
-    settings = hydra.plain_resolved(config)
-    settings["sweep"]["name"] = cells[0].tree["sweep"]["name"]  # as `expand` named it
+    machine = launcher.machine() if isinstance(launcher, CellLauncher) else Machine.here()
+    cells, sweep, _ = cells_for(arguments, composer, machine)
+    settings = hydra.plain_resolved(config) | {"sweep": sweep}
     if isinstance(launcher, CellLauncher):
         if code := finish(session_of(launcher, cells, settings, composer)):
             raise SystemExit(code)

@@ -10,6 +10,8 @@ from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.rates.profile import profile_named
+from vitsweep.spec.resources import Machine
 
 
 def add_options(options: Options) -> None:
@@ -52,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if line.of_hydra:
             raise NotOursError(line.of_hydra)
-        session = line.session()
+        session = line.session(_smallest(_parts(known.hardware)))
     except NotOursError as error:
         raise BadValueError(_refusal(error.choice)) from error
     from vitsweep.api.plan import PlanRequest, plan
@@ -75,6 +77,14 @@ def run(arguments: Sequence[str]) -> int:
     if known.stack:
         _propose(rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
+
+
+def _smallest(hardware: Sequence[str]) -> Machine | None:
+    """Return a node of the device with the least memory, whose sizes all plans have; None for none."""
+    from vitsweep.api.plan import machine_with
+
+    nodes = [machine_with(profile_named(name)) for name in hardware]
+    return min(nodes, key=lambda node: node.least_gib or inf, default=None)
 
 
 def _propose(rows: Sequence[Mapping[str, Any]]) -> None:

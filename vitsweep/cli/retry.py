@@ -99,7 +99,7 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
         value_override("sweep.name", store.name),
     ]
     return [
-        ["-m", *key, *where, again, value_override("sweep.cells", cells), *overrides]
+        ["-m", *key, *where, "machine=cpu", again, value_override("sweep.cells", cells), *overrides]
         for key, cells in groups.items()
     ]
 

@@ -30,8 +30,8 @@ from vitsweep.spec.menu import conf_dir
 
 Tree = dict[str, Any]
 
-OUTSIDE_THE_CELL = ("sweep", "tracker", "metric")
-"""Top-level nodes of the configuration that say where results go, not what is measured."""
+OUTSIDE_THE_CELL = ("sweep", "tracker", "metric", "machine")
+"""Top-level nodes of the configuration that no cell has: where results go, and what defaults are."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The grid: from a command line to its cells. Grammar as in Hydra, expansion by vitsweep."""
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -219,7 +219,11 @@ def _is_hydras_own(override: Override) -> bool:
     return bool(override.is_hydra_override())
 
 
-def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[ComposedCell]:
+def expand(
+    overrides: Sequence[str],
+    composer: Composer | None = None,
+    of_machine: Callable[[Tree], Tree] = lambda sweep: sweep,
+) -> list[ComposedCell]:
     """Return the cells of a command line, each once, in the order of Hydra's own sweeper.
 
     Swept overrides multiply; the `axes` and `cells` of a named sweep (`+sweep=NAME`) multiply with
@@ -229,21 +233,22 @@ def expand(overrides: Sequence[str], composer: Composer | None = None) -> list[C
     Args:
         overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
         composer: shares what is composed between calls.
+        of_machine: gives the node `sweep` the part of it that is for a machine.
 
     Raises:
         BadValueError: an override is wrong; the text names it as typed and the valid ones.
     """
     composer = composer or Composer()
     typed_axes = axes_of(composer, overrides)
-    tree = composer.compose(_sweep_overrides(typed_axes)).tree
-    settings = sweep_settings(tree)
+    sweep = of_machine(composer.compose(_sweep_overrides(typed_axes)).tree["sweep"])
+    settings = sweep_settings({"sweep": sweep})
     axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
     axes |= {axis.key: axis for axis in typed_axes if axis.root != "sweep"}
     factors = zipped(list(axes.values()), settings.zip)
     _refuse_repeated(factors)
     cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
     typed_keys = {axis.key for axis in typed_axes}
-    common = _settings_of_all_cells(tree["sweep"], composer)
+    common = _settings_of_all_cells(sweep, composer)
     products = product(cells, *(axis.values for axis in factors))
     lists = [
         merge_overrides(
@@ -292,10 +297,14 @@ def _without_typed_keys(
     return tuple(text for override, text in keyed if override.get_key_element() not in typed_keys)
 
 
+OF_THE_GRID = ("axes", "cells", "zip", "by_machine", "published")
+"""Settings of a sweep that make its grid or explain it, and that no cell has."""
+
+
 def _settings_of_all_cells(sweep: Tree, composer: Composer) -> tuple[str, ...]:
-    """Return the `sweep.*` overrides of every cell: all settings but those that made the grid."""
+    """Return the `sweep.*` overrides of every cell: all settings but those of the grid."""
     default = composer.compose().tree["sweep"]
-    kept = {k: v for k, v in sweep.items() if k not in ("axes", "cells", "zip")}
+    kept = {k: v for k, v in sweep.items() if k not in OF_THE_GRID}
     return tuple(value_override(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
 
 

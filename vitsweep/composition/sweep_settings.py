@@ -63,6 +63,7 @@ class SweepSettings:
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
     published: tuple[dict[str, Any], ...]
+    by_machine: dict[str, dict[str, Any]]
     limit: LimitSettings
     only: Literal["fits"] | None
     max_gpu_hours: Annotated[float, Gt(0)] | None

@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import Run, request_for
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.slurm.commands import slurm_output
 from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
+from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
 
@@ -27,13 +29,21 @@ def run_in_place(overrides: Sequence[str]) -> tuple[LaunchResult, SweepSettings]
         VitsweepError: several cells are asked for, or the cell cannot run in this world.
     """
     composer = Composer()
-    cells = expand([o for o in overrides if not o.startswith("-")], composer)
+    typed = [o for o in overrides if not o.startswith("-")]
+    cells, _, _ = cells_for(typed, composer, _without_free_memory(Machine.here()))
     if len(cells) != 1:
         raise VitsweepError(
             f"These overrides make {len(cells)} cells, but ranks started by torchrun or srun run one: "
             "give single values, or sweep without torchrun and srun."
         )
     return run_rank(cells[0], composer)
+
+
+def _without_free_memory(machine: Machine) -> Machine:
+    """Return the machine by its device's published memory: what is free differs from rank to rank."""
+    profile = profile_of(device_name("cuda") or "", complete=True)
+    gib = profile.usable_bytes / 2**30 if profile else None
+    return replace(machine, described_by="machine of the ranks", least_gib=gib)
 
 
 def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, SweepSettings] | None:

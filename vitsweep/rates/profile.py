@@ -23,7 +23,7 @@ import os
 import platform
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
@@ -203,6 +203,11 @@ class Profile(Checked):
         return (self["memory_gib"] - self["reserved_gib"]) * 2**30
 
     @property
+    def has_tf32(self) -> bool:
+        """Whether the device is known to multiply float32 as TF32."""
+        return "tf32" in self.peak_tflops
+
+    @property
     def has_sourced_matmul_rate(self) -> bool:
         """Whether somebody measured which share of the peak products reach on this device."""
         return self.figures.matmul_fraction.confidence == "measured"
@@ -306,16 +311,23 @@ def most_usable_bytes(gpu_type: str) -> float | None:
         gpu_type: as Slurm names it: `a100`, or the driver's name as its autodetection writes it,
             `nvidia_a100-sxm4-80gb`.
     """
-    text = gpu_type.lower()
-    exact = profile_of(text.replace("_", " "), complete=True)
-    if exact:
+    if exact := _exactly(gpu_type):
         return exact.usable_bytes
-    matching = [
-        profile_named(name) for name in profile_names() if f"{name}_".startswith(f"{text}_")
-    ]
-    if not text or not matching:
-        return None
-    return LARGER_VARIANTS * max(profile.usable_bytes for profile in matching)
+    matching = profiles_of_type(gpu_type)
+    return LARGER_VARIANTS * max(p.usable_bytes for p in matching) if matching else None
+
+
+def profiles_of_type(gpu_type: str) -> list[Profile]:
+    """Return the devices that Slurm may mean by a type of GPU; none if it is unknown."""
+    if exact := _exactly(gpu_type):
+        return [exact]
+    text = gpu_type.lower()
+    names = [name for name in profile_names() if text and f"{name}_".startswith(f"{text}_")]
+    return [profile_named(name) for name in names]
+
+
+def _exactly(gpu_type: str) -> Profile | None:
+    return profile_of(gpu_type.lower().replace("_", " "), complete=True)
 
 
 @cache
@@ -429,20 +441,29 @@ def device_name(device: str) -> str | None:
     """
     if device == "cpu":
         return cpu_model() + cpu_limits()
+    name = _of_first_gpu(lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu))
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def free_gpu_gib() -> float | None:
+    """Return the free memory of the first GPU that this process may use; None without a driver."""
+    return _of_first_gpu(lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).free / 2**30)
+
+
+def _of_first_gpu(ask: Callable[[Any, Any], Any]) -> Any:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = (
+        return ask(
+            pynvml,
             pynvml.nvmlDeviceGetHandleByUUID(visible)
             if visible.startswith(("GPU-", "MIG-"))
-            else pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0))
+            else pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0)),
         )
-        name = pynvml.nvmlDeviceGetName(handle)
     except Exception:  # no driver, no library, no permission
         return None
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _flags() -> set[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
+from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import TOO_FEW, WORSE
@@ -32,12 +33,14 @@ from vitsweep.tables.stats import (
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, row_keys
 
+PLAIN = "fp32"
+"""The precision whose products are float32's own."""
 UNKNOWN = Series({"images_per_second": float("nan")})
 """A baseline that the table does not have."""
 COMPARED = (
     "sweep device images_per_second speedup speedup_low speedup_high claim claim_low claim_high family_size "
-    "num_pairs block_noise baseline_cell_id speedup_note any_look accuracy_top1 accuracy_difference "
-    "accuracy_claim accuracy_pairs"
+    "num_pairs block_noise baseline_cell_id speedup_note any_look precision accuracy_top1 "
+    "accuracy_difference accuracy_claim accuracy_pairs"
 ).split()
 NOISY = 0.1
 """Spread of one block's ratio that is named beside a ratio that is not shown."""
@@ -191,6 +194,7 @@ def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bo
     """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
     first = leaders.iloc[0] if len(leaders) else group.iloc[0]
     against = _the_baseline(str(base.get("name", "")))
+    against += _without_tf32(group, base)
     against += f" on {first['device']} (sweep {first['sweep']})" if where else ""
     if leaders.empty:
         return _nothing_shown(group, base, against)
@@ -209,6 +213,13 @@ def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bo
         own=f"[{end(first['speedup_low'])}, {end(first['speedup_high'])}]",
     )
     return f"{text}{_accuracy(first, base)}{_size_note(first)}{_unnamed(higher, base)}."
+
+
+def _without_tf32(group: DataFrame, base: Series) -> str:
+    """Return a remark on a baseline of float32 where precision varies on a GPU that has TF32."""
+    varies = base.get("precision") == PLAIN and (group["precision"] != PLAIN).any()
+    device = profile_of(str(base.get("device", ""))) if varies else None
+    return f" ({say('without_tf32')})" if device and device.has_tf32 else ""
 
 
 def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:

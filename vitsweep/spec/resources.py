@@ -69,6 +69,8 @@ class Machine:
         devices_per_node: usable GPUs.
         described_by: where the facts come from (`this machine`, or the name of a site profile).
         gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
+        least_gib: the same of the smallest of its GPUs.
+        has_tf32: whether its GPUs are known to multiply float32 as TF32.
         most_ranks: on a node, of all cells that are planned together; 0 where there is one cell.
     """
 
@@ -77,6 +79,8 @@ class Machine:
     devices_per_node: int
     described_by: str = HERE
     gib_per_device: float | None = None
+    least_gib: float | None = None
+    has_tf32: bool = False
     most_ranks: int = 0
 
     @classmethod
@@ -87,6 +91,7 @@ class Machine:
             device="cuda" if gpus else "cpu",
             cores_per_node=len(os.sched_getaffinity(0)),
             devices_per_node=gpus,
+            has_tf32=gpus > 0 and (gpu_capability() or (0, 0)) >= TF32_CAPABILITY,
         )
 
 
@@ -108,6 +113,8 @@ def count_gpus() -> int:
     )
 
 
+TF32_CAPABILITY = (8, 0)
+"""Of GPUs that can multiply float32 as TF32, from Ampere on."""
 FP8_CAPABILITY = (8, 9)
 """Of GPUs with FP8 units, from Ada on."""
 

@@ -216,33 +216,38 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
     if site.device != "auto":
         device = site.device
+    from vitsweep.rates.profile import (
+        most_usable_bytes,
+        profiles_of_type,
+    )  # takes a tenth of a second
+
+    types = _gpu_types(settings) if device == "cuda" else set()
+    most = [most_usable_bytes(each) for each in types]
+    profiles = [profile for each in types for profile in profiles_of_type(each)]
+    is_known = bool(types) and None not in most
     return Machine(
         device=device,
         cores_per_node=int(cores),
         devices_per_node=int(gpus) if device == "cuda" else 0,
         described_by=f"partition {settings.partition or '(default)'}",
-        gib_per_device=_gib_per_gpu(settings) if device == "cuda" else None,
+        gib_per_device=max(filter(None, most)) / 2**30 if is_known else None,
+        least_gib=min(p.usable_bytes for p in profiles) / 2**30 if is_known else None,
+        has_tf32=is_known and all(profile.has_tf32 for profile in profiles),
     )
 
 
-def _gib_per_gpu(settings: "SlurmSettings") -> float | None:
-    """Return the memory of the largest GPU that a job may get; None where one of them is unknown.
+def _gpu_types(settings: "SlurmSettings") -> set[str]:
+    """Return the types of the GPUs that a job may get.
 
-    The type is what `hydra.launcher.gpu_type` or `gres` names, else those of the partition's nodes.
+    They are what `hydra.launcher.gpu_type` or `gres` names, else those of the partition's nodes.
     """
     if settings.gpu_type:
-        types = {settings.gpu_type}
-    elif settings.gres:
-        types = gpu_types_in(settings.gres)
-    else:
-        where = ("-p", settings.partition) if settings.partition else ()
-        shown = slurm_output("sinfo", "-h", *where, "-o", "%G") or ""
-        types = set().union(*(gpu_types_in(line) for line in shown.splitlines()))
-    from vitsweep.rates.profile import most_usable_bytes  # takes a tenth of a second
-
-    sizes = [most_usable_bytes(each) for each in types]
-    known = [size for size in sizes if size is not None]
-    return max(known) / 2**30 if known and len(known) == len(sizes) else None
+        return {settings.gpu_type}
+    if settings.gres:
+        return gpu_types_in(settings.gres)
+    where = ("-p", settings.partition) if settings.partition else ()
+    shown = slurm_output("sinfo", "-h", *where, "-o", "%G") or ""
+    return set().union(*(gpu_types_in(line) for line in shown.splitlines()))
 
 
 def _only_kind(settings: "SlurmSettings") -> Kind:

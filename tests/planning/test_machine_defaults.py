@@ -1,0 +1,156 @@
+"""Defaults follow the machine: sizes where nothing is typed, and the part of a named sweep."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.command import Command
+from vitsweep.api.plan import machine_with
+from vitsweep.composition.composer import Composer
+from vitsweep.composition.grid import expand
+from vitsweep.composition.overrides import key_of
+from vitsweep.errors import BadValueError
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.rates.profile import profile_named
+from vitsweep.spec.resources import Machine
+
+COMPOSER = Composer()
+CPU = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
+H200 = machine_with(profile_named("h200"))
+ONE_H200 = replace(H200, devices_per_node=1)
+SIZES = ("model", "data", "batch.scope", "batch.images_per_step")
+
+
+def sizes(*overrides, machine=ONE_H200):
+    """Return what the first cell of a command says of the sizes."""
+    cell = cells_for(overrides, COMPOSER, machine)[0][0]
+    found = dict(text.split("=", 1) for text in cell.overrides)
+    return {key: found[key] for key in SIZES if key in found}
+
+
+def techniques(cells):
+    """Return the overrides of each cell beside those of the sweep and the sizes."""
+    outside = (*SIZES, "sweep", "batch.resolution_px")
+    return [
+        [
+            t
+            for t in c.overrides
+            if key_of(t).split(".")[0] not in outside and key_of(t) not in outside
+        ]
+        for c in cells
+    ]
+
+
+def test_a_gpu_gets_a_real_model_and_names_it():
+    cells, sweep, said = cells_for(["precision=O1,O2"], COMPOSER, ONE_H200)
+    assert said == "1 x H200 SXM: ViT-B/16, 224 px, 256 images; `machine=cpu` for the other"
+    assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
+    typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
+    typed += ["batch.scope=per_replica", "precision=O1,O2"]
+    by_hand = plan_of(expand(typed, COMPOSER), ONE_H200, COMPOSER)
+    assert [*plan_of(cells, ONE_H200, COMPOSER).entries] == [*by_hand.entries]
+    assert "256 images per rank" in cells_for([], COMPOSER, H200)[2]
+
+
+def test_on_a_cpu_nothing_changes():
+    for overrides in (["+sweep=first"], ["precision=O1,O2"], ["+sweep=meta_speedups"]):
+        cells, sweep, said = cells_for(overrides, COMPOSER, CPU)
+        before = expand(overrides, COMPOSER)
+        assert [c.overrides for c in cells] == [c.overrides for c in before]
+        assert not said
+        assert sweep["name"] == before[0].tree["sweep"]["name"]
+
+
+def test_what_is_typed_wins():
+    assert sizes("model=vit_large") == {
+        **{"model": "vit_large", "data": "synthetic"},
+        **{"batch.scope": "per_replica", "batch.images_per_step": "256"},
+    }
+    assert sizes("batch.images_per_step=48") == {
+        **{"model": "vit_base", "data": "synthetic", "batch.images_per_step": "48"},
+    }
+    assert sizes("data=image_folder")["model"] == "vit_base"
+    assert "batch.images_per_step" not in sizes("batch=blog_560")
+    for small in (
+        ["model=vit_nano"],
+        ["data=digits"],
+        ["task=train"],
+        ["+sweep=attention_lengths"],
+    ):
+        assert cells_for(small, COMPOSER, ONE_H200)[0] == expand(small, COMPOSER), small
+    for cpu in ("machine=cpu", "resources.device=cpu"):
+        assert sizes(cpu) == {}
+    first = cells_for(["+sweep=first", "machine=cpu"], COMPOSER, ONE_H200)[0]
+    assert [c.overrides for c in first] == [c.overrides for c in expand(["+sweep=first"])]
+    assert cells_for(["+sweep=first", "sweep.name=mine"], COMPOSER, ONE_H200)[1]["name"] == "mine"
+
+
+def test_the_largest_cell_fits_into_the_share_of_the_memory():
+    found = [
+        sizes("precision=fp32,O1", machine=replace(ONE_H200, least_gib=gib))
+        for gib in (60, 30, 12, 3, None)
+    ]
+    asked = [(each["model"], int(each["batch.images_per_step"])) for each in found]
+    assert asked == [
+        ("vit_base", 256),
+        ("vit_base", 128),
+        ("vit_base", 64),
+        ("vit_small", 32),
+        ("vit_base", 32),
+    ]
+    assert sizes("machine.memory_share=0.1")["batch.images_per_step"] == "64"
+
+
+def test_named_sweeps_have_a_part_for_gpus():
+    cells, sweep, said = cells_for(["+sweep=first"], COMPOSER, ONE_H200)
+    assert sweep["name"] == "first-cuda"
+    assert said.startswith("1 x H200")
+    stack = ["precision=bf16_masters", "optimizer=adamw_fused", "compilation=compile_blocks"]
+    alone = [["precision=O1"], ["precision=O1", "optimizer=adamw_fused"], stack]
+    assert techniques(cells) == alone
+    baseline = plan_of(cells, ONE_H200, COMPOSER).runnable[-1]
+    assert baseline.is_added_baseline
+    chosen = baseline.composed.choices
+    assert [chosen[g] for g in ("precision", "sharding", "optimizer")] == [
+        "tf32",
+        "ddp",
+        "adamw_loop",
+    ]
+    several = techniques(cells_for(["+sweep=first"], COMPOSER, H200)[0])
+    assert several[:3] == alone
+    assert "sharding=fsdp" in several[3]
+
+
+def test_the_baseline_of_the_blog_is_tf32_where_the_gpu_has_it():
+    names = [f"meta_{what}" for what in ("speedups", "gpu_scaling", "epoch_time")]
+    for name, machine in [
+        *((n, ONE_H200) for n in names),
+        *((f"{n}_cluster", H200) for n in names),
+    ]:
+        cells, sweep, _ = cells_for([f"+sweep={name}"], COMPOSER, machine)
+        plan = plan_of(cells, machine, COMPOSER)
+        bases = {entry.baseline_id for entry in plan.runnable}
+        assert {plan.entries[base].spec.precision.name for base in bases} == {"tf32"}
+        assert "fp32" in {cell.choices["precision"] for cell in cells}
+        if machine is ONE_H200:  # one rank: one sharding
+            assert {entry.spec.sharding.name for entry in plan.runnable} == {"ddp"}
+            assert "assumed: measured on A100s with torch <= 1.11" in sweep["question"]
+        old = replace(machine, has_tf32=False)
+        plan = plan_of(cells_for([f"+sweep={name}"], COMPOSER, old)[0], old, COMPOSER)
+        assert "tf32" not in {entry.spec.precision.name for entry in plan.runnable}
+
+
+def test_a_machine_is_one_for_all_cells():
+    with pytest.raises(BadValueError, match="machine=cpu,cuda` cannot be swept"):
+        cells_for(["machine=cpu,cuda"], COMPOSER, CPU)
+    with pytest.raises(BadValueError, match="`machine` has no choice `gpu`"):
+        cells_for(["machine=gpu"], COMPOSER, CPU)
+
+
+def test_plan_prints_what_another_machine_would_run(tmp_path):
+    words = ("plan", "-m", "+sweep=first", "--hardware", "h200", "--no-predict")
+    done = Command(tmp_path)(*words, quick=False)
+    assert done.stdout.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images per rank;")
+    assert "first-cuda on NVIDIA H200" in done.stdout
+    assert "precision=tf32 (baseline)" in done.stdout

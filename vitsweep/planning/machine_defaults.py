@@ -1,0 +1,233 @@
+"""What follows from the machine where nothing is typed: model, data, images, and the part of a named sweep.
+
+The group `machine` holds the sizes; `sweep.by_machine` of a named sweep holds its parts. Cells name what they
+get from here among their overrides, so that they are the same cells wherever these are typed.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitsweep.composition.composer import ComposedCell, Composer, Tree, root_of
+from vitsweep.composition.grid import AUTO, expand, named
+from vitsweep.composition.overrides import key_of
+from vitsweep.errors import BadValueError
+from vitsweep.planning.freeze import plan_of
+from vitsweep.predict.closed_memory import Sizes, memory
+from vitsweep.rates.profile import device_name, free_gpu_gib
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.menu import choices, comment
+from vitsweep.spec.model_spec import TransformerSpec
+from vitsweep.spec.resources import HERE, Machine
+
+GROUP = "machine"
+FOR_CPUS = "_nano"
+"""Ending of the models that a CPU trains in minutes."""
+LARGE_DATA = ("synthetic", "image_folder")
+"""Data beside which the models of a GPU are trained where nothing else is typed."""
+OF_THE_BATCH = ("batch", "batch.images_per_step", "batch.scope")
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """What one command types, and the machine that it is for.
+
+    Attributes:
+        composer: composes cells.
+        overrides: those of cells and of the sweep.
+        machine: node on which the cells will run.
+        choice: of the group `machine`.
+        sizes: its node.
+    """
+
+    composer: Composer
+    overrides: list[str]
+    machine: Machine
+    choice: str
+    sizes: Mapping[str, Any]
+
+
+def cells_for(
+    overrides: Sequence[str], composer: Composer, machine: Machine
+) -> tuple[list[ComposedCell], Tree, str]:
+    """Return the cells of a command line on a machine.
+
+    Args:
+        overrides: as typed after `python -m vitsweep -m`, without those of Hydra's own node.
+        composer: composes cells.
+        machine: node on which they will run.
+
+    Returns:
+        The cells; the node `sweep` of the command; a sentence that says what follows from the machine, or "".
+
+    Raises:
+        BadValueError: an override is wrong.
+    """
+    typed = _typed(overrides, composer, machine)
+    parts: list[tuple[Tree, bool]] = []
+
+    def part(sweep: Tree) -> Tree:
+        parts.append(_part(sweep, typed))
+        return parts[-1][0]
+
+    cells = expand(typed.overrides, composer, part)
+    sized = _sized(cells, typed)
+    [(sweep, has_part)] = parts
+    sweep = sweep | {"name": sized[0].tree["sweep"]["name"]}
+    return sized, sweep, _sentence(sized, typed) if has_part or sized is not cells else ""
+
+
+def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _Typed:
+    """Tell the overrides of `machine` from the others, and choose where none is typed."""
+    parsed = dict(zip(overrides, composer.parse(overrides), strict=True))
+    own = [text for text, override in parsed.items() if root_of(override) == GROUP]
+    for text in own:
+        if parsed[text].is_sweep_override():
+            raise BadValueError(
+                f"`{text}` cannot be swept: it says what the defaults of all cells are."
+            )
+    rest = [text for text in overrides if text not in own]
+    device = "cpu" if "resources.device=cpu" in rest else machine.device
+    composed = composer.compose([f"{GROUP}={device}", *own])
+    return _Typed(composer, rest, machine, composed.choices[GROUP], composed.tree[GROUP])
+
+
+# The part of a named sweep.
+
+
+def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
+    """Return the node `sweep` with what its part for the machine replaces, and whether it has one."""
+    keys = {key_of(text) for text in typed.overrides}
+    part: Tree = sweep["by_machine"].get(typed.choice, {})
+    if not typed.machine.has_tf32:
+        part = json.loads(json.dumps(part).replace("tf32", "fp32"))
+    if _ranks(typed) == 1 and "cells" in part:
+        part = part | {"cells": _unsharded(part["cells"])}
+    found = sweep | {k: value for k, value in part.items() if f"sweep.{k}" not in keys}
+    has_name = sweep["name"] != AUTO and "sweep.name" not in keys
+    if has_name and typed.sizes["models"] and ("cells" in part or "model" not in sweep["axes"]):
+        found["name"] = f"{sweep['name']}-{typed.choice}"
+    return found | {"by_machine": {}}, bool(part)
+
+
+def _ranks(typed: _Typed) -> int:
+    """Return the ranks of all cells if they have equally many, else 0."""
+    values = dict(text.split("=", 1) for text in typed.overrides if text.startswith("resources."))
+    nodes = values.get("resources.nodes", "1")
+    ranks = values.get("resources.ranks_per_node", str(typed.machine.devices_per_node))
+    return int(nodes) * int(ranks) if nodes.isdecimal() and ranks.isdecimal() else 0
+
+
+def _unsharded(cells: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Leave `sharding=fsdp` out: one rank has nothing to share, and all cells get the baseline's sharding."""
+    kept = [tuple(text for text in cell if text != "sharding=fsdp") for cell in cells]
+    return [list(cell) for cell in dict.fromkeys(kept) if cell]
+
+
+# Model, data and images per rank.
+
+
+def _sized(cells: list[ComposedCell], typed: _Typed) -> list[ComposedCell]:
+    """Return the cells with the sizes of the machine where nobody set them."""
+    sizes = typed.sizes
+    for model in sizes["models"]:
+        added = list(_added(cells, typed, model))
+        if not added:
+            return cells
+        counts = sizes["images_per_rank"] if added[-1] == "batch.scope=per_replica" else [None]
+        specs = _specs(_with(cells, added, typed.composer), typed)
+        for images in counts:
+            fits = _fits(specs, images, typed)
+            is_last = images == counts[-1] and (fits is None or model == sizes["models"][-1])
+            if fits or is_last:
+                texts = [f"batch.images_per_step={images}"] if images else []
+                return _with(cells, [*added, *texts], typed.composer)
+    return cells
+
+
+def _added(cells: Sequence[ComposedCell], typed: _Typed, model: str) -> Iterator[str]:
+    """Yield the overrides of the machine for keys that neither the command nor its sweep sets."""
+    values: dict[str, set[str]] = {}
+    for text in (text for cell in cells for text in cell.overrides):
+        values.setdefault(key_of(text), set()).add(text.partition("=")[2])
+    is_typed = "model" in {key_of(text) for text in typed.overrides}
+    models = values.get("model", set())
+    if models and not (is_typed and all(not name.endswith(FOR_CPUS) for name in models)):
+        return
+    if not values.get("data", set()) <= {*LARGE_DATA} or "train" in values.get("task", ()):
+        return
+    if not models:
+        yield f"model={model}"
+    if "data" not in values:
+        yield f"data={typed.sizes['data']}"
+    is_searched = cells[0].tree["sweep"]["limit"]["key"] == "batch.images_per_step"
+    if not is_searched and not values.keys() & {*OF_THE_BATCH}:
+        yield "batch.scope=per_replica"
+
+
+def _with(
+    cells: Sequence[ComposedCell], added: Sequence[str], composer: Composer
+) -> list[ComposedCell]:
+    return named([composer.compose([*added, *cell.overrides]) for cell in cells], composer)
+
+
+def _specs(cells: Sequence[ComposedCell], typed: _Typed) -> list[CellSpec]:
+    """Return the cells that can run, typed; none where a value is wrong, which is said later."""
+    try:
+        plan = plan_of(cells, typed.machine, typed.composer)
+    except BadValueError:
+        return []
+    return [entry.spec for entry in plan.runnable]
+
+
+def _fits(specs: Sequence[CellSpec], images: int | None, typed: _Typed) -> bool | None:
+    """Tell whether the largest cell needs at most its share of the memory; None where either is unknown."""
+    gib = free_gpu_gib() if typed.machine.described_by == HERE else typed.machine.least_gib
+    if gib is None or not all(isinstance(spec.model, TransformerSpec) for spec in specs):
+        return None
+    if images:
+        specs = [replace(s, batch=replace(s.batch, images_per_step=images)) for s in specs]
+    most = typed.sizes["memory_share"] * gib * 2**30
+    return all(memory(Sizes.of(spec)).peak <= most for spec in specs)
+
+
+# The line that says it.
+
+
+def _sentence(cells: Sequence[ComposedCell], typed: _Typed) -> str:
+    specs = _specs(cells, typed)
+    if not specs:
+        return ""
+    names = dict.fromkeys(_title(cell.choices["model"]) for cell in cells)
+    ranks = _span({spec.resources.world_size for spec in specs})
+    scope = ""
+    if ranks != "1":
+        scope = " per rank" if specs[0].batch.scope == "per_replica" else " in all"
+    pixels = _span({spec.batch.resolution_px for spec in specs})
+    images = _span({spec.batch.images_per_step for spec in specs})
+    others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.choice)
+    return (
+        f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}; "
+        f"{others} for the other"
+    )
+
+
+def _span(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _title(model: str) -> str:
+    """Return the name that the YAML of a model begins with, such as `ViT-B/16`."""
+    return comment("model", model).split(",")[0] if model in choices("model") else model
+
+
+def _device(machine: Machine) -> str:
+    if machine.device == "cpu":
+        return "rank of a CPU"
+    if machine.described_by.startswith("partition"):
+        return f"GPU of {machine.described_by}"
+    here = machine.described_by == HERE
+    name = (device_name("cuda") or "GPU") if here else machine.described_by
+    return name.removeprefix("NVIDIA ").split(",")[0]
