@@ -9,7 +9,7 @@ import pytest
 
 from tests.cells import THIS_LAPTOP, TINY, composer
 from tests.predict.test_run_duration import prediction
-from tests.predict.traces import NOTHING_HELD, trace_of
+from tests.predict.traces import NOTHING_HELD, timed_before, trace_of
 from vitsweep.api.plan import PlanRequest
 from vitsweep.api.plan import plan as show
 from vitsweep.composition.grid import baseline_of
@@ -102,6 +102,7 @@ def test_a_training_of_unknown_length_is_refused_by_name() -> None:
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
@@ -114,6 +115,7 @@ def plan_of(
     for each in make_sweep_plan(composed, machine, lambda c: baseline_of(c, composer())).runnable:
         trace = trace_of(dispatches=100, memory=replace(NOTHING_HELD, peak=2**20), device="cpu")
         TraceCache().put(TraceCache().key(each.spec), trace)
+        timed_before(each.spec)
     settings = sweep_settings(composed[0].tree)
     return show(composed, settings, composer(), machine, request=PlanRequest(**request))
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
-from tests.predict.traces import NOTHING_HELD, moved, trace_of
+from tests.predict.traces import NOTHING_HELD, moved, timed_before, trace_of
 from vitsweep.api.functions import all_refused
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
@@ -31,6 +31,7 @@ LARGE = "batch.images_per_step=4096"
 @pytest.fixture(autouse=True)
 def always_predicting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("VITSWEEP_PREDICT", "always")
 
 
@@ -181,6 +182,7 @@ def test_no_prediction_is_made_where_they_are_switched_off(
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
     plan, settings = planned(("precision=O1",), ("precision=O2",), machine=THIS_LAPTOP)
     traced(plan, 1)
+    timed_before(plan.runnable[0].spec)
     plan = drop_oversized(
         plan, replace(settings, max_gpu_hours=1e-9), Console(quiet=True), THIS_LAPTOP, NO_STORE
     )

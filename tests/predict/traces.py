@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+from vitsweep.predict.measured_rates import timed_ranks
 from vitsweep.predict.step_time import CollectiveTotal, MemoryParts, OperatorTotal, StepTrace
+from vitsweep.rates.calibration import Calibration, timed_key
+from vitsweep.rates.profile import device_name
+from vitsweep.spec.cell_spec import CellSpec
 
 NOTHING_HELD = MemoryParts(
     parameters=0, gradients=0, optimizer=0, activations=0, gathered=0, buffers=0, peak=0
@@ -49,3 +53,17 @@ def trace_of(
         device="cuda",
     )
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def timed_before(cell: CellSpec) -> None:
+    """Keep one operator's time for the ranks of a cell, as if a plan had timed it."""
+    add = {
+        "kind": "memory",
+        "name": "add",
+        "dtype": "float32",
+        "shape": [1000],
+        "bytes_moved": 12000,
+    }
+    times = {"operators": [add | {"us": 10.0}], "collectives": []}
+    key = timed_key(*timed_ranks(cell.resources))
+    Calibration(device=str(device_name("cpu"))).keep_timed(key, times)

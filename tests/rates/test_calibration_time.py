@@ -1,13 +1,15 @@
-"""What is timed of operators: little of a format that the processor emulates, nothing after the time."""
+"""What is timed of operators: a part of those that take long, nothing after the time."""
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.predict import calibrate
 from vitsweep.rates import operators
-from vitsweep.rates.operators import LARGEST_FLOPS, SLOW_FLOPS, operator_times
+from vitsweep.rates.calibration import BY_WEIGHT
+from vitsweep.rates.operators import operator_times
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 
@@ -18,26 +20,52 @@ def spec(*overrides: str) -> CellSpec:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(operators, "_median_us", lambda *_: 1.0)
+    monkeypatch.setattr(
+        operators, "_typical_us", lambda work, *_: 1.0 if work() is not None else 0.0
+    )
     monkeypatch.setattr(operators, "ELEMENTS", {"cpu": (1 << 8,)})
+    monkeypatch.setattr(operators, "PARAMETERS", {"cpu": (1 << 8,)})
     cell, device = spec(), torch.device("cpu")
     return World(rank=0, local_rank=0, size=1, device=device, shape=cell.mesh, mesh=None)
 
 
-@pytest.mark.parametrize(
-    ("slow", "most"), [(("bfloat16",), SLOW_FLOPS), ((), LARGEST_FLOPS["cpu"])]
-)
-def test_of_an_emulated_format_only_tiny_products_are_timed(
-    world: World, slow: tuple[str, ...], most: float
+SHAPES = {
+    "float32": [
+        ("addmm", (1, 96, 8, 16)),
+        ("mm", (1, 96, 16, 8)),
+        (BY_WEIGHT, (1, 8, 16, 96)),
+        ("bmm", (96, 4, 8, 16)),
+        ("attention", (96, 1, 4, 8, 16)),
+    ]
+}
+
+
+def test_of_products_that_take_long_a_part_is_timed_and_counted_for_the_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = operator_times(world, ("bfloat16",), slow)
-    products = [o["shape"] for o in found if o["kind"] == "matmul"]
-    flops = [2 * shape[1] * shape[2] * shape[3] for shape in products]
-    assert most / 10 < max(flops) <= most
+    """Along the axis of tokens or images: 24 of 96, where a format is emulated that slowly."""
+    for share, most in ((1, 1e9), (4, 2 * 24 * 8 * 16)):
+        monkeypatch.setattr(operators, "_most_flops", lambda *_, most=most: most)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            found = operator_times(world, SHAPES, ())
+        names = ["addmm", "mm", BY_WEIGHT, "bmm", "attention", "attention"]
+        assert [row["name"] for row in found] == names
+        assert [row["shape"] for row in found[:5]] == [shape for _, shape in SHAPES["float32"]]
+        assert all(row["us"] == share for row in found[:3])
+        products = 2 * 96 * 8 * 16 // share
+        counted = counter.get_flop_counts()["Global"]
+        assert counted[torch.ops.aten.addmm] == products
+        assert counted[torch.ops.aten.mm] == 2 * products
 
 
 def test_after_its_time_nothing_more_is_timed(world: World) -> None:
-    assert operator_times(world, ("float32",), end=0.0) == []
+    assert operator_times(world, SHAPES, ("float32",), end=0.0) == []
+
+
+def test_an_operator_that_the_device_lacks_in_a_format_is_left_out(world: World) -> None:
+    shapes = {"bool": SHAPES["float32"][:1], **SHAPES}
+    assert {row["dtype"] for row in operator_times(world, shapes, ())} == {"float32"}
 
 
 def test_trainings_in_an_emulated_format_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,12 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_elementwise_operators_read_as_many_elements_as_is_said(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
 ) -> None:
-    monkeypatch.setitem(operators.ELEMENTS, "cpu", SIZES)
-    jobs = list(operators._elementwise(torch.device("cpu"), dtype))
-    assert {operator.shape for operator, _ in jobs} == {(size,) for size in SIZES}
+    jobs = list(operators._elementwise(torch.device("cpu"), dtype, SIZES))
+    assert {operator.shape for operator, *_ in jobs} == {(size,) for size in SIZES}
     item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    for operator, work in jobs:
+    for operator, work, _ in jobs:
         with Seen() as seen:
             work()
         [(name, elements)] = seen.calls

@@ -6,7 +6,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -19,15 +20,25 @@ from vitsweep.execution.process import end_with_launcher, exit_now
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.execution.runner import calibration_for
 from vitsweep.files import write_atomically
-from vitsweep.predict.measured_rates import CalibratedRates
+from vitsweep.predict.measured_rates import CalibratedRates, shapes_of, timed_ranks
 from vitsweep.predict.step_time import StepTrace, predict_step
-from vitsweep.rates.calibration import Calibration, RankSetup, torch_here
+from vitsweep.rates.calibration import (
+    NOT_TIMED,
+    Calibration,
+    RankSetup,
+    Shapes,
+    kept_calibration,
+    timed_key,
+    torch_here,
+)
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World, device_mesh
 
 SECONDS = 165.0
 """Of all measurements; with the start of the processes and the traces it takes three minutes at most."""
+PLAN_SECONDS = 60.0
+"""The same of the operators of a plan's cells, which take 2 s on an idle machine."""
 LATE_SECONDS = 5.0
 """For the ranks of one part to end a step that they are in when its time is over."""
 OPERATOR_SHARE, COLLECTIVE_SHARE = 0.5, 0.15
@@ -112,11 +123,11 @@ def calibrate_machine(
     """
     end, left = time.monotonic() + seconds, len(rank_counts) * sum(WEIGHT.values())
 
-    def part(trainings: Sequence[CellSpec], slow: tuple[str, ...], again: bool) -> dict[str, Any]:
+    def part(trainings: Sequence[CellSpec], again: bool) -> dict[str, Any]:
         nonlocal left
         budget = WEIGHT[again] * (end - time.monotonic()) / left
         left -= WEIGHT[again]
-        found = _measure(trainings, budget, slow, with_operators=not again)
+        found = _measure(trainings, budget, with_operators=not again)
         late = sum(ms is None for ms in found["step_ms"])
         if late or found["late"]:
             what = [f"{late} of {len(trainings)} trainings"] if late else []
@@ -126,15 +137,15 @@ def calibrate_machine(
 
     slow = _slow_formats(cells_for(rank_counts[0])[0])
     if slow:
-        say(f"{', '.join(slow)} is emulated by this processor: one tiny figure of it")
+        say(f"{', '.join(slow)} is emulated by this processor: no training in it")
     cells = {ranks: _without(slow, cells_for(ranks)) for ranks in rank_counts}
     measured = {}
     for ranks, trainings in cells.items():
         noun = f"rank{'s' * (ranks > 1)}"
         say(f"measuring {ranks} {noun}: operators, collectives, {len(trainings)} short trainings")
-        measured[ranks] = part(trainings, slow, again=False)
+        measured[ranks] = part(trainings, again=False)
     say("measuring the short trainings again")
-    again = {ranks: part(trainings, slow, again=True) for ranks, trainings in cells.items()}
+    again = {ranks: part(trainings, again=True) for ranks, trainings in cells.items()}
     setups, resources = [], cells_for(1)[0].resources
     for ranks, trainings in cells.items():
         setup = RankSetup(
@@ -164,6 +175,41 @@ def calibrate_machine(
         cores=resources.cores_per_node,
         setups=tuple(setups),
     )
+
+
+def time_operators(cells: Iterable[tuple[CellSpec, StepTrace]]) -> None:
+    """Time operators of cells on this machine's processor that are not known, and keep the times.
+
+    Raises:
+        RuntimeError: the ranks failed, or had no time for some; the text says which.
+        ValueError: what is kept of this processor is damaged.
+    """
+    kept = kept_calibration(str(device_name("cpu")))
+    alike: dict[tuple[int, int], list[tuple[CellSpec, StepTrace]]] = defaultdict(list)
+    for cell, trace in cells:
+        alike[timed_ranks(cell.resources)].append((cell, trace))
+    for (ranks, threads), group in alike.items():
+        known = kept.timed.get(timed_key(ranks, threads), NOT_TIMED)
+        shapes = shapes_of((trace for _, trace in group), known["operators"])
+        if known["operators"] and not any(shapes.values()):
+            continue
+        cell = group[0][0]
+        resources = replace(cell.resources, nodes=1, ranks_per_node=ranks, threads_per_rank=threads)
+        mesh = replace(cell.mesh, **dict.fromkeys(vars(cell.mesh), 1) | {"replicate": ranks})
+        alone = replace(cell, resources=resources, mesh=mesh)
+        elementwise = {row["dtype"] for row in known["operators"] if row["kind"] == "memory"}
+        others = tuple(dtype for dtype in shapes if dtype not in elementwise)
+        found = _measure([alone], PLAN_SECONDS, shapes=shapes, others=others)
+        known = {
+            "operators": [*known["operators"], *found["operators"]],
+            "collectives": known["collectives"] or found["collectives"],
+        }
+        kept = kept.keep_timed(timed_key(ranks, threads), known)
+        if found["late"]:
+            raise RuntimeError(
+                f"not all operators were timed in {PLAN_SECONDS:.0f} s (is the machine busy?): the same "
+                "command times the rest"
+            )
 
 
 def _slow_formats(cell: CellSpec) -> tuple[str, ...]:
@@ -281,16 +327,28 @@ def measure_steps(cells: Sequence[CellSpec], seconds: float) -> list[float]:
     Raises:
         RuntimeError: the ranks failed, or did not end within `seconds`; the text says which.
     """
-    found = _measure(cells, seconds, (), with_operators=False)["step_ms"]
+    found = _measure(cells, seconds, with_operators=False)["step_ms"]
     if None in found:
         raise RuntimeError(f"{found.count(None)} trainings did not end within {seconds:.0f} s.")
     return list(found)
 
 
 def _measure(
-    cells: Sequence[CellSpec], seconds: float, slow: tuple[str, ...], with_operators: bool = True
+    cells: Sequence[CellSpec],
+    seconds: float,
+    *,
+    with_operators: bool = True,
+    shapes: Shapes | None = None,
+    others: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Let the ranks of the cells measure for some seconds; return what rank 0 wrote by then.
+
+    Args:
+        cells: short trainings.
+        seconds: of all.
+        with_operators: whether operators and collectives are measured too.
+        shapes: measure these quickly, and no training; None for common shapes.
+        others: dtypes whose element-wise operators are measured beside `shapes`.
 
     Returns:
         `operators, collectives`; `late`, which of them lack something; `step_ms` of each cell, None where
@@ -300,7 +358,7 @@ def _measure(
         answer = Path(folder) / "rates.json"
         world = range(cells[0].resources.world_size)
         end = time.monotonic() + seconds
-        arguments = (tuple(cells), init_method, str(answer), with_operators, end, slow)
+        arguments = (tuple(cells), init_method, str(answer), with_operators, end, shapes, others)
         ranks = LocalRanks(fork_server(), measure_rank, arguments, world, answer.parent)
         try:
             wait_for_ranks(ranks, seconds + LATE_SECONDS, grace_seconds=1.0)
@@ -324,7 +382,8 @@ def measure_rank(
     answer: str,
     with_operators: bool,
     end: float,
-    slow: tuple[str, ...],
+    shapes: Shapes | None,
+    others: tuple[str, ...],
     rank: int,
     local_rank: int,
 ) -> None:
@@ -334,7 +393,7 @@ def measure_rank(
     `time.monotonic`, which all processes of a machine share.
     """
     from vitsweep.execution.process import joined_process_group
-    from vitsweep.rates.operators import collective_times, operator_times
+    from vitsweep.rates.operators import collective_times, common_shapes, operator_times
 
     end_with_launcher()
     limit = replace(cells[0].measurement, timeout_min=(end - time.monotonic() + LATE_SECONDS) / 60)
@@ -354,15 +413,17 @@ def measure_rank(
             if with_operators:
                 left = end - time.monotonic()
                 stop = time.monotonic() + OPERATOR_SHARE * left
-                formats = FORMATS[world.device.type]
-                found["operators"] = operator_times(world, formats, slow, stop)
+                quick, formats = shapes is not None, FORMATS[world.device.type]
+                wanted = shapes or common_shapes(world.device.type, formats)
+                others = others if quick else formats
+                found["operators"] = operator_times(world, wanted, others, stop, quick)
                 found["late"] += [] if before(stop) else ["operators"]
                 write()
                 stop = time.monotonic() + COLLECTIVE_SHARE * left
-                found["collectives"] = collective_times(world, partial(before, stop))
+                found["collectives"] = collective_times(world, partial(before, stop), quick)
                 found["late"] += [] if before(stop) else ["collectives"]
             write()
-            for cell in cells:
+            for cell in cells if shapes is None else ():
                 if not before(end):
                     break
                 found["step_ms"].append(_step_ms(cell, world))
@@ -372,7 +433,7 @@ def measure_rank(
         exit_now(1)
 
 
-def _all_before(end: float, world: Any) -> bool:
+def _all_before(end: float, world: World) -> bool:
     """Tell whether it is earlier on every rank; all ranks get the same answer."""
     import torch
     import torch.distributed as dist

@@ -14,7 +14,6 @@ from vitsweep.errors import BadValueError
 from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import (
-    BY_WEIGHT,
     CollectiveTotal,
     OperatorTotal,
     Phase,
@@ -22,6 +21,7 @@ from vitsweep.predict.step_time import (
     StepTrace,
     predict_step,
 )
+from vitsweep.rates.calibration import BY_WEIGHT
 from vitsweep.rates.profile import Profile
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel

@@ -1,21 +1,27 @@
 """Rates of a machine from measurements of its own operators (`vitsweep doctor --calibrate`)."""
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from vitsweep.predict.step_time import BY_WEIGHT, CollectiveTotal, OperatorTotal, Rates
-from vitsweep.rates.calibration import Calibration, RankSetup
+from vitsweep.predict.step_time import CollectiveTotal, OperatorTotal, Rates, StepTrace
+from vitsweep.rates.calibration import BY_WEIGHT, Calibration, RankSetup, Shapes, timed_key
 from vitsweep.rates.profile import Curve
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.resources import Resources
 
 GENERIC = "add"
 """Element-wise operator whose bytes per microsecond stand for those that were not measured."""
 
 
+UNCALIBRATED = RankSetup(
+    ranks=1, threads=1, operators=(), collectives=(), dispatch_us=12.0, log_error=0.25, degrees=8.0
+)
+"""A setup without short trainings (assumed, after the errors of ten cells on three processors)."""
 FAR_ERROR = 0.1
 """Error of a step that is 4 times longer than all that the calibration timed (assumed)."""
 
@@ -53,18 +59,58 @@ class Neighbours:
         return math.exp(total / sum(weights))
 
 
-def calibrated_rates(calibration: Calibration, cell: CellSpec) -> "CalibratedRates":
-    """Return rates for the ranks of a cell, from the nearest number of ranks."""
-    resources = cell.resources
-    wanted = resources.ranks_per_node
-    setup = min(calibration.setups, key=lambda s: (abs(math.log(wanted / s.ranks)), s.ranks))
+def timed_ranks(resources: Resources) -> tuple[int, int]:
+    """Return the ranks, two at most, and their threads under which operators of a cell are timed here."""
+    cores = len(os.sched_getaffinity(0))
+    threads = min(resources.threads_per_rank, cores)
+    return max(1, min(2, resources.ranks_per_node, cores // threads)), threads
+
+
+def shapes_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> Shapes:
+    """Return the products and attentions of steps that are not among the known ones, by dtype."""
+    timed = {(row["dtype"], row["name"], tuple(row["shape"])) for row in known}
+    found: dict[str, dict[tuple[str, tuple[int, ...]], None]] = {"float32": {}}  # the first one
+    for operator in (o for trace in traces for o in trace.operators if o.flops):
+        name, shape = "attention", operator.shape
+        if operator.kind != "attention":
+            name, (batch, m, n, k) = _product_name(operator), operator.shape
+            shape = operator.shape if name == "bmm" else (1, batch * m, n, k)
+        if (operator.dtype, name, shape) not in timed and not operator.dtype.startswith("float8"):
+            found.setdefault(operator.dtype, {})[name, shape] = None
+    return {dtype: [*wanted] for dtype, wanted in found.items()}
+
+
+def measured_rates(
+    known: Calibration, calibrated: bool, cell: CellSpec
+) -> "CalibratedRates | None":
+    """Return rates for the ranks of a cell; None where nothing was measured.
+
+    Args:
+        known: what is kept of this machine's device.
+        calibrated: whether its setups hold; the one of the nearest number of ranks is used.
+        cell: at whose shapes operators may have been timed.
+    """
+    resources, ranks, title = cell.resources, cell.resources.ranks_per_node, known.device
+    asynchronous = resources.device == "cuda"
+    here = timed_ranks(resources)
+    timed = known.timed.get(timed_key(*here)) if not asynchronous else None
+    if calibrated:
+        title += f", calibrated on {known.date}"
+        setup = min(known.setups, key=lambda s: (abs(math.log(ranks / s.ranks)), s.ranks))
+        if timed and (setup.ranks, setup.threads) == here:
+            setup = replace(setup, operators=[*timed["operators"], *setup.operators])
+    elif timed:
+        title += ", from times of single operators"
+        setup = replace(UNCALIBRATED, ranks=here[0], threads=here[1], **timed)
+    else:
+        return None
     return CalibratedRates(
         setup,
-        ranks_per_node=wanted,
+        ranks_per_node=ranks,
         threads=resources.threads_per_rank,
-        cores=calibration.cores,
-        title=f"{calibration.device}, calibrated on {calibration.date}",
-        asynchronous=calibration.device_type == "cuda",
+        cores=known.cores if calibrated else resources.cores_per_node,
+        title=title,
+        asynchronous=asynchronous,
     )
 
 
@@ -188,7 +234,7 @@ class CalibratedRates(Rates):
         """
         return {
             (dtype, BY_WEIGHT if by_weight else name): Neighbours(
-                [row["shape"][1:] for row in group],
+                [(row["shape"][0] * row["shape"][1], *row["shape"][2:]) for row in group],
                 [2 * math.prod(row["shape"]) / row["us"] for row in group],
             )
             for (dtype, name, by_weight), group in self._rows(
@@ -198,9 +244,11 @@ class CalibratedRates(Rates):
 
     def _flops_per_us(self, operator: OperatorTotal, dtype: str) -> float:
         batch, m, n, k = operator.shape
-        name = operator.name if operator.name in ("mm", BY_WEIGHT) else "addmm"
-        wanted = ((like, product) for like in _alike(dtype) for product in (name, "addmm"))
-        known = next(self._products[key] for key in wanted if key in self._products)
+        names = (_product_name(operator), "addmm", "mm")
+        wanted = ((like, name) for like in _alike(dtype) for name in names)
+        known = next((self._products[key] for key in wanted if key in self._products), None)
+        if known is None:
+            raise ValueError(f"products in {dtype} were not timed on this machine")
         return known((m * batch, n, k))
 
     @cached_property
@@ -252,9 +300,15 @@ class CalibratedRates(Rates):
         return per_tensor * tensors + max(0.0, curve(elements) - least["us"])
 
 
+def _product_name(operator: OperatorTotal) -> str:
+    """Return the product that computes an operator; a convolution is timed as one of a linear layer."""
+    name = "bmm" if operator.name == "baddbmm" else operator.name
+    return name if name in ("mm", BY_WEIGHT, "bmm") else "addmm"
+
+
 def _alike(dtype: str) -> tuple[str, ...]:
-    """Return the formats whose measured times may stand for one that was not measured, the nearest first."""
-    return (dtype, "float32") if dtype in ("float32", "tf32") else (dtype, "bfloat16", "float32")
+    """Return formats whose measured times may stand for a format's; half precision may be emulated."""
+    return (dtype, "float32" if dtype in ("float32", "tf32", "float64") else "bfloat16")
 
 
 def _attention_position(shape: Sequence[int]) -> tuple[float, ...]:

@@ -8,8 +8,9 @@ import psutil
 
 from vitsweep.execution.rank_processes import Context
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
-from vitsweep.predict.measured_rates import calibrated_rates
-from vitsweep.predict.profile_rates import TableRates, UncalibratedCpuRates
+from vitsweep.predict.calibrate import time_operators
+from vitsweep.predict.measured_rates import measured_rates
+from vitsweep.predict.profile_rates import TableRates
 from vitsweep.predict.step_time import (
     NO_RESIDUALS,
     PARTS,
@@ -20,7 +21,7 @@ from vitsweep.predict.step_time import (
     predict_step,
 )
 from vitsweep.predict.trace_pool import trace_cells
-from vitsweep.rates.calibration import load_calibration, matmul_rates, torch_here
+from vitsweep.rates.calibration import kept_calibration, load_calibration, torch_here
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
@@ -85,22 +86,15 @@ def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
     if device is None:
         return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
     calibration, notice = load_calibration(device, torch_here())
-    if calibration:
-        return calibrated_rates(calibration, cell), notice
+    known = calibration or kept_calibration(device)
+    if rates := measured_rates(known, calibration is not None, cell):
+        return rates, notice
     if cell.resources.device == "cpu":
-        plan = cell.precision.plan()
-        is_half = (plan.autocast_dtype or plan.param_dtype) != "float32"
-        return UncalibratedCpuRates(cell.resources, _matmul_rates(device, is_half)), notice
+        raise ValueError("its operators were not timed on this machine; `plan` times them")
     profile = profile_of(device, complete=True)
     if profile:
         return TableRates(profile), notice
     return TableRates(generic_gpu()), f"No profile of {device} is known. {notice}"
-
-
-@cache
-def _matmul_rates(device: str, measure: bool) -> dict[str, float]:
-    """Return the rates of products; they are measured only for half precision, which may be emulated."""
-    return matmul_rates(device, measure=measure)
 
 
 @cache
@@ -211,7 +205,7 @@ class CellPrediction:
         uncorrected_ms: step time without what earlier records taught, or None.
         limit_bytes: memory of one rank; None where it is unknown.
         price_usd_per_hour: lowest and highest price of one device, or None.
-        reason: why there is no trace, or "".
+        reason: why there is no trace or no step time, or "".
     """
 
     cell: CellSpec
@@ -317,6 +311,7 @@ class CellPrediction:
             **by_collective,
             **self._time_columns(runs),
             "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
+            **({"why_not_predicted": self.reason} if self.reason else {}),
         }
 
     @property
@@ -381,9 +376,9 @@ def predict_cells(
         hardware: a device or a profile file, see `predict.hardware`; None for this machine.
         residuals: what earlier records say about errors on this device.
         progress: called with how many traces are done, and how many are made.
-        only_cached: predict only cells that were traced before.
+        only_cached: predict only cells that were traced before, and time nothing.
         context: see `trace_cells`.
-        seconds: see `trace_cells`.
+        seconds: see `trace_cells`; with a limit no operators are timed.
         gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
             hardware's, or this machine's.
 
@@ -400,12 +395,21 @@ def predict_cells(
         )
     except Exception as error:  # such as no process could be started
         traces = dict.fromkeys(elsewhere, f"no step can be traced here ({_text(error)})")
+    untimed = ""
+    if not (hardware or only_cached or seconds):
+        pairs = [(cells[n], t) for n, t in traces.items() if isinstance(t, StepTrace)]
+        try:
+            time_operators((c, t) for c, t in pairs if c.resources.device == "cpu")
+        except Exception as error:  # such as a busy machine: the command goes on
+            untimed = f" ({error})"
     traces |= dict.fromkeys(
         on_cpu,
         f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
     )
     return {
-        name: _predict(cells[name], traces[name], hardware, profile, residuals, gib_per_device)
+        name: _predict(
+            cells[name], traces[name], hardware, profile, residuals, gib_per_device, untimed
+        )
         for name in cells
         if name in traces
     }
@@ -418,6 +422,7 @@ def _predict(
     profile: Profile | None,
     residuals: ResidualModel,
     gib_per_device: float | None,
+    untimed: str,
 ) -> CellPrediction:
     profile = profile or _profile_here(cell)
     traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
@@ -427,7 +432,7 @@ def _predict(
             step = predict_cell(cell, traced, hardware, residuals)
             plain = predict_cell(cell, traced, hardware)
         except Exception as error:  # of a formula: the command goes on
-            traced, reason = None, f"its step time cannot be computed ({_text(error)})"
+            reason = f"its step time is unknown: {error}{untimed}"
     return CellPrediction(
         cell=cell,
         trace=traced,

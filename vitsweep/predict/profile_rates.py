@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from vitsweep.predict.step_time import CollectiveTotal, OperatorTotal, Rates
 from vitsweep.rates.profile import Profile
-from vitsweep.spec.resources import Resources
 
 TILES = (
     (256, 128, 1.0),
@@ -220,63 +219,3 @@ class TableRates(Rates):
 
 def _plain(dtype: str) -> str:
     return "float8" if dtype.startswith("float8") else dtype
-
-
-# Rates of a CPU that nobody measured: an order of magnitude, with an interval that says so.
-
-
-GFLOPS_PER_CORE = 50.0
-"""Of products in float32 by AVX2 or AVX-512 at 2 to 3 GHz: some 40 % of the peak (assumed)."""
-SHARE_OF_PRODUCT = 0.6
-"""What the products of a training reach of the rate of one product of middle size (assumed)."""
-GB_S = 10.0
-"""Memory bandwidth that a few cores reach (assumed)."""
-LOCAL_GB_S = 1.0
-"""All-reduce of gloo between processes of one machine: 25 MiB of float32 in 12 to 40 ms. It sums half
-precision in software: 4.2 MB of bfloat16 take 6.4 ms where those of float32 take 3.1."""
-
-
-class UncalibratedCpuRates(Rates):
-    """Assumed rates, but those of products; `vitsweep doctor --calibrate` replaces them by measured ones.
-
-    Args:
-        resources: ranks and threads of the cell.
-        matmul: measured GFLOP/s of one core by dtype, of one product; {} assumes `GFLOPS_PER_CORE`.
-    """
-
-    asynchronous = False
-    title: ClassVar[str] = "a CPU that is not calibrated"  # says that nothing was measured
-
-    def __init__(self, resources: Resources, matmul: Mapping[str, float] | None = None) -> None:
-        self._matmul = matmul or {}
-        cores = min(resources.threads_per_rank, resources.cores_per_node)
-        crowd = resources.ranks_per_node * resources.threads_per_rank / resources.cores_per_node
-        self._cores, self._crowd = cores, max(1.0, crowd)
-
-    @property
-    def dispatch_us(self) -> float:
-        """Some microseconds of Python and of the dispatcher (assumed)."""
-        return 8.0 * self._crowd
-
-    def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
-        """Return the larger of computing and memory time."""
-        if not operator.count:
-            return 0.0
-        measured = self._matmul.get(operator.dtype)
-        gflops = SHARE_OF_PRODUCT * measured if measured else GFLOPS_PER_CORE
-        computing = operator.flops / (gflops * self._cores) / 1e3
-        moving = operator.bytes_moved / GB_S / 1e3
-        return max(computing, moving) / operator.count * self._crowd
-
-    def collective_us(self, collective: CollectiveTotal) -> float:
-        """Return a latency and a share of the bandwidth of gloo."""
-        if collective.group_ranks < 2:
-            return 0.0
-        hops, size = math.log2(collective.group_ranks), collective.bytes_whole
-        if "reduce" in collective.name and collective.dtype in ("bfloat16", "float16"):
-            size *= 2
-        return (200 * hops + size / LOCAL_GB_S / 1e3) * self._crowd
-
-    def log_error(self, part: str) -> float:
-        """A factor of two either way."""
-        return 0.6 if part == "step" else 0.2

@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from vitsweep.measure.communication import CollectiveReader
 from vitsweep.predict.step_time import (
-    BY_WEIGHT,
     CollectiveTotal,
     OperatorKind,
     OperatorTotal,
     Phase,
 )
+from vitsweep.rates.calibration import BY_WEIGHT
 from vitsweep.spec.resources import AXES
 from vitsweep.world import World
 

@@ -19,11 +19,6 @@ Phase = Literal["forward", "backward", "optimizer"]
 OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
 
 
-BY_WEIGHT = "mm.t"
-"""A product whose left side is transposed: the gradient of a weight, gradient.t() @ input. Its rate may be
-ten times that of the gradient of the input, where a CPU emulates the format."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OperatorTotal:
     """All calls of one operator with equal shapes in one phase of a step.

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -26,6 +26,14 @@ from vitsweep.foreign import parsed_json
 SCHEMA = 1
 QUICK_MAX_AGE_S = 3600
 """Quick rates older than this are measured again: load and clocks of a machine change."""
+
+
+BY_WEIGHT = "mm.t"
+"""A product whose left side is transposed: the gradient of a weight, gradient.t() @ input. Its rate may be
+ten times that of the gradient of the input, where a CPU emulates the format."""
+Shapes = Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]
+"""dtype -> (name, shape) of products (`addmm`, `mm`, `mm.t`, `bmm`) and of `attention`, shapes as in
+`predict.step_time.OperatorTotal`; `tf32`: products of float32 in that format."""
 
 
 MEASURE = (
@@ -63,6 +71,10 @@ class RankSetup:
     step_ms: tuple[float, float] = (0.0, math.inf)
 
 
+Timed = dict[str, Any]
+NOT_TIMED: Timed = {"operators": [], "collectives": []}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Measured rates of one device.
@@ -75,6 +87,8 @@ class Calibration:
         cores: of the node.
         setups: times of operators by number of ranks.
         matmul: GFLOP/s of one CPU core by dtype, see `rates.operators.matmul_gflops_per_core`.
+        timed: ranks, threads and torch (see `timed_key`) -> times of operators at the shapes of planned
+            cells, and of collectives, as in `RankSetup`.
         quick: host, ranks and threads -> what `rates.operators.calibrate` returned, and `time`, when it did.
     """
 
@@ -85,12 +99,19 @@ class Calibration:
     cores: int = 0
     setups: tuple[RankSetup, ...] = ()
     matmul: dict[str, float] = field(default_factory=dict)
+    timed: dict[str, Timed] = field(default_factory=dict)
     quick: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def save(self) -> Path:
         """Write the file of this device; return its path."""
         write_atomically(path_for(self.device), self._text())
         return path_for(self.device)
+
+    def keep_timed(self, key: str, times: Timed) -> "Calibration":
+        """Keep times of operators; where nothing can be written nothing is kept."""
+        found = replace(self, timed=self.timed | {key: times})
+        write_cache_file(path_for(self.device), found._text().encode())
+        return found
 
     def keep_quick(self, key: str, rates: dict[str, float]) -> None:
         """Keep quick rates, and drop those that are too old; where nothing can be written nothing is kept."""
@@ -133,6 +154,11 @@ def kept_calibration(device: str) -> Calibration:
     if found.device != device:
         raise ValueError(f"The calibration `{path}` is of {found.device}, not of {device}")
     return found
+
+
+def timed_key(ranks: int, threads: int) -> str:
+    """Return what must be equal for times of operators to hold."""
+    return f"{ranks}x{threads} torch {_minor(torch_here())}"
 
 
 @cache

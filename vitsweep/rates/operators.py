@@ -7,7 +7,7 @@ memory bandwidth and power. Inputs are random: products of zeros draw less power
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,21 +19,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
+from vitsweep.rates.calibration import BY_WEIGHT, Shapes
 from vitsweep.spec.resources import FP8_CAPABILITY
 from vitsweep.world import World, allow_tf32
 
 CHUNKS = 5
 """The median over so many chunks of calls is kept, so that a short disturbance does not count."""
 CHUNK_SECONDS = {"cpu": 0.004, "cuda": 0.005}
+QUICK_SECONDS = 0.001
+"""The same of operators of the cells of a plan."""
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 4e12}
-SLOW_FLOPS = 1.6e8
-"""Of a product in a format that the processor emulates, such as bfloat16 at 0.3 GFLOP/s."""
+LONGEST_SECONDS = 0.02
+"""Of larger products, and of those that take longer on a CPU (it may emulate a format), a part is timed."""
 LAUNCH_SECONDS = 1e-4
 """On a GPU, a call that the host sees end within this time is replayed from a CUDA graph: the host takes some
 10 us to launch a kernel, as long as the kernel itself or longer."""
 MOST_RECORDED = 500
-LONG_CALL_SECONDS = 0.1
-"""A longer call is timed once: a short disturbance does not count in it."""
+LONG_CHUNKS = 10
+"""A call that is longer than so many chunks is timed once: a short disturbance does not count in it."""
 TOKENS = {"cpu": (32, 256, 2048, 8192), "cuda": (2048, 16384, 65536)}
 LINEARS = {  # (inputs, outputs)
     "cpu": ((128, 128), (128, 512), (192, 192), (768, 192), (384, 1536), (768, 768), (768, 3072)),
@@ -53,6 +56,8 @@ WIDTH = 256
 PARAMETERS = {"cpu": (1 << 12, 1 << 18, 1 << 21, 1 << 23), "cuda": (1 << 14, 1 << 26, 1 << 28)}
 TENSORS = 152
 """Parameter tensors of a ViT of 12 blocks: the update of a list depends on their number as well."""
+QUICK_BYTES = 1 << 21
+"""Largest collective that is timed for a plan."""
 COLLECTIVE_BYTES = {
     "cpu": (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26),
     "cuda": (1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 27, 1 << 30),
@@ -82,55 +87,85 @@ class OperatorTime:
 
 
 Work = Callable[[], object]
-Job = tuple[OperatorTime, Work]
+Job = tuple[OperatorTime, Work, float]
+"""An operator, what calls a part of it, and the whole over that part."""
+
+
+def common_shapes(device: str, dtypes: Sequence[str]) -> Shapes:
+    """Return shapes from which those of most cells can be interpolated, for a device type."""
+    products = [
+        product
+        for tokens in TOKENS[device]
+        for inputs, outputs in LINEARS[device]
+        for product in (
+            ("addmm", (1, tokens, outputs, inputs)),
+            ("mm", (1, tokens, inputs, outputs)),
+            (BY_WEIGHT, (1, outputs, inputs, tokens)),
+        )
+    ]
+    attentions = [
+        ("attention", (b, heads, t, t, width)) for b, heads, t, width in ATTENTIONS[device]
+    ]
+    return {dtype: [*products, *([] if dtype == "tf32" else attentions)] for dtype in dtypes}
 
 
 def operator_times(
     world: World,
-    dtypes: tuple[str, ...],
-    slow: tuple[str, ...] = (),
+    shapes: Shapes,
+    with_others: Container[str],
     end: float = math.inf,
+    quick: bool = False,
 ) -> list[dict[str, Any]]:
     """Measure operators on this rank; all ranks call it at the same time.
 
     Args:
         world: ranks.
-        dtypes: of the tensors, such as `float32`; `tf32`: products of float32 in that format.
-        slow: those of them that the device emulates: of their products only tiny ones are measured.
+        shapes: of products and attentions.
+        with_others: dtypes of which element-wise operators and updates are measured too.
         end: at this time of `time.monotonic` what is not measured is left out; the first dtype comes first.
+        quick: measure each for milliseconds, instead of tens of them.
     """
     found: list[dict[str, Any]] = []
-    for dtype in dtypes:
-        most = SLOW_FLOPS if dtype in slow else LARGEST_FLOPS[world.device.type]
+    chunk = QUICK_SECONDS if quick else CHUNK_SECONDS[world.device.type]
+    for dtype, wanted in shapes.items():
         is_tf32 = dtype == "tf32"
         stored = "float32" if is_tf32 else dtype
         allow_tf32(is_tf32)
-        for part in (_products,) if is_tf32 else (_elementwise, _products, _updates, _attentions):
-            for operator, work in part(world.device, stored, most):
-                if time.monotonic() > end:
-                    return found
-                recordable = (
-                    operator.kind != "attention"
-                )  # autograd would leave the recorded stream
-                us = _median_us(work, world.device, recordable)
-                found.append(asdict(operator) | {"dtype": dtype, "us": us})
+        parts = [_wanted(world.device, stored, wanted)]
+        if dtype in with_others and not is_tf32:
+            most = -1 if quick else None  # the largest take half of the time
+            elements = ELEMENTS[world.device.type][:most]
+            parameters = PARAMETERS[world.device.type][:most]
+            others = _elementwise(world.device, stored, elements)
+            parts = [others, *parts, _updates(world.device, stored, parameters)]
+        for part in parts:
+            with suppress(NotImplementedError):  # the device has no such operator in this format
+                for operator, work, share in part:
+                    if time.monotonic() > end:
+                        return found
+                    # autograd would leave the recorded stream
+                    recordable = operator.kind != "attention"
+                    us = share * _typical_us(work, world.device, recordable, chunk)
+                    found.append(asdict(operator) | {"dtype": dtype, "us": us})
     allow_tf32(False)
     return found
 
 
 def collective_times(
-    world: World, goes_on: Callable[[], bool] = lambda: True
+    world: World, goes_on: Callable[[], bool] = lambda: True, quick: bool = False
 ) -> list[dict[str, Any]]:
     """Measure the collectives of all ranks by size of the whole tensor; [] for one rank.
 
     Args:
         world: ranks.
+        quick: leave out those of more than `QUICK_BYTES`.
         goes_on: is asked on all ranks before each; where it is false, the larger ones are left out.
     """
     if world.size < 2:
         return []
     found: list[dict[str, Any]] = []
-    for size in COLLECTIVE_BYTES[world.device.type]:
+    sizes = COLLECTIVE_BYTES[world.device.type]
+    for size in (size for size in sizes if size <= QUICK_BYTES or not quick):
         whole = torch.zeros(size // 4, device=world.device)
         share = torch.zeros(max(1, size // 4 // world.size), device=world.device)
         gathered = torch.zeros(share.numel() * world.size, device=world.device)
@@ -141,7 +176,7 @@ def collective_times(
             "reduce_scatter": partial(reduce_scatter_single, share, gathered),
             "all_to_all": partial(dist.all_to_all_single, torch.empty_like(gathered), gathered),
         }
-        calls = 20 if size < 1 << 20 else 5
+        calls = 2 if quick else 20 if size < 1 << 20 else 5
         timed = [(name, "float32", work) for name, work in works.items()]
         if size <= LARGEST_HALF_SUM:
             half = torch.zeros(size // 2, device=world.device, dtype=torch.bfloat16)
@@ -162,22 +197,24 @@ def _equal_calls_us(work: Work, calls: int, world: World) -> float:
     for _ in range(CHUNKS):
         dist.barrier()
         times.append(_chunk_seconds(work, calls, world.device) / calls * 1e6)
-    return statistics.median(times)
+    return (min if world.device.type == "cpu" else statistics.median)(times)
 
 
-def _median_us(work: Work, device: torch.device, recordable: bool) -> float:
+def _typical_us(work: Work, device: torch.device, recordable: bool, chunk: float) -> float:
+    """Return the median of chunks of calls; on a CPU, which other programs share, the fastest."""
     _chunk_seconds(work, 1, device)
     once = _chunk_seconds(work, 1, device)
-    calls = max(1, min(2000, round(CHUNK_SECONDS[device.type] / max(once, 1e-7))))
-    chunks = CHUNKS if once < LONG_CALL_SECONDS else 1
+    calls = max(1, min(2000, round(chunk / max(once, 1e-7))))
+    if once > LONG_CHUNKS * chunk:
+        return once * 1e6
     if device.type == "cuda" and recordable and once < LAUNCH_SECONDS:
         recorded = min(calls, MOST_RECORDED)
         replay = _recorded(work, recorded)
         replay()
-        times = [_chunk_seconds(replay, 1, device) / recorded for _ in range(chunks)]
+        times = [_chunk_seconds(replay, 1, device) / recorded for _ in range(CHUNKS)]
     else:
-        times = [_chunk_seconds(work, calls, device) / calls for _ in range(chunks)]
-    return statistics.median(times) * 1e6
+        times = [_chunk_seconds(work, calls, device) / calls for _ in range(CHUNKS)]
+    return (min if device.type == "cpu" else statistics.median)(times) * 1e6
 
 
 def _recorded(work: Work, calls: int) -> Work:
@@ -199,54 +236,63 @@ def _chunk_seconds(work: Work, calls: int, device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def _products(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
-    """Linears: forward, and backward by input (`mm` with many rows) and by weight (many inner)."""
+def _wanted(
+    device: torch.device, dtype: str, wanted: Iterable[tuple[str, tuple[int, ...]]]
+) -> Iterator[Job]:
+    """Products and attentions; of those that take long a part, along the axis of tokens or images."""
+    most = _most_flops(device, dtype)
     size = torch.empty((), dtype=getattr(torch, dtype)).element_size()
-    for tokens in TOKENS[device.type]:
-        for inputs, outputs in LINEARS[device.type]:
-            if 2 * tokens * inputs * outputs > most:
-                continue
-            x, g = (
-                _random((tokens, inputs), device, dtype),
-                _random((tokens, outputs), device, dtype),
-            )
-            w, b = _random((outputs, inputs), device, dtype), _random((outputs,), device, dtype)
-            moved = size * (x.numel() + g.numel() + w.numel())
-            shapes = {
-                ("addmm", False): (1, tokens, outputs, inputs),
-                ("mm", False): (1, tokens, inputs, outputs),
-                ("mm", True): (1, outputs, inputs, tokens),
-            }
-            works: dict[tuple[str, bool], Work] = {
-                ("addmm", False): partial(torch.addmm, b, x, w.t()),
-                ("mm", False): partial(torch.mm, g, w),
-                ("mm", True): partial(torch.mm, g.t(), x),
-            }
-            for (name, by_weight), shape in shapes.items():
-                yield (
-                    OperatorTime(
-                        kind="matmul", name=name, dtype=dtype, shape=shape, backward=by_weight,
-                        bytes_moved=moved,
-                    ),
-                    works[name, by_weight],
-                )  # fmt: skip
-
-
-def _attentions(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
-    for batch, heads, tokens, width in ATTENTIONS[device.type]:
-        if 4 * batch * heads * tokens**2 * width > most:
+    for name, whole in wanted:
+        part = list(whole)
+        along = {"addmm": 1, "mm": 1, BY_WEIGHT: 3}.get(name, 0)
+        flops = (4 if name == "attention" else 2) * math.prod(whole)
+        part[along] = max(1, math.floor(part[along] * min(1.0, most / flops)))
+        facts: dict[str, Any] = {"name": name, "dtype": dtype, "shape": whole}
+        share = whole[along] / part[along]
+        if name != "attention":
+            batch, rows, columns, inner = whole
+            moved = size * batch * (rows * inner + inner * columns + rows * columns)
+            operator = OperatorTime(kind="matmul", **facts, bytes_moved=moved)
+            yield operator, _product(device, dtype, name, part), share
             continue
-        q, k, v, g = (_random((batch, heads, tokens, width), device, dtype) for _ in range(4))
+        batch, heads, queries, keys, width = part
+        lengths = (queries, keys, keys)
+        q, k, v = (_random((batch, heads, n, width), device, dtype) for n in lengths)
         for tensor in (q, k, v):
             tensor.requires_grad_()
         out = F.scaled_dot_product_attention(q, k, v)
-        forward = partial(_without_gradients, q, k, v)
-        backward = partial(torch.autograd.grad, out, (q, k, v), g, retain_graph=True)
-        facts: dict[str, Any] = {"kind": "attention", "name": "attention", "dtype": dtype}
-        facts["shape"] = (batch, heads, tokens, tokens, width)
-        moved = 4 * q.numel() * q.element_size()
-        yield OperatorTime(**facts, bytes_moved=moved), forward
-        yield OperatorTime(**facts, bytes_moved=2 * moved, backward=True), backward
+        gradient = _random(tuple(out.shape), device, dtype)
+        backward = partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
+        moved = 4 * math.prod(whole) // keys * size
+        facts["kind"] = "attention"
+        yield OperatorTime(**facts, bytes_moved=moved), partial(_without_gradients, q, k, v), share
+        yield OperatorTime(**facts, bytes_moved=2 * moved, backward=True), backward, share
+
+
+def _product(device: torch.device, dtype: str, name: str, shape: Sequence[int]) -> Work:
+    """One of (batch, m, n, k); of `mm.t` and `addmm` one side is transposed as that of a linear layer is."""
+    batch, m, n, k = shape
+    if name == "bmm":
+        left, right = (_random((batch, *side), device, dtype) for side in ((m, k), (k, n)))
+        return partial(torch.bmm, left, right)
+    if name == BY_WEIGHT:
+        return partial(torch.mm, _random((k, m), device, dtype).t(), _random((k, n), device, dtype))
+    x = _random((m, k), device, dtype)
+    if name == "mm":
+        return partial(torch.mm, x, _random((k, n), device, dtype))
+    w, b = _random((n, k), device, dtype), _random((n,), device, dtype)
+    return partial(torch.addmm, b, x, w.t())
+
+
+def _most_flops(device: torch.device, dtype: str) -> float:
+    """Return the FLOPs of the largest product that is timed whole; on a CPU they last `LONGEST_SECONDS`."""
+    most = LARGEST_FLOPS[device.type]
+    if device.type == "cuda":
+        return most
+    side = SMALL_SIDE // 2
+    work = _product(device, dtype, "addmm", (1, side, side, side))
+    seconds = min(_chunk_seconds(work, 1, device) for _ in range(CHUNKS))
+    return min(most, LONGEST_SECONDS * 2 * side**3 / max(seconds, 1e-7))
 
 
 def _without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -254,10 +300,10 @@ def _without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def _elementwise(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
+def _elementwise(device: torch.device, dtype: str, sizes: Sequence[int]) -> Iterator[Job]:
     aten = torch.ops.aten
     other = torch.float32 if dtype != "float32" else torch.bfloat16
-    for elements in ELEMENTS[device.type]:
+    for elements in sizes:
         rows = max(1, elements // WIDTH)
         x, y = (_random((rows, WIDTH), device, dtype) for _ in range(2))
         z = _random((rows, WIDTH), device, dtype).abs_() + 1
@@ -300,14 +346,15 @@ def _elementwise(device: torch.device, dtype: str, most: float = math.inf) -> It
                     bytes_moved=passes.get(name, 2) * size,
                 ),
                 work,
+                1.0,
             )  # fmt: skip
 
 
-def _updates(device: torch.device, dtype: str, most: float = math.inf) -> Iterator[Job]:
+def _updates(device: torch.device, dtype: str, sizes: Sequence[int]) -> Iterator[Job]:
     """Updates of a list of parameters, as the fused and foreach optimizers do them (float32 only)."""
     if dtype != "float32":
         return
-    for elements in PARAMETERS[device.type]:
+    for elements in sizes:
         lists = [
             [torch.rand(elements // TENSORS, device=device) + 0.5 for _ in range(TENSORS)]
             for _ in range(4)
@@ -332,6 +379,7 @@ def _updates(device: torch.device, dtype: str, most: float = math.inf) -> Iterat
                     bytes_moved=4 * passes * total,
                 ),
                 work,
+                1.0,
             )  # fmt: skip
 
 
