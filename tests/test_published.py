@@ -6,16 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from rich.console import Console
 
 from analysis import dsp, frontier, lasp, menu_2026, meta_blog, usp
 from analysis.study import rounded
 from tests import sample_sweep
 from tests.builders import run, table
 from tests.cells import GPU_NODE, composer
+from vitsweep.api.session import open_session
 from vitsweep.charts import speedup, style
 from vitsweep.cli.main import run as main
 from vitsweep.composition.grid import expand
-from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.freeze import freeze, open_store, plan_of, store_of
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.report.html import write_report
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -99,6 +102,13 @@ def test_what_a_named_sweep_says_of_figures_matches_its_cells_and_the_transcript
     blog = beside_cells(_planned("meta_speedups_cluster"), entries_of("meta_speedups_cluster"))
     assert blog["cell_id"].is_unique
     assert blog["value"].tolist() == ["1.51", "1.86", "2.18"]
+
+
+def test_a_command_keeps_the_figures_that_its_named_sweep_lists(tmp_path):
+    session = open_session(["+sweep=frontier_batch_scaling", f"sweep.folder={tmp_path}"], Console())
+    freeze(open_store(session.settings), SweepPlan({}), session.settings, {})
+    rows = SweepTables.of(store_of(session.settings)).commands[0]["published"]
+    assert rows == entries_of("frontier_batch_scaling")
 
 
 @pytest.fixture(scope="module")
