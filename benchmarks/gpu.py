@@ -7,7 +7,9 @@ scipy and matplotlib, `benchmarks/gpu_wheels.sh FOLDER` (elsewhere, beforehand) 
 is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
 
 The parts run in this order, each in a process of its own with its share of the time: a machine that is
-taken away early leaves the most wanted results. `--parts` runs others: `smoke,prediction`, and `models`.
+taken away early leaves the most wanted results. `--parts` runs others: `smoke,prediction`, and `models`; and
+named sweeps as a visitor types them, each line of their logs with its seconds in front:
+`--parts speedups --minutes 9.5`, then `--parts first,windows,one_rank --minutes 6.4`.
 FOLDER holds three files, renewed while a part runs and after it: `report.md`, `figures.json` (part ->
 figures) and `records.tar.gz` (logs, the calibration, the product's sweep with its records and traces). All
 parts are forked from one process that has imported torch and never used a GPU. `--dry` lists what each
@@ -36,7 +38,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from gpu_list import DEVICE_LOST, FIRST, LATEST_START, NO_DEVICE, PARTS, Part, run_part  # noqa: E402
+from gpu_list import COMMANDS, DEVICE_LOST, FIRST, LATEST_START, NO_DEVICE, PARTS, Part, run_part  # noqa: E402
 from gpu_report import report  # noqa: E402
 
 from vitsweep.execution.process import main_module_left_alone  # noqa: E402
@@ -80,7 +82,13 @@ def main() -> None:
             left = max(0.0, end - time.monotonic())
             share = part.seconds / sum(each.seconds for each in parts[index:])
             kept = partial(keep, work, out, facts, parts)
-            run(part, left * share, work, arguments, partial(kept, records=part.name == "product"))
+            run(
+                part,
+                left * share,
+                work,
+                arguments,
+                partial(kept, records=part.name in ("product", *COMMANDS)),
+            )
             kept()
         missing = [part.name for part in parts if not figures(work, part).exists()]
     print(f"-> {out}" + (f"; without figures: {', '.join(missing)}" if missing else ""))

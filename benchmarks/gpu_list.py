@@ -206,6 +206,20 @@ MODELS = (("vit_base", 512), ("vit_huge_14", 64), ("vit_giant_14", 48))
 """(model, images) on which the best stack is tried."""
 
 
+ONE_GPU = "-m resources.ranks_per_node=1 sweep.prune_slowdown=null sweep.report=false"
+WINDOW_CELLS = (
+    ("precision=O1", "optimizer=adamw_foreach"),
+    ("precision=bf16_masters", "optimizer=adamw_fused"),
+)
+WINDOWS = tuple(
+    f"{ONE_GPU} sweep.name=windows_{seconds} measurement.min_seconds={seconds} measurement.blocks={turn} "
+    f"'sweep.baseline={{precision: tf32}}' 'sweep.cells={json.dumps(WINDOW_CELLS)}'"
+    for turn in (1, 2)
+    for seconds in (1.5, 10)
+)
+"""Three cells in windows of two lengths in turns, a block each: short ones may measure a cool chip."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One question.
@@ -306,7 +320,31 @@ PARTS = (
         "How fast is the best stack on other models?",
         tuple(f"{model} at {images} images" for model, images in MODELS),
     ),
+    Part(
+        "speedups",
+        480,
+        "What do the blog's techniques bring, in five blocks? `results/meta_speedups-cuda` is the sample",
+        ("-m +sweep=meta_speedups resources.ranks_per_node=1",),
+    ),
+    Part(
+        "first",
+        120,
+        "What does a visitor's first sweep show, after how many seconds?",
+        ("-m +sweep=first resources.ranks_per_node=1",),
+    ),
+    Part("windows", 170, "Do windows of 1.5 s and of 10 s give the same ratios?", WINDOWS),
+    Part(
+        "one_rank",
+        90,
+        "Do DDP and a bare module differ on one rank, once the clocks have settled?",
+        (
+            f"{ONE_GPU} sweep.name=one_rank sharding=ddp,none precision=O1 "
+            "'sweep.baseline={precision: O1}' measurement.warmup_min_seconds=3 measurement.min_seconds=3",
+        ),
+    ),
 )
+COMMANDS = ("speedups", "first", "windows", "one_rank")
+"""Parts whose items are commands of vitsweep."""
 FIRST = tuple(part.name for part in PARTS[:7])
 """What runs unless others are chosen: nine minutes, complete by themselves."""
 

@@ -16,6 +16,7 @@ from gpu_list import (
     BASE,
     BLOG,
     BLOG_NAME,
+    COMMANDS,
     KERNELS,
     MODELS,
     NO_DEVICE,
@@ -26,7 +27,7 @@ from gpu_list import (
     UPDATES,
 )
 from gpu_prediction import prediction
-from gpu_product import calibration, product, soak
+from gpu_product import calibration, commands, product, soak
 from gpu_profile import profile
 from gpu_smoke import smoke
 from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_batch, reason_of
@@ -172,6 +173,7 @@ def _kernel(size: Size, name: str, tokens: int) -> Figures:
 
 PARTS: dict[str, Callable[[Run], None]] = {
     "product": product,
+    **dict.fromkeys(COMMANDS, commands),
     "peers": beside_peers,
     "calibration": calibration,
     "attention": attention,

@@ -2,17 +2,19 @@
 
 import csv
 import json
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_list import BASE, PRODUCT, PRODUCT_SMOKE, STACK
+from gpu_list import BASE, PARTS, PRODUCT, PRODUCT_SMOKE, STACK
 from gpu_steps import Figures, Run, cell_of, largest_batch, our_step, reason_of
 
 from vitsweep.measure.environment import DeviceMonitor
@@ -42,6 +44,24 @@ def product(run: Run) -> None:
     code = _vitsweep(run, "-m", "sweep.name=product", *settings)
     _vitsweep(run, "collect", "product", until=time.monotonic() + 60)
     run.write({"exit code": code, "rows": _rows(run.path.parent / "results" / "product")})
+
+
+def commands(run: Run) -> None:
+    """Run the commands of a part in their order; where there is no GPU, only plan them for one."""
+    [part] = [each for each in PARTS if each.name == run.path.stem]
+    codes = {}
+    for item in part.items:
+        words = shlex.split(item)
+        if run.size.seconds == 0:
+            words = ["plan", *words, "--hardware", "h200", "--no-predict"]
+        if not run.is_late:
+            codes[item] = _vitsweep(run, *words)
+        rows = [
+            {"sweep": path.name} | row
+            for path in sorted(run.path.parent.glob("results/*"))
+            for row in _rows(path)
+        ]
+        run.write({"exit codes": codes, "rows": rows})
 
 
 def calibration(run: Run) -> None:
@@ -92,24 +112,40 @@ def _temperature_c(device: torch.device) -> int | None:
 
 
 def _vitsweep(run: Run, *arguments: str, until: float | None = None) -> int | None:
-    """Run a command of vitsweep in the part's folder; return its exit code, None if it was killed."""
+    """Run a command of vitsweep in the part's folder; return its exit code, None if it was killed.
+
+    Each line of the log begins with the seconds since the command was started.
+    """
     command: Sequence[str] = (sys.executable, "-m", "vitsweep", *arguments)
     print("$", " ".join(command[1:]), flush=True)
     # What a shell starts in the background ignores SIGINT, and so would this.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, cwd=run.path.parent, preexec_fn=heed)
+    process = subprocess.Popen(
+        command, cwd=run.path.parent, preexec_fn=heed, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    reader = threading.Thread(target=_stamp, args=(process.stdout,), daemon=True)
+    reader.start()
     end = run.deadline if until is None else min(run.deadline, until)
     for call in (None, signal.SIGINT, signal.SIGINT):
         if call:
             process.send_signal(call)
         left = GRACE_S if call else max(0.0, end - time.monotonic())
         try:
-            return process.wait(None if left == float("inf") else left)
+            code = process.wait(None if left == float("inf") else left)
         except subprocess.TimeoutExpired:
             continue
+        reader.join(GRACE_S)
+        return code
     process.kill()
     process.wait()
     return None
+
+
+def _stamp(lines: Iterable[str]) -> None:
+    began = time.monotonic()
+    for line in lines:
+        print(f"{time.monotonic() - began:6.1f} {line}", end="", flush=True)
 
 
 def _rows(sweep: Path) -> list[dict[str, Any]]:

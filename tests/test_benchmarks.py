@@ -2,12 +2,14 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +21,19 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from tests.cells import GPU_NODE, entry
+from vitsweep.api.plan import machine_with
+from vitsweep.composition.composer import Composer
 from vitsweep.measure.environment import DeviceState
+from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.rates.profile import profile_named
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 FIRST = ["product", "peers", "calibration", "attention", "one_at_a_time", "soak", "profile"]
-LATER = ["smoke", "prediction", "models"]
+LATER = ["smoke", "prediction", "models", "speedups", "first", "windows", "one_rank"]
 """Parts that run where they are asked for."""
 RESULTS = {"report.md", "figures.json", "records.tar.gz"}
 """Files that come back; a borrowed machine gives at most 8."""
@@ -115,6 +122,21 @@ def test_a_part_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("beside")
+def test_the_commands_for_one_gpu_have_cells_that_run_on_it() -> None:
+    import gpu_list
+
+    found = {}
+    machine = replace(machine_with(profile_named("h200")), devices_per_node=1)
+    for part in gpu_list.PARTS:
+        for item in part.items if part.name in gpu_list.COMMANDS else ():
+            cells, sweep, _ = cells_for(shlex.split(item)[1:], Composer(), machine)
+            plan = plan_of(cells, machine, Composer())
+            assert len(plan.runnable) == len(plan.entries)
+            found[sweep["name"]] = len(plan.entries)
+    sizes = {"meta_speedups-cuda": 17, "first-cuda": 4, "windows_1.5": 3, "windows_10": 3}
+    assert found == sizes | {"one_rank": 2}
+
+
 def test_the_products_cells_and_the_best_stacks_run_on_a_gpu() -> None:
     import gpu_list
 
