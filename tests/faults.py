@@ -1,6 +1,7 @@
 """Techniques that do to a rank what happens on real machines."""
 
 import errno
+import itertools
 import os
 import signal
 import time
@@ -136,6 +137,21 @@ class SlowSteps(Memory):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         model.head.register_forward_hook(lambda module, inputs, output: time.sleep(0.5))
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalls(Memory):
+    """Sleeps in every fourth forward pass: most steps are as fast as without it."""
+
+    def apply(self, model: "nn.Module") -> "nn.Module":
+        count = itertools.count()
+
+        def stall(*_: object) -> None:
+            if next(count) % 4 == 3:
+                time.sleep(0.03)
+
+        model.head.register_forward_hook(stall)
         return model
 
 

@@ -79,6 +79,26 @@ def test_the_line_names_what_runs() -> None:
     assert progress.line().endswith("; precision=O1 runs for 0 s")
 
 
+def test_after_a_warm_up_of_the_baseline_the_first_runs_show_their_ratio() -> None:
+    base, fast = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
+    base.__dict__["cell_id"], fast.__dict__["cell_id"] = "base", "fast"
+    console = Console(file=io.StringIO(), width=99)
+    progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 4)
+    progress.warming_up(base)
+    progress.warmed_up(base, run("base", "b0", 50.0))
+    progress.ended(fast, run("fast", "b0", 105.0))
+    progress.ended(base, run("base", "b0", 52.0))
+    progress.ended(fast, run("fast", "b1", 103.0))
+    assert isinstance(console.file, io.StringIO)
+    said = [line.partition(": ")[2] for line in console.file.getvalue().splitlines()]
+    assert said == [
+        "plain runs for a second, discarded.",
+        "105 img/s, about 2.1x faster (no interval)",
+        "52.0 img/s",
+        "103 img/s",
+    ]
+
+
 def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> None:
     cell = entry()
     runs = [run(cell.cell_id, "b0", 100.0), run(cell.cell_id, "b1", 300.0)]

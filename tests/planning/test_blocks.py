@@ -305,6 +305,15 @@ def test_the_machine_is_warmed_up_where_intervals_are_compared() -> None:
     assert warm_up("sharding=ddp,fsdp", "task=train") is None, "no run is short"
 
 
+def test_the_baseline_warms_the_machine_up_wherever_it_stands_in_the_block() -> None:
+    plan = sweep("sharding=ddp,fsdp", "precision=O1")
+    [baseline] = {e.baseline_id for e in plan.entries.values()}
+    orders = [BalancedOrder(seed=seed) for seed in range(6)]
+    first = [next(blocks(plan, dict.fromkeys(plan.entries, 1), 8, order)) for order in orders]
+    assert len({block.entries[0].cell_id for block in first}) > 1
+    assert {entry.cell_id for block in first if (entry := warm_up_cell(block))} == {baseline}
+
+
 def looked_at(*overrides: str, **changes: Any) -> list[Block]:
     plan, settings = sweep(*overrides), sweep_settings(composer().compose().tree)
     state = resume_state(plan, (), settings, CODE)
@@ -320,6 +329,27 @@ def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
     assert len({look.name for look in looks}) == 1
     two = Counter(look.name for look in looked_at("precision=O1,O2,O3", cells_per_block=2))
     assert sorted(two.values()) == [2, 3]
+
+
+def test_without_looks_the_first_runs_of_cells_decide_how_long_the_others_are() -> None:
+    plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
+    settings = replace(settings, looks=False)
+    rounds, mine = grid(plan, settings, (), CODE), list[RunRecord]()
+    drifts, seconds = list(plan.entries)[-1], list[float]()
+    for block in blocks_in_turn(rounds, mine):
+        assert not block.is_look
+        assert block.first == ({*plan.entries} if not mine else set())
+        for entry in block.entries:
+            is_look = entry.cell_id in block.first and entry.cell_id == drifts
+            facts = {"purpose": LOOK} if is_look else {}
+            spec = {"measurement.min_seconds": 0.5} if is_look else {}
+            record = run(entry.cell_id, block.name, environment=facts)
+            mine.append(replace(record, spec=spec))
+            seconds += [entry.spec.measurement.min_seconds] * (entry.cell_id == drifts)
+    assert seconds == [0.5, *[1.5] * 5]
+    num_runs = Counter(run.cell_id for run in mine)
+    both = {drifts, plan.entries[drifts].baseline_id}
+    assert num_runs == {c: 6 if c in both else 5 for c in plan.entries}
 
 
 def test_a_grid_begins_with_all_looks() -> None:

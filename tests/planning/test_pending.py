@@ -10,7 +10,7 @@ from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.pending import CellState, ResumeState, resume_state
+from vitsweep.planning.pending import CellState, ResumeState, has_looks, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.rates.profile import LIMITED_TO, LIMITS
 from vitsweep.results.record import LOOK, RunRecord, Status
@@ -344,6 +344,60 @@ def test_runs_with_other_instructions_do_not_count_where_they_were_measured_by_h
         assert missing(plan, settings, *other).missing_blocks == wanted
     here = [replace(r, environment=r.environment | {"launcher": "local"}) for r in runs]
     assert not missing(plan, settings, *here).missing_blocks
+
+
+def in_block(plan: SweepPlan, block: str, *speeds: float) -> list[RunRecord]:
+    """One block; the baseline, last in the plan, at 100 img/s."""
+    return [run(c, block, s) for c, s in zip(plan.entries, [*speeds, 100.0], strict=True)]
+
+
+def test_without_looks_a_slow_cell_gets_no_second_block(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, baseline = plan.entries
+    settings = replace(settings, looks=False)
+    assert missing(plan, settings).first == {fsdp, zero2, baseline}
+    state = missing(plan, settings, now=in_block(plan, "b0", 3, 90))
+    assert state.missing_blocks == {zero2: 4}
+    assert state.cell_state(plan.entries[fsdp]) is CellState.one_look
+    assert not state.first | state.longer
+    one_slow_block = in_block(plan, "b0", 30, 90) + in_block(plan, "b1", 3, 90)
+    assert missing(plan, settings, now=one_slow_block).missing_blocks == {fsdp: 3, zero2: 3}
+    assert missing(plan, replace(settings, looks=True), now=in_block(plan, "b0", 3, 90)).looks == {}
+
+
+def test_a_first_run_that_shows_drift_does_not_count_and_lengthens_all_others(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    fsdp, zero2, baseline = plan.entries
+    settings = replace(settings, looks=False)
+    first, other, base = in_block(plan, "b0", 40, 90)
+    short = {"measurement.min_seconds": 0.5, "measurement.warmup_min_seconds": 0.2}
+    first = replace(first, environment=first.environment | {"purpose": LOOK}, spec=short)
+    state = missing(plan, settings, now=[first, other, base])
+    assert (state.missing_blocks, state.longer) == ({fsdp: 5, zero2: 4}, {fsdp})
+    wanted = state.as_measured(plan.entries[fsdp]).spec.measurement
+    assert (wanted.warmup_min_seconds, wanted.min_seconds) == pytest.approx((0.6, 1.5))
+    again = [replace(r, spec=short) for r in in_block(plan, "b1", 40, 90)]
+    state = missing(plan, settings, now=[first, other, base, *again])
+    assert state.missing_blocks == {fsdp: 5, zero2: 3}, "a run as short as the first"
+    of_baseline = replace(base, environment=base.environment | {"purpose": LOOK}, spec=short)
+    state = missing(plan, settings, now=[other, of_baseline])
+    assert state.missing_blocks == {fsdp: 5, zero2: 5}, "a block without its baseline"
+    assert state.longer == {baseline}
+
+
+def test_where_looks_come_first_is_up_to_the_device_and_the_budget(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
+    entry = next(iter(plan.entries.values()))
+    resources = replace(entry.spec.resources, device="cuda")
+    on_gpu = replace(entry, spec=replace(entry.spec, resources=resources))
+    assert has_looks(entry, settings)
+    assert not has_looks(on_gpu, settings)
+    assert has_looks(on_gpu, replace(settings, minutes=3.0))
+    assert has_looks(on_gpu, replace(settings, looks=True))
+    assert not has_looks(entry, replace(settings, looks=False))
 
 
 def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSettings) -> None:

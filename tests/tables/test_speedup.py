@@ -233,6 +233,12 @@ def test_looks_alone_show_ratios_of_all_cells():
     assert one(found, "base")["claim"] == "baseline"
 
 
+def test_a_first_run_that_became_a_look_has_the_ratio_of_its_block() -> None:
+    runs = table(*blocks("base", 100, 100, 100), look("slow", 2, "b0"))
+    slow = one(speedup_over(runs, BASELINES), "slow")
+    assert (slow["claim"], slow["speedup"]) == ("one look", pytest.approx(0.02))
+
+
 def test_a_look_enters_no_median_of_a_cell_with_full_blocks():
     runs = table(*blocks("base", 100, 100, 100), look("base", 3), look("slow", 1))
     found = cells(runs, {"base": "base", "slow": "base"})

@@ -317,7 +317,7 @@ class Runner:
         return self._supervised(request, cell, supervise)
 
     def warm_up(self, request: RunRequest, cell: CellSpec) -> RunRecord:
-        """Run a cell once and discard what it measures; a line of `attempts.jsonl` says so.
+        """Run a cell for a second and discard what it measures; a line of `attempts.jsonl` says so.
 
         It has a run id of its own: a late report about it must not be taken for one about the run.
 
@@ -325,7 +325,8 @@ class Runner:
             RunEnding: from `on_wait`.
             OSError: nothing can be written (a full disk).
         """
-        request = replace(request, run_id=f"{request.run_id}-warm-up")
+        cell = replace(cell, measurement=cell.measurement.of_look())
+        request = replace(request, run_id=f"{request.run_id}-warm-up", is_first=False)
         return self._supervised(request, cell, partial(warm_up, scratch=self.place.scratch))
 
     def _supervised(

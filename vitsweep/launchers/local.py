@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated, Any
 
@@ -192,7 +192,7 @@ class BlockRunner:
         progress.ended(entry, record)
 
     def _warm_up(self, block: Block, progress: Progress) -> None:
-        """Run a cell once before the first block and discard what it measures.
+        """Run the baseline once before the first block; what it measures is shown and discarded.
 
         A line of the cell's `attempts.jsonl` says that it ran; there is no record.
         """
@@ -200,13 +200,14 @@ class BlockRunner:
         if entry is None or entry.cell_id in self.skipped or block.is_look:
             return
         progress.warming_up(entry)
-        self._runner.warm_up(self._request(block, 0, entry), entry.spec)
+        progress.warmed_up(entry, self._runner.warm_up(self._request(block, 0, entry), entry.spec))
 
     def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
         run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
         if training := self.interrupted.get((block.name, entry.cell_id)):
             run, attempt = training.run, training.number + 1
-        return self._runner.request(run, entry.spec, attempt, entry.code)
+        request = self._runner.request(run, entry.spec, attempt, entry.code)
+        return replace(request, is_first=entry.cell_id in block.first)
 
     def _stop_if_interrupted(self) -> None:
         if self._stopped.is_set():

@@ -15,8 +15,9 @@ from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.spec.measurement import LONGER
 from vitsweep.tables.formatting import count, duration, number, times
-from vitsweep.tables.speedup import one_look
+from vitsweep.tables.speedup import about, one_look
 from vitsweep.tables.stats import Claim
 
 WAITING, RUNNING = "waiting", "running"
@@ -30,6 +31,7 @@ SO_FAR = "ratio"
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
 CAPTION = "Over the blocks of this command; a ratio in brackets is of one look."
+NEEDS_LONGER = f"its steps drift or are uneven: its runs become {LONGER} times as long"
 MOST_NAMED = 3
 """Running cells that a line names."""
 
@@ -58,6 +60,7 @@ class Progress:
         self._seconds: dict[str, float] = {}
         self._per_block: dict[tuple[bool, str], dict[str, float]] = {}
         self._baselines: dict[str, str] = {}
+        self._references: dict[str, float] = {}
         self._live: Live | None = None
 
     @property
@@ -81,9 +84,14 @@ class Progress:
         """Say that a cell runs once to warm up the machine, and that what it measures is discarded."""
         self.started(entry)
         self.console.print(
-            f"Warm-up of the machine: {self._labels[entry.cell_id]} runs once, discarded.",
+            f"Warm-up of the machine: {self._labels[entry.cell_id]} runs for a second, discarded.",
             markup=False,
         )
+
+    def warmed_up(self, entry: PlannedCell, record: RunRecord) -> None:
+        """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
+        self._states[entry.cell_id] = WAITING
+        self._references[entry.cell_id] = record.metrics.get("images_per_second") or 0.0
 
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
@@ -99,8 +107,10 @@ class Progress:
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
             seconds = own + (least_seconds_beyond_look(entry) if is_look else 0.0)
-        block = record.block
-        self.reported(entry, record.status, record.reason, speed, is_look, seconds, block)
+        said = NEEDS_LONGER if is_look and record.spec.get("measurement.min_seconds") else ""
+        self.reported(
+            entry, record.status, record.reason, speed, is_look, seconds, record.block, said
+        )
 
     def reported(
         self,
@@ -111,6 +121,7 @@ class Progress:
         is_look: bool = False,
         seconds: float = 0.0,
         block: str = "",
+        said: str = "",
     ) -> None:
         """Note how a run of this cell ended that another process measured.
 
@@ -122,9 +133,10 @@ class Progress:
             is_look: the run is a look: it counts for no median, and its ratio is shown at once.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
             block: of the run; a ratio is taken within it.
+            said: what a look shows, where that is not its ratio.
         """
         self._done += 1
-        cell_id, text, said = entry.cell_id, "", ""
+        cell_id, text = entry.cell_id, ""
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
         self._seconds[cell_id] = seconds or took
@@ -133,9 +145,10 @@ class Progress:
             self._per_block.setdefault((is_look, cell_id), {})[block] = speed
             if not is_look:
                 self._speeds[cell_id].append(speed)
+                said = self._first_ratio(cell_id)
             else:
                 ratio, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
-                said = one_look(ratio) if ratio else text
+                said = said or (one_look(ratio) if ratio else text)
         self._states[cell_id] = text or str(status)
         if self._live is None:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
@@ -200,6 +213,14 @@ class Progress:
         own, other = (self._per_block.get((is_look, c), {}) for c in (cell, base))
         both = [block for block in own if block in other] if cell != base else []
         return exp(fmean(log(own[b] / other[b]) for b in both)) if both else 0.0
+
+    def _first_ratio(self, cell: str) -> str:
+        """Say how the first run of a cell compares with its baseline, after a warm-up of that."""
+        base, own = self._baselines[cell], self._speeds[cell]
+        reference = self._references.get(base)
+        if not reference or cell == base or len(own) > 1:
+            return ""
+        return f"{about(self._ratio(cell) or own[0] / reference)} (no interval)"
 
     def _title(self) -> str:
         if self._budget < inf:

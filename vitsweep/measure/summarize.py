@@ -304,6 +304,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     )
 
 
+def needs_longer(summary: Summary) -> bool:
+    """Whether the steps of a run drift or are uneven, the loader's or not: its cell needs longer ones."""
+    found = summary.validity
+    return bool(found["drifting"] or found["uneven_steps"] or found["warmup_steps_added"])
+
+
 def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
     """Return the shares of tensors and of numbers that never moved, of those with a gradient on any rank."""
     total: dict[str, list[float]] = {}

@@ -19,7 +19,7 @@ import numpy as np
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.attempts import Attempt, attempts
 from vitsweep.execution.run_request import needs_warm_up
-from vitsweep.planning.pending import ResumeState, has_typed_blocks
+from vitsweep.planning.pending import ResumeState, has_looks, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
@@ -39,12 +39,14 @@ class Block:
         first_position: position of the first of them in the block; above 0 where runs that were
             stopped from outside are repeated at the end of their block.
         purpose: of its runs, see `results.record.LOOK`.
+        first: cells of which the run here is the first, which may show that they need longer ones.
     """
 
     name: str
     entries: tuple[PlannedCell, ...]
     first_position: int = 0
     purpose: str = ""
+    first: frozenset[str] = frozenset()
 
     @property
     def is_look(self) -> bool:
@@ -162,7 +164,11 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
     """
     if settings.prune_slowdown is None or settings.limit.key or settings.search != "grid":
         return
-    wanted = {c: 1 for c in state.missing_blocks if _needs_look(plan.entries[c], state)}
+    wanted = {
+        c: 1
+        for c in state.missing_blocks
+        if has_looks(plan.entries[c], settings) and _needs_look(plan.entries[c], state)
+    }
     for members in members_of_blocks(plan, wanted, settings.cells_per_block):
         entries = sorted(_with_baselines(plan, members), key=lambda e: e.cell_id != e.baseline_id)
         name = secrets.token_hex(5)
@@ -254,7 +260,8 @@ def repeated_runs(block: Block, runs: Sequence[RunRecord], state: ResumeState) -
         if latest.get(entry.cell_id) in STOPPED_FROM_OUTSIDE
         and entry.cell_id not in state.not_measured
     )
-    return Block(block.name, stopped, len(block.entries)) if stopped else None
+    again = replace(block, entries=stopped, first_position=len(block.entries))
+    return again if stopped else None
 
 
 def runs_per_cell(
@@ -266,8 +273,11 @@ def runs_per_cell(
 
 
 def warm_up_cell(block: Block) -> PlannedCell | None:
-    """Return the cell to run once and discard before the first block of a command, see `needs_warm_up`."""
-    return block.entries[0] if needs_warm_up([entry.spec for entry in block.entries]) else None
+    """Return the baseline of the first block of a command, or the first cell, where `needs_warm_up`."""
+    baselines = {entry.baseline_id for entry in block.entries}
+    own = [entry for entry in block.entries if entry.cell_id in baselines]
+    needed = needs_warm_up([entry.spec for entry in block.entries])
+    return [*own, *block.entries][0] if needed else None
 
 
 def comparisons(entries: Sequence[PlannedCell], size: int) -> Iterator[list[PlannedCell]]:
@@ -309,12 +319,17 @@ def block_of(
     plan: SweepPlan,
     members: Iterable[PlannedCell],
     order: BalancedOrder,
-    skipped: Mapping[str, object] | None = None,
+    state: ResumeState | None = None,
 ) -> Block:
-    """Return a block of some cells with their baselines, without those that are skipped."""
+    """Return a block of some cells with their baselines, without those that are not measured.
+
+    Cells that need longer runs get them (`ResumeState.longer`).
+    """
+    state = state or ResumeState({}, {})
     entries = {e.cell_id: e for e in _with_baselines(plan, members)}
-    cells = [cell_id for cell_id in entries if cell_id not in (skipped or {})]
-    return Block(secrets.token_hex(5), tuple(entries[c] for c in order.next_block(cells)))
+    cells = order.next_block([c for c in entries if c not in state.not_measured])
+    chosen = tuple(state.as_measured(entries[c]) for c in cells)
+    return Block(secrets.token_hex(5), chosen, first=state.first & {*cells})
 
 
 # Trainings that were interrupted on this machine and saved: the same command continues them.

@@ -8,20 +8,21 @@ A cell of a command is, in this order,
    only on request (`sweep.retry`, `vitsweep retry`). A run that was killed or preempted says
    nothing about its cell and is repeated, and so is one that had less time than the command gives;
 3. `measured`: it has as many blocks as `measurement.blocks` asks for;
-4. `one look`: its look showed it slower than its baseline by more than `sweep.prune_slowdown`, and nobody
-   typed a number of blocks;
+4. `one look`: its look, or its first block where there are none, showed it slower than its baseline by more
+   than `sweep.prune_slowdown`, and nobody typed a number of blocks;
 5. `runnable`: it lacks some blocks.
 
 What counts is pairs, not runs: a block counts for a cell if both the cell and its baseline were
 measured in it, because only then the block yields a ratio. A baseline that was killed in one block
 therefore leaves every cell of that block one block short.
 
-Which runs may count is decided in `usable_runs.py`.
+Where cells have no looks, the first run of a cell may show that it needs longer ones (`measure.summarize.
+needs_longer`). Its record is a look then: it counts for nothing, and all runs of the cell are longer.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import Any
@@ -34,6 +35,7 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.profile import LIMITED_TO, cpu_limits
 from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.blocks import share_nodes
 from vitsweep.tables.valid_runs import DISQUALIFYING
 
@@ -198,8 +200,11 @@ class ResumeState:
         missing_blocks: cell id -> blocks that it lacks, at least 1. Baselines that the command does
             not name run in the blocks of the cells that need them and are not listed.
         not_measured: cell id -> its latest run, of cells that are not repeated.
-        looks: cell id -> how many times slower than its baseline the cell was in its latest look.
-        pruned: cells that stay at their look because they are so slow, and baselines of such cells alone.
+        looks: cell id -> how many times slower than its baseline the cell was in its latest look, or in
+            its first block where it has none.
+        pruned: cells that stay at it because they are so slow, and baselines of such cells alone.
+        first: cells without a run so far, whose first one decides how long their runs are.
+        longer: cells whose first run showed that they need longer ones.
         used_again: baselines that run again beside cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
@@ -216,6 +221,15 @@ class ResumeState:
     changed_code: Mapping[str, str] = field(default_factory=dict)
     accepted_code: Mapping[str, str] = field(default_factory=dict)
     unproved: tuple[str, ...] = ()
+    first: frozenset[str] = frozenset()
+    longer: frozenset[str] = frozenset()
+
+    def as_measured(self, entry: PlannedCell) -> PlannedCell:
+        """Return a cell with warm-up and window as long as its runs need them."""
+        if entry.cell_id not in self.longer:
+            return entry
+        longer = entry.spec.measurement.longer()
+        return replace(entry, spec=replace(entry.spec, measurement=longer))
 
     def cell_state(self, entry: PlannedCell) -> CellState:
         """Return what the command does with a cell."""
@@ -260,14 +274,32 @@ def resume_state(
     torch_version = code["packages"]["torch"]
     earlier = () if settings.remeasure else runs
     accepts_any = settings.accept_code == "any"
-    before = usable_runs(earlier, plan, torch_version, accepts_any)
-    now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
+
+    def used(plan: SweepPlan) -> tuple[UsableRuns, UsableRuns]:
+        now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
+        return usable_runs(earlier, plan, torch_version, accepts_any), now
+
+    before, now = used(plan)
+    first = {e.cell_id for e in plan.runnable if _first_run_decides(e, settings)}
+    longer = {
+        run.cell_id
+        for run in [*before.looks, *now.looks]
+        if run.spec.get("measurement.min_seconds")
+    }
+    lengths = ResumeState({}, {}, longer=frozenset(first & longer))
+    if lengths.longer:
+        plan = SweepPlan({c: lengths.as_measured(entry) for c, entry in plan.entries.items()})
+        before, now = used(plan)
+    measured = [run for run in [*before.own, *now.own] if run.status == Status.measured]
     awaited: MeasuredBlocks = {}
     for cell_id, block in pending:
         awaited.setdefault(cell_id, {}).setdefault(block, None)
     own = _with_awaited(_measured_blocks([*before.own, *now.own]), awaited)
     not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
-    looks = _slowdowns(plan, [*before.looks, *now.looks])
+    looked = [*before.looks, *now.looks]
+    looks = _slowdowns(plan, looked)
+    in_first_block = _slowdowns(plan, [*reversed(measured), *looked])
+    looks |= {c: slowdown for c, slowdown in in_first_block.items() if c in first}
     pruned: set[str] = set()
     missing: dict[str, int] = {}
     for entry in plan.runnable:
@@ -300,6 +332,28 @@ def resume_state(
         changed_code={c: h for c, h in other.items() if c in again and c not in before.unproved},
         accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
         unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
+        first=frozenset(first - longer - {run.cell_id for run in measured}),
+        longer=lengths.longer,
+    )
+
+
+def has_looks(entry: PlannedCell, settings: SweepSettings) -> bool:
+    """Return whether looks come before the blocks of a cell, by its device unless `sweep.looks` says it."""
+    if settings.looks == "auto":
+        return entry.spec.resources.device == "cpu" or settings.minutes is not None
+    return settings.looks
+
+
+def _first_run_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
+    """Return whether the first run of a cell decides how long its runs are, and its first block on others."""
+    measurement = entry.spec.measurement
+    return (
+        not has_looks(entry, settings)
+        and settings.search == "grid"
+        and not settings.limit.key
+        and not entry.spec.task.epochs
+        and measurement.blocks >= MIN_BLOCKS
+        and measurement.min_seconds > 0
     )
 
 

@@ -233,7 +233,7 @@ class _Grid:
         while not found:
             for members in self._members:
                 if lacking := [e for e in members if e.cell_id in missing]:
-                    found.append(block_of(self._plan, lacking, self._order, state.not_measured))
+                    found.append(block_of(self._plan, lacking, self._order, state))
                     if self._is_here:
                         break
             else:

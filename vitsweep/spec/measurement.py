@@ -19,10 +19,15 @@ MOST_BLOCKS = 10_000
 MOST_TRACED_STEPS = 100
 """A profiler keeps every operation in memory."""
 MINUTES_PER_YEAR = 525_600
-AUTO_WARMUP_SECONDS = {"cpu": 0.2, "cuda": 3.0}
-AUTO_SECONDS = {"cpu": 0.5, "cuda": 5.0}
-AUTO_MAX_SECONDS = {"cpu": 30.0, "cuda": 60.0}
-"""Device type -> seconds where a choice says `auto`. Clocks and loaders of a GPU settle in seconds."""
+AUTO: dict[str, dict[str, float]] = {
+    "warmup_min_seconds": {"cpu": 0.2, "cuda": 1.0},
+    "measured_steps": {"cpu": 10, "cuda": 5},
+    "min_seconds": {"cpu": 0.5, "cuda": 1.5},
+    "max_seconds": {"cpu": 30.0, "cuda": 60.0},
+}
+"""Field -> device type -> its value where a choice says `auto`."""
+LONGER = 3
+"""How many times longer warm-up and window are of a cell whose first run shows that it needs more."""
 LOOK_SECONDS = 1.0
 """`max_seconds` of a look."""
 
@@ -96,14 +101,21 @@ class Measurement:
             traced_steps=0,
         )
 
+    def longer(self) -> "Measurement":
+        """Return it for a cell whose steps drift or are uneven in its first run."""
+        return replace(
+            self,
+            warmup_min_seconds=LONGER * self.warmup_min_seconds,
+            min_seconds=LONGER * self.min_seconds,
+        )
+
     @property
     def of_command(self) -> dict[str, Any]:
         """The fields that belong to the command, not to the cell."""
-        return {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if not f.metadata.get("identity", True)
-        }
+        return {name: getattr(self, name) for name in OF_COMMAND}
+
+
+OF_COMMAND = tuple(f.name for f in fields(Measurement) if not f.metadata.get("identity", True))
 
 
 # How many images make a step, and how large they are.

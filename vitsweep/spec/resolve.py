@@ -1,6 +1,7 @@
 """Every `auto` gets its value here, once, when the sweep is made; the worker reads only results."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, get_args
@@ -8,7 +9,7 @@ from typing import Any, get_args
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
-from vitsweep.spec.measurement import AUTO_MAX_SECONDS, AUTO_SECONDS, AUTO_WARMUP_SECONDS
+from vitsweep.spec.measurement import AUTO as AUTO_MEASUREMENT
 from vitsweep.spec.resources import AXES, LARGEST_WORLD, Device, Machine
 
 Tree = dict[str, Any]
@@ -49,9 +50,8 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     )
     _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
     device = resolved["resources"]["device"]
-    _fill(resolved, "measurement", "warmup_min_seconds", lambda: AUTO_WARMUP_SECONDS.get(device))
-    _fill(resolved, "measurement", "min_seconds", lambda: AUTO_SECONDS.get(device))
-    _fill(resolved, "measurement", "max_seconds", lambda: AUTO_MAX_SECONDS.get(device))
+    for key, of_device in AUTO_MEASUREMENT.items():
+        _fill(resolved, "measurement", key, partial(of_device.get, device))
     resolved["mesh"] = _resolve_mesh(resolved)
     _fill(resolved, "sequence_parallel", "segments", lambda: resolved["mesh"]["sequence"])
     return resolved

@@ -11,6 +11,7 @@ from pandas import DataFrame, Series, factorize
 from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
+from vitsweep.spec.measurement import OF_COMMAND
 from vitsweep.spec.menu import choices, plain_choice
 from vitsweep.tables.formatting import plain, text_rows, value_label
 from vitsweep.tables.valid_runs import checked_cells
@@ -24,7 +25,7 @@ SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
-BOOKKEEPING = ("measurement",)
+BOOKKEEPING = ("measurement", *(f"measurement.{name}" for name in OF_COMMAND))
 """Spec columns that change how precisely a cell is measured, not what is run."""
 
 

@@ -307,7 +307,8 @@ def _with_unpaired(
 
 def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
     """Add the ratio of the looks of cells that have no other, and `_look`: whether that is all."""
-    looks = known.runs[is_look(known.runs) & (known.runs["status"] == Status.measured)]
+    looks = known.runs[known.runs["status"] == Status.measured]
+    looks = looks[looks["block"].isin(looks.loc[is_look(looks), "block"])]  # a baseline may count
     if looks.empty:
         return table.assign(_look=False)
     status = looks[ROW].map(known.status.set_index(ROW)["status"])
