@@ -31,6 +31,7 @@ FREE = {
     "measurement.timeout_min",
     "measurement.trace",
     "measurement.traced_steps",
+    "measurement.fewest_steps",
     "measurement.warmup_min_seconds",
     "resources.cores_per_node",
     "resources.device",

@@ -235,7 +235,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("machine", "warmup", "window"), [(LAPTOP, 0.2, 0.5), (GPU_NODE, 3.0, 5.0)]
+    ("machine", "warmup", "window"), [(LAPTOP, 0.2, 0.5), (GPU_NODE, 1.0, 1.5)]
 )
 def test_the_timed_window_lasts_longer_on_a_gpu_whose_clocks_settle_in_seconds(
     machine: Machine, warmup: float, window: float
@@ -244,6 +244,9 @@ def test_the_timed_window_lasts_longer_on_a_gpu_whose_clocks_settle_in_seconds(
     assert (found["warmup_min_seconds"], found["min_seconds"]) == (warmup, window)
     chosen = resolved("measurement.min_seconds=2", machine=machine)["measurement"]
     assert chosen["min_seconds"] == 2
+    wanted = 5 if machine is GPU_NODE else 10
+    for typed, steps in (((), wanted), (("measurement.measured_steps=20",), 20)):
+        assert entry(*typed, machine=machine).spec.measurement.least_steps == steps
     assert resolved("measurement=smoke", machine=machine)["measurement"]["min_seconds"] == 0
 
 

@@ -401,7 +401,7 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
     """Return losses after fixed numbers of steps, however many the machine took in the window."""
     mean = np.mean([rank.losses for rank in ranks], axis=0)
     first = min(cell.measurement.warmup_steps, len(mean) - 1)
-    last = min(first + cell.measurement.measured_steps, len(mean)) - 1
+    last = min(first + cell.measurement.least_steps, len(mean)) - 1
     # Until an update is skipped, these are losses after 0, 1 and 2 updates on the same images in all cells.
     alike = next((i + 1 for i, skipped in enumerate(ranks[0].skipped) if skipped), len(mean))
     early = {

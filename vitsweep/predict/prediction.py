@@ -141,7 +141,7 @@ def run_seconds(
     """
     m, step = cell.measurement, step_time_ms / 1e3
     warm_up = max(m.warmup_steps * step, m.warmup_min_seconds)
-    window = max(m.measured_steps * step, m.min_seconds)
+    window = max(m.least_steps * step, m.min_seconds)
     if m.max_seconds < max(warm_up, window):
         warm_up = min(warm_up, max(m.max_seconds, step))
         window = min(window, max(m.max_seconds, 2 * step))

@@ -170,7 +170,7 @@ _ALL = (
     Metric("loss_first", "1", "Loss of the first measured step", None,
            "mean over ranks, of step number measurement.warmup_steps"),
     Metric("loss_last", "1", "Loss of the last measured step", None,
-           "mean over ranks, of step number warmup_steps + measured_steps - 1: the same for every machine"),
+           "mean over ranks, of step number warmup_steps + fewest_steps (or measured_steps) - 1"),
     Metric("loss_step_1", "1", "Loss of the first step", None,
            "mean over ranks, before any update; compared with the baseline's in the same block"),
     Metric("loss_step_2", "1", "Loss of the second step", None,

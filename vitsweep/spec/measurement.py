@@ -21,11 +21,13 @@ MOST_TRACED_STEPS = 100
 MINUTES_PER_YEAR = 525_600
 AUTO: dict[str, dict[str, float]] = {
     "warmup_min_seconds": {"cpu": 0.2, "cuda": 1.0},
-    "measured_steps": {"cpu": 10, "cuda": 5},
+    "fewest_steps": {"cpu": 0, "cuda": 5},
     "min_seconds": {"cpu": 0.5, "cuda": 1.5},
     "max_seconds": {"cpu": 30.0, "cuda": 60.0},
 }
 """Field -> device type -> its value where a choice says `auto`."""
+AUTO_STEPS = 10
+"""`measured_steps` where a choice says `auto`: a part of the cell's identity, the same on all devices."""
 LONGER = 3
 """How many times longer warm-up and window are of a cell whose first run shows that it needs more."""
 LOOK_SECONDS = 1.0
@@ -61,6 +63,7 @@ class Measurement:
             more batches ready, or a step is recorded as a CUDA graph (in the third).
         warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
         measured_steps: least number of steps in the timed window.
+        fewest_steps: so many are enough where they last `min_seconds`; 0 for `measured_steps`.
         min_seconds: least duration of the timed window; steps are added until both hold.
         max_seconds: most seconds in the timed window, and in the warm-up; steps beyond
             it are left out, but for one step of the warm-up and two of the window.
@@ -84,10 +87,16 @@ class Measurement:
     blocks: Annotated[int, Ge(1), Le(MOST_BLOCKS)] = field(metadata=NOT_IDENTITY)
     prove: Literal["twin", "none"] = field(metadata=NOT_IDENTITY)
     trace: bool = field(metadata=NOT_IDENTITY)
+    fewest_steps: Annotated[int, Ge(0)] = field(default=0, metadata=NOT_IDENTITY)
     traced_steps: Annotated[int, Ge(0), Le(MOST_TRACED_STEPS)] = field(
         default=0, metadata=NOT_IDENTITY
     )
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
+
+    @property
+    def least_steps(self) -> int:
+        """Steps in the timed window at least, if it lasts `min_seconds`."""
+        return min(self.fewest_steps or self.measured_steps, self.measured_steps)
 
     def of_look(self) -> "Measurement":
         """Return it for a look: one run as short as can be, to tell whether a cell is worth its blocks."""

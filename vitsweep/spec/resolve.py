@@ -10,6 +10,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.spec.data import Data
 from vitsweep.spec.from_yaml import part_from_tree, target_class
 from vitsweep.spec.measurement import AUTO as AUTO_MEASUREMENT
+from vitsweep.spec.measurement import AUTO_STEPS
 from vitsweep.spec.resources import AXES, LARGEST_WORLD, Device, Machine
 
 Tree = dict[str, Any]
@@ -50,6 +51,10 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     )
     _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
     device = resolved["resources"]["device"]
+    if resolved["measurement"].get("measured_steps") == AUTO:
+        resolved["measurement"]["measured_steps"] = AUTO_STEPS
+    else:
+        _fill(resolved, "measurement", "fewest_steps", lambda: 0)
     for key, of_device in AUTO_MEASUREMENT.items():
         _fill(resolved, "measurement", key, partial(of_device.get, device))
     resolved["mesh"] = _resolve_mesh(resolved)

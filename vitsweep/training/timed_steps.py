@@ -74,7 +74,7 @@ def timed_steps(
     measurement: Measurement,
     prefetched_steps: int = 0,
 ) -> TimedSteps:
-    """Warm up, then train through a window of `measured_steps` steps and `min_seconds` seconds.
+    """Warm up, then train through a window of `least_steps` steps and `min_seconds` seconds.
 
     Neither lasts longer than `max_seconds`, as far as the steps before show, unless
     one step of the warm-up, or two of the window do (one, where a step is far too slow).
@@ -133,6 +133,7 @@ def _timed_steps(
         samples.warmup_steps = len(samples.times_ms)
         steps = measurement.measured_steps
         if measurement.min_seconds:
+            steps = measurement.least_steps
             steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
         most = _steps_of_window(longest, samples, trainer) if samples.times_ms else steps
         samples.cut_short = steps > most
