@@ -61,7 +61,7 @@ def epochs(sweep: SweepTables) -> DataFrame:
 def _beside(sweep: SweepTables, named: str) -> DataFrame:
     table = beside_cells(sweep.cells, entries_of(named))
     here = with_conditions(sweep.cells).drop_duplicates("cell_id").set_index("cell_id")
-    lists = {c: table[c].map("; ".join) for c in ("differs", "unpublished")}
+    lists = {c: table[c].map("; ".join) for c in ("differs", "unknown")}
     measured = ["cell_id", "measured", "measured_low", "measured_high", "note", "here"]
     return table.assign(here=table["cell_id"].map(here["conditions"]), **lists)[
         ["experiment", "system", *FIGURE, *measured, *lists]

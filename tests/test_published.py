@@ -145,7 +145,7 @@ def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
         "baseline.precision fp32, here tf32", "baseline.sharding ddp, here none",
         "sharding fsdp, here none", "layout batch_second, here batch_first",
     ]  # fmt: skip
-    assert {"model", "device", "torch"} <= set(rows.loc["batch560", "unpublished"])
+    assert {"model", "device", "torch"} <= set(rows.loc["batch560", "unknown"])
     assert rows["note"].tolist()[1:] == ["out of memory", "not measured here"]
 
 

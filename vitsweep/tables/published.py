@@ -113,7 +113,7 @@ def _whole(text: str) -> str | int:
 Entry = Mapping[str, Any]
 """`figures`: columns of the figures and their values, conditions among them. `column`: what was measured.
 `cell`: columns of the cell that matches and their values, `$sp` for the condition `sp` of a figure.
-`conditions`: further columns as the source has them, null where it says nothing; `baseline.` of the baseline.
+`conditions`: further columns as the source has them, null where it is not known; `baseline.` of the baseline.
 """
 
 _KEYS = {"figures": dict, "column": str, "cell": dict, "conditions": dict}
@@ -175,8 +175,8 @@ def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
 
     A row has the columns of `published`, `cell_id`, the name of the measured `column`, its `measured` value
     with `measured_low` and `measured_high`, `note` (the claim, or why there is no value), and two lists:
-    `differs`, the conditions of the source that are not those of the cell, and `unpublished`, those that it
-    does not say. A figure whose cell is not in the table has a row of its own, "not measured here". Entries
+    `differs`, the conditions of the source that are not those of the cell, and `unknown`, those that are not
+    known of it. A figure whose cell is not in the table has a row of its own, "not measured here". Entries
     that are malformed are left out.
 
     Args:
@@ -192,7 +192,7 @@ def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
             there = {c: v for c, v in asked.items() if v is not None}
             shown = figure | {
                 "column": entry["column"],
-                "unpublished": [c for c, v in asked.items() if v is None],
+                "unknown": [c for c, v in asked.items() if v is None],
             }
             partners = _fitting(cells, wanted).to_dict("records")
             for cell in partners:
@@ -208,7 +208,7 @@ def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
         if len(rows) >= MOST_FIGURES:
             break
     columns = [*published().columns, "cell_id", "column", "measured", "measured_low"]
-    columns += ["measured_high", "note", "differs", "unpublished"]
+    columns += ["measured_high", "note", "differs", "unknown"]
     table = DataFrame(rows[:MOST_FIGURES]).reindex(columns=columns)
     return table.sort_values("cell_id", key=Series.isna, kind="stable", ignore_index=True)
 
@@ -256,7 +256,7 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
     lists: dict[str, list[list[str]]] = {
         "source": [[f"{source} ({sure})"] for source, sure in sources],
         "what differs": table["differs"].tolist(),
-        "not published": table["unpublished"].tolist(),
+        "unknown there": table["unknown"].tolist(),
     }
     common = {h: [p for p in rows[0] if all(p in row for row in rows)] for h, rows in lists.items()}
     columns = {
