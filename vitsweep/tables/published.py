@@ -184,7 +184,8 @@ def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
         entries: of `sweep.published`.
     """
     rows: list[dict[Any, Any]] = []
-    known = dict(zip(cells["cell_id"], cells.to_dict("records"), strict=True))
+    bases = cells[cells["cell_id"].isin(cells.get("baseline_cell_id", ()))]
+    known = dict(zip(bases["cell_id"], bases.to_dict("records"), strict=True))
     for entry in filter(_is_entry, entries):
         for figure in _chosen(entry).head(MOST_FIGURES).to_dict("records"):
             wanted = {c: _taken(value, figure) for c, value in entry["cell"].items()}
