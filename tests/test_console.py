@@ -71,10 +71,8 @@ def test_a_terminal_breaks_sentences_between_words_and_no_command() -> None:
 def test_the_line_names_what_runs() -> None:
     cell = entry()
     progress = Progress(Console(file=io.StringIO()), {cell.cell_id: "precision=O1"}, 4)
-    assert (
-        progress.line()
-        == "0 of 4 runs, the first with the start of all processes; no cell runs at the moment"
-    )
+    started = "0 of 4 runs, the first starts all processes"
+    assert progress.line() == f"{started}; no cell runs at the moment"
     progress.started(cell)
     assert progress.line().endswith("; precision=O1 runs for 0 s")
 
@@ -97,6 +95,31 @@ def test_after_a_warm_up_of_the_baseline_the_first_runs_show_their_ratio() -> No
         "52.0 img/s",
         "103 img/s",
     ]
+
+
+LONG = "bf16_masters + adamw_fused + pooled + patch_embedding=linear + compile_blocks"
+
+
+def test_every_line_of_a_measured_run_fits_80_columns() -> None:
+    base, fast = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
+    base.__dict__["cell_id"], fast.__dict__["cell_id"] = "base", "fast"
+    console = Console(file=io.StringIO(), width=200)
+    progress = Progress(console, {"base": "baseline", "fast": LONG}, 108)
+    lines = []
+    for number in range(3):
+        progress.warming_up(fast)
+        progress.started(base)
+        lines.append(progress.line())
+        environment = {"purpose": LOOK} if number else {}
+        for cell, speed in ((base, 1234.0), (fast, 2345.0 * 10**number)):
+            progress.ended(cell, run(cell.cell_id, f"b{number}", speed, environment=environment))
+    assert isinstance(console.file, io.StringIO)
+    lines += console.file.getvalue().splitlines()
+    assert "faster" in lines[-1]
+    assert all(
+        "compile_blocks" in line or "baseline" in line or "_blocks" in line for line in lines
+    )
+    assert max(map(len, lines)) <= 80, lines
 
 
 def test_the_live_table_shows_the_median_that_the_tables_call_unadjusted() -> None:
@@ -126,7 +149,7 @@ def test_a_look_shows_its_ratio_at_once_and_enters_no_median() -> None:
         progress.ended(cell, run(cell.cell_id, "look", speed, environment={"purpose": LOOK}))
     assert isinstance(console.file, io.StringIO)
     last = console.file.getvalue().splitlines()[-1]
-    assert last == "[2/12] precision=O1: 2.00 img/s, about 50x slower (one look, no interval)"
+    assert last == "[2/12] precision=O1: 2.00 img/s, about 50x slower (no interval)"
 
 
 def test_the_live_table_shows_the_ratio_so_far() -> None:

@@ -57,8 +57,6 @@ def test_a_cell_is_named_by_the_techniques_of_an_experiment_of_ones_own(tmp_path
     composer = Composer(hydra.open_loader(conf_dir(), tmp_path))
     cells = [composer.compose(["+experiment=ex1"])]
     plan = make_sweep_plan(cells, Machine.here(), lambda cell: baseline_of(cell, composer))
-    assert [*cell_labels(plan).values()] == [
-        "precision=O1 sharding=fsdp", "precision=fp32 sharding=ddp",
-    ]  # fmt: skip
+    assert [*cell_labels(plan).values()] == ["O1 + fsdp", "baseline"]
     alone = make_sweep_plan(cells, Machine.here(), lambda cell: None)
-    assert [*cell_labels(alone).values()] == ["precision=O1 sharding=fsdp"]
+    assert [*cell_labels(alone).values()] == ["O1 · fsdp"]

@@ -155,6 +155,6 @@ def test_each_hardware_has_its_title_even_where_no_cell_can_run(
 
 
 @pytest.mark.usefixtures("traces")
-def test_chosen_columns_mark_baselines_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_columns_name_baselines_too(capsys: pytest.CaptureFixture[str]) -> None:
     plan_of(("precision=bf16",), columns=("runs",))
-    assert "(baseline)" in capsys.readouterr().out
+    assert "\nbaseline " in capsys.readouterr().out

@@ -12,7 +12,7 @@ import vitsweep
 from tests.command import Command
 from vitsweep.errors import VitsweepError
 from vitsweep.results import trackers
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker, mirror, sync
 
@@ -33,7 +33,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Command:
 def test_an_offline_run_read_back_equals_the_record(measured: Command) -> None:
     records = list(measured.store.runs())
     row = measured.cells().iloc[0]
-    history, summary = read_back(measured.store.root)
+    history, summary, run, config = read_back(measured.store.root)
+    assert (run.display_name, list(run.tags)) == ("vit_nano", [])
+    for column in ("device", "torch", "git_commit", "started_at"):
+        assert config[column] == row[column]
+    assert config["precision"] == "fp32"
+    assert (summary["status"], summary["blocks"]) == ("measured", row["blocks"])
+    assert summary["flags"] == [flag for flag in FLAGS if row.get(flag) is True]
     logged = sorted(step["step_time_ms"] for step in history)
     assert logged == sorted(record.metrics["step_time_ms"] for record in records)
     for column in set(METRICS) & set(row.dropna().index):
@@ -96,13 +102,14 @@ def test_syncing_without_runs_says_how_to_get_some(tmp_path: Path) -> None:
         sync(Store(tmp_path))
 
 
-def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, float]]:
+def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, Any], Any, dict[str, Any]]:
     """Read the only offline run under `root` from W&B's own file."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = root.glob("wandb/offline-run-*/run-*.wandb")
     history: list[dict[str, float]] = []
-    summary: dict[str, float] = {}
+    summary: dict[str, Any] = {}
+    run: Any = None
     for data in messages(path.read_bytes()):
         message = wandb_internal_pb2.Record()
         message.ParseFromString(data)
@@ -110,7 +117,9 @@ def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, float]]:
             history.append(pairs(message.history.item))
         if message.WhichOneof("record_type") == "summary":
             summary |= pairs(message.summary.update)
-    return history, summary
+        if message.WhichOneof("record_type") == "run":
+            run = message.run
+    return history, summary, run, pairs(run.config.update)
 
 
 def events(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:

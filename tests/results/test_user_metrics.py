@@ -181,7 +181,7 @@ def test_it_is_no_part_of_the_name_of_a_cell():
     definition = f"++metric.columns.mine={{function:{__name__}.joules,unit:J,label:E,better:null}}"
     cells = [entry("sharding=fsdp", definition), entry("sharding=ddp")]
     plan = SweepPlan({cell.cell_id: cell for cell in cells})
-    assert list(cell_labels(plan).values()) == ["sharding=fsdp", "sharding=ddp"]
+    assert list(cell_labels(plan).values()) == ["fsdp", "ddp"]
 
 
 def test_tables_show_it_with_its_label_and_unit(store):

@@ -183,7 +183,8 @@ CELLS = DataFrame(
     ("text", "cell"),
     [
         ("cc", "cc"),
-        ("O2 · fsdp", "dd"),
+        ("O2 + fsdp", "dd"),
+        ("baseline", "aa"),
         ("O2", "bb"),  # it changes least beside
         ("fp32", "aa"),
         ("sharding=fsdp", "cc"),
@@ -195,7 +196,7 @@ def test_a_cell_is_named_by_id_name_or_settings(text: str, cell: str) -> None:
 
 
 def test_a_text_that_names_no_cell_or_several_is_refused_with_the_names() -> None:
-    with pytest.raises(BadValueError, match=r"`O3` names no cell .*`O2 · fsdp`"):
+    with pytest.raises(BadValueError, match=r"`O3` names no cell .*`O2 \+ fsdp`"):
         find_cell(CELLS, "O3")
     with pytest.raises(BadValueError, match="`vit_nano` names several cells"):
         find_cell(CELLS.assign(baseline_cell_id=None), "vit_nano")

@@ -1,11 +1,16 @@
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from pandas import DataFrame
 
 from tests.builders import PLAIN, run, table
+from tests.cells import entry
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.spec.cell_spec import flatten
 from vitsweep.tables.cells import cells
-from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.names import baseline_settings, cell_names, names_by_id, varying_columns
 from vitsweep.tables.valid_runs import final_status
 
 BASELINES = {"base": "base", "fast": "base"}
@@ -47,6 +52,40 @@ def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_r
 def test_cells_that_no_column_tells_apart_are_named_by_their_ids():
     runs = table(run("a", precision="O1"), run("b", precision="O1"), run("c", precision="O2"))
     assert cell_names(cells(runs, {})).tolist() == ["O1 · a", "O1 · b", "O2"]
+
+
+def test_a_name_is_the_difference_from_the_baseline_whichever_cells_are_beside() -> None:
+    """The baseline is `baseline`; a cell without one is named by the same difference, or is whole."""
+    one = [
+        run("base"), run("a", precision="O1"), run("b", precision="O1", optimizer="adamw_fused"),
+        run("c", sharding="fsdp", **{"sharding.degree": 4}),
+    ]  # fmt: skip
+    of_one = dict.fromkeys("abc", "base") | {"base": "base"}
+    names = {"base": "baseline", "a": "O1", "b": "O1 + adamw_fused", "c": "fsdp"}
+    assert names_by_id(cells(table(*one), of_one)) == names
+    assert names_by_id(cells(table(*one[:2]), of_one)) == {"base": "baseline", "a": "O1"}
+    assert names_by_id(cells(table(*one), of_one | {"b": None})) == names
+    assert baseline_settings(cells(table(*one), of_one)) == "fp32 · ddp · adamw_loop"
+    two = [*one, run("base4", world_size=4), run("d", world_size=4, precision="O1")]
+    found = names_by_id(cells(table(*two), of_one | dict.fromkeys(("base4", "d"), "base4")))
+    assert found == {key: f"{name} · 2 ranks" for key, name in names.items()} | {
+        "base4": "baseline · 4 ranks", "d": "O1 · 4 ranks"
+    }  # fmt: skip
+    own = {"base": "base", "base4": "base4"}
+    assert names_by_id(cells(table(one[0], two[-2]), own)) == {
+        "base": "2 ranks",
+        "base4": "4 ranks",
+    }
+    assert cell_names(cells(table(two[-1]), {})).tolist() == ["O1"]
+
+
+def test_a_plan_names_cells_as_the_tables_do() -> None:
+    composed = [("precision=O1",), ("precision=O1", "optimizer=adamw_fused", "model.depth=3"), ()]
+    entries = [replace(entry(*o), baseline_id=entry().cell_id) for o in composed]
+    labels = cell_labels(SweepPlan({e.cell_id: e for e in entries}))
+    assert list(labels.values()) == ["O1", "O1 + adamw_fused + depth=3", "baseline"]
+    runs = [replace(run(e.cell_id, "b0", 100), spec=flatten(e.spec)) for e in entries]
+    assert names_by_id(cells(table(*runs), dict.fromkeys(labels, entries[-1].cell_id))) == labels
 
 
 def test_columns_come_in_the_order_of_the_record():

@@ -29,13 +29,13 @@ def four():
 def test_the_table_shows_what_varies_and_what_came_out(four):
     text = cell_text(four)
     assert list(text) == [
-        "precision", "sharding", "img/s", "speedup", "claim", "status", "step ms", "top-1", "blocks"
+        "cell", "img/s", "speedup", "claim", "status", "step ms", "top-1", "blocks"
     ]  # fmt: skip
     assert text.iloc[0].tolist() == [
-        "O2", "ddp", "202", "2.00x [2.00, 2.00]", "faster", "measured", "317", "95.1 %", "3"
+        "O2", "202", "2.00x [2.00, 2.00]", "faster", "measured", "317", "95.1 %", "3"
     ]  # fmt: skip
     assert text.iloc[2].tolist() == [
-        "fp32", "fsdp", "", "", "", "out of memory: rank 1: no room", "", "", "0"
+        "fsdp", "", "", "", "out of memory: rank 1: no room", "", "", "0"
     ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_a_measured_cell_without_speedup_says_why():
     runs = table(
         run("base", status=Status.out_of_memory, reason="no room"), run("fast", precision="O2")
     )
-    claims = cell_text(cells(runs, BASELINES)).set_index("precision")["claim"]
+    claims = cell_text(cells(runs, BASELINES)).set_index("cell")["claim"]
     assert claims["O2"] == "no speedup: its baseline is out of memory"
 
 
@@ -80,7 +80,7 @@ def test_markdown_escapes_pipes():
 
 def test_coverage_names_what_is_missing_and_why(four):
     missing = coverage(four)
-    assert missing[["sharding", "status", "reason"]].to_numpy().tolist() == [
+    assert missing[["cell", "status", "reason"]].to_numpy().tolist() == [
         ["fsdp", "out_of_memory", "rank 1:\n no room"]
     ]
     assert counts(four).to_numpy().tolist() == [["measured", 2], ["out_of_memory", 1]]

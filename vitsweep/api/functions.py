@@ -177,11 +177,11 @@ def sweep(
         if not result.submitted:
             tables, cells = collected(result)
             from vitsweep.results.trackers import mirror
+            from vitsweep.tables.names import named_rows
             from vitsweep.tables.notes import empty_metrics
 
             print_lines(session.console, empty_metrics(tables.runs))
-            rows = cells.to_dict("records")
-            if message := mirror(result.store, rows, session.tracker):
+            if message := mirror(result.store, named_rows(cells), session.tracker):
                 session.console.print(message)
         plan = result.plan
     named = tuple(c for c, entry in plan.entries.items() if not entry.is_added_baseline)

@@ -21,7 +21,7 @@ from vitsweep.planning.detectable_effect import (
 )
 from vitsweep.planning.freeze import code_state, plan_of, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings, cell_table
 from vitsweep.rates.profile import Profile, device_name, profile_named
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
@@ -37,7 +37,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.notes import reason_lines
-from vitsweep.tables.render import TextTable
+from vitsweep.tables.render import TextTable, baseline_line, common_settings
 
 if TYPE_CHECKING:
     from vitsweep.predict.prediction import CellPrediction
@@ -112,11 +112,6 @@ NOT_VALUES = ("settings", "reasons", "overrides")
 NOT_COLUMNS = (*NOT_VALUES, "cell_id", "is_baseline")
 
 
-def _cells(rows: DataFrame) -> list[str]:
-    pairs = zip(rows["cell"], rows["is_baseline"], strict=True)
-    return [f"{cell} (baseline)" if is_baseline else f"{cell}" for cell, is_baseline in pairs]
-
-
 def _sent_megabytes(rows: DataFrame) -> list[str]:
     names = [f"{what}_bytes_per_step" for what in ("parameter", "gradient", "activation")]
     sent = rows.reindex(columns=names).sum(axis=1, skipna=False) / MB
@@ -128,7 +123,7 @@ def _two_digits(value: Any) -> str:
 
 
 _SHORT: dict[str, Column] = {
-    "cell": _cells,
+    "cell": values("cell"),
     "state": values("state"),
     "runs": values("runs", lambda runs: plain(runs or "")),
     "peak GiB": values("peak_gib", _two_digits),
@@ -139,13 +134,16 @@ _SHORT: dict[str, Column] = {
 
 
 def _show(
-    rows: Sequence[Mapping[str, Any]], title: str, columns: Sequence[str], console: Console
+    rows: Sequence[Mapping[str, Any]],
+    above: Sequence[str],
+    columns: Sequence[str],
+    console: Console,
 ) -> None:
     """Print the cells, then the reasons of those that do not run.
 
     Args:
         rows: of the plan, with or without predictions.
-        title: above the table.
+        above: lines above the table.
         columns: names of columns to show, `all` below each cell; empty for the most important ones.
         console: where to print.
 
@@ -155,12 +153,14 @@ def _show(
     shown = [row for row in rows if not row["reasons"]]
     everything = tuple(columns) == ("all",)
     known = _known(() if everything else columns, rows)
+    for line in above:
+        console.print(line, style="italic", highlight=False)
     if shown:
-        named: dict[str, Column] = {"cell": _cells} | {c: values(c, any_value) for c in known}
+        named: dict[str, Column] = {"cell": values("cell")} | {
+            c: values(c, any_value) for c in known
+        }
         text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
-        console.print(TextTable(text, title))
-    else:
-        console.print(title)
+        console.print(TextTable(text))
     for row in shown if everything else ():
         console.print(f"\n{row['cell']}", style="bold")
         for name, value in row.items():
@@ -325,7 +325,9 @@ def plan(
             title += f" on {node.described_by}"
         if request.predict:
             found = replace(found, rows=_predicted(found, settings, hardware, machine, console))
-        _show(found.rows, title, request.columns, console)
+        table = cell_table(found.plan)
+        above = [" · ".join([title, *common_settings(table)]), *baseline_line(table)]
+        _show(found.rows, above, request.columns, console)
         if request.predict:
             _show_sums(found.rows, node, console)
         if not hardware:

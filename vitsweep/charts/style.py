@@ -21,7 +21,7 @@ from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import choices
-from vitsweep.tables.formatting import count, distinct, missing, span, tally
+from vitsweep.tables.formatting import count, distinct, missing, shortened, span, tally
 from vitsweep.tables.names import CHOICES, cell_names, varying_columns
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -175,8 +175,7 @@ def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
         is_too_long = max(len(" · ".join(filter(None, row))) for row in rows) > limit
         if is_too_long and len({*map(tuple, fewer)}) == len({*map(tuple, rows)}):
             rows = fewer
-    half, texts = (limit - 1) // 2, [" · ".join(filter(None, row)) for row in rows]
-    return [t if len(t) <= limit else f"{t[:half]}…{t[-half:]}" for t in texts]
+    return [shortened(" · ".join(filter(None, row)), limit) for row in rows]
 
 
 def freeze_layout(figure: Figure) -> Figure:

@@ -102,6 +102,7 @@ def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     from vitsweep.report.html import write_report
     from vitsweep.report.views import collect
     from vitsweep.results.trackers import mirror
+    from vitsweep.tables.names import named_rows
     from vitsweep.tables.render import CellTable
 
     tables, console = collect(pair.store), pair.console
@@ -111,7 +112,7 @@ def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     if was_terminated():
         print_lines(console, result.sentences)
         return
-    mirrored = mirror(pair.store, rows.to_dict("records"), pair.tracker)
+    mirrored = mirror(pair.store, named_rows(rows), pair.tracker)
     draws = pair.settings.report and (rows["status"] == Status.measured).any()
     report = f"Report: {write_report(tables)}" if draws else ""
     print_lines(console, filter(None, [*result.sentences, report, mirrored]))

@@ -21,6 +21,7 @@ from vitsweep.results.trackers import mirror
 from vitsweep.tables.effects import sentences
 from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
+from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
 from vitsweep.tables.render import BEST, CellTable, PublishedTable, TextTable
@@ -93,7 +94,7 @@ def summarize(
         console.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
-    if message := mirror(store, mine.to_dict("records"), tracker or {}, said):
+    if message := mirror(store, named_rows(mine), tracker or {}, said):
         console.print(message)
     print_lines(console, said)
     rows = rows_of(mine, result.plan)

@@ -16,8 +16,8 @@ from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
-from vitsweep.tables.formatting import count, duration, number, times
-from vitsweep.tables.speedup import about, one_look
+from vitsweep.tables.formatting import count, duration, number, shortened, times
+from vitsweep.tables.speedup import about
 from vitsweep.tables.stats import Claim
 
 WAITING, RUNNING = "waiting", "running"
@@ -31,9 +31,9 @@ SO_FAR = "ratio"
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
 CAPTION = "Over the blocks of this command; a ratio in brackets is of one look."
-NEEDS_LONGER = f"its steps drift or are uneven: its runs become {LONGER} times as long"
-MOST_NAMED = 3
-"""Running cells that a line names."""
+NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
+LINE = 80
+"""Columns into which a line fits; a name gives way in its middle."""
 
 
 class Progress:
@@ -83,10 +83,7 @@ class Progress:
     def warming_up(self, entry: PlannedCell) -> None:
         """Say that a cell runs once to warm up the machine, and that what it measures is discarded."""
         self.started(entry)
-        self.console.print(
-            f"Warm-up of the machine: {self._labels[entry.cell_id]} runs for a second, discarded.",
-            markup=False,
-        )
+        self._print("Warm-up of the machine: ", entry.cell_id, " runs for a second, discarded.")
 
     def warmed_up(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
@@ -101,8 +98,7 @@ class Progress:
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how a run of this cell ended, and from which checkpoint its training went on."""
         if resumed := record.environment.get("resumed"):
-            label = self._labels[entry.cell_id]
-            self.console.print(f"{label}: {resumed}", markup=False)
+            self._print("", entry.cell_id, f": {resumed}")
         is_look = record.is_look
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
@@ -148,14 +144,19 @@ class Progress:
                 said = self._first_ratio(cell_id)
             else:
                 ratio, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
-                said = said or (one_look(ratio) if ratio else text)
+                said = said or (f"{about(ratio)} (no interval)" if ratio else text)
         self._states[cell_id] = text or str(status)
         if self._live is None:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
             outcome = ", ".join(filter(None, (outcome, said)))
-            self.console.print(
-                f"{self._place()} {self._labels[entry.cell_id]}: {outcome}", markup=False
-            )  # fmt: skip
+            self._print(f"{self._place()} ", cell_id, f": {outcome}")
+
+    def _print(self, before: str, cell: str, after: str) -> None:
+        self.console.print(self._named(before, cell, after), markup=False)
+
+    def _named(self, before: str, cell: str, after: str) -> str:
+        room = max(LINE - len(before) - len(after), LEAST_NAME)
+        return f"{before}{shortened(self._labels[cell], room)}{after}"
 
     def _place(self) -> str:
         return f"[{self._done}]" if self._budget < inf else f"[{self._done}/{self._total}]"
@@ -173,12 +174,11 @@ class Progress:
         """Return the state in one line, for where no table can be drawn."""
         running = [cell for cell, state in list(self._states.items()) if state == RUNNING]
         now = time.monotonic()
-        cells = [
-            f"{self._labels[cell]} runs for {now - self._started[cell]:.0f} s"
-            for cell in running[:MOST_NAMED]
-        ]
-        more = [f"{len(running) - MOST_NAMED} more run"] if len(running) > MOST_NAMED else []
-        return "; ".join([self._title(), *(cells or ["no cell runs at the moment"]), *more])
+        if not running:
+            return f"{self._title()}; no cell runs at the moment"
+        cell, more = running[0], f"; {len(running) - 1} more run" if len(running) > 1 else ""
+        after = f" runs for {now - self._started[cell]:.0f} s{more}"
+        return self._named(f"{self._title()}; ", cell, after)
 
     def _table(self) -> Table:
         table = Table(
@@ -187,7 +187,7 @@ class Progress:
         is_wide = self.console.width >= WIDE
         # long names give way, never what was measured
         name_width = max(LEAST_NAME, self.console.width - OTHER_COLUMNS)
-        table.add_column("cell", no_wrap=True, max_width=name_width)
+        table.add_column("cell", no_wrap=True)
         table.add_column("state")
         for column in ("runs", *([MEDIAN] if is_wide else []), SO_FAR):
             table.add_column(column, justify="right", no_wrap=True)
@@ -198,7 +198,11 @@ class Progress:
             measured = [speed] if is_wide else []
             ratio = self._ratio_text(cell)
             table.add_row(
-                self._labels[cell], self._states[cell], str(len(speeds)), *measured, ratio
+                shortened(self._labels[cell], name_width),
+                self._states[cell],
+                str(len(speeds)),
+                *measured,
+                ratio,
             )
         return table
 
@@ -226,7 +230,7 @@ class Progress:
         if self._budget < inf:
             left = duration(max(self.seconds_of_budget_left, 0.0))
             return f"{count(self._done, 'run')}, at most {left} left"
-        left = ", the first with the start of all processes" if not self._done else ""
+        left = ", the first starts all processes" if not self._done else ""
         if self._done:
             left = f", about {duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree
 from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
-from vitsweep.spec.cell_spec import GROUPS, CellSpec
+from vitsweep.spec.cell_spec import GROUPS, CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import plain_choice
 from vitsweep.spec.resolve import ranks_per_node, resolve
@@ -18,6 +18,9 @@ from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.spec.task import OPTIMIZER_FIELDS
 from vitsweep.training.checkpoint_files import resume_conflicts
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _GROUPS = tuple(part.name for part in fields(CellSpec) if part.name != "seed")
 
@@ -201,12 +204,23 @@ def _with_baselines(
 
 
 def cell_labels(plan: SweepPlan) -> dict[str, str]:
-    """Return cell id -> what tells the cells of a plan apart; `plain` for one of plain choices alone."""
-    return {
-        cell_id: " ".join(f"{key}={value}" for key, value in named.items()) or "plain"
-        for cell_id, settings in cell_settings(plan).items()
-        for named in [settings or _techniques(plan.entries[cell_id])]
-    }
+    """Return cell id -> its name, the one that it has in every table and chart."""
+    from vitsweep.tables.names import names_by_id
+
+    return names_by_id(cell_table(plan))
+
+
+def cell_table(plan: SweepPlan) -> "DataFrame":
+    """Return one row per cell as in `cells.parquet`, with the columns that are known before a run."""
+    from pandas import DataFrame  # for which no mistake waits
+
+    return DataFrame(
+        [
+            flatten(e.spec) | {"cell_id": key, "baseline_cell_id": e.baseline_id}
+            for key, e in plan.entries.items()
+        ],
+        dtype=object,
+    )
 
 
 def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:

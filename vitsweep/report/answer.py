@@ -14,7 +14,7 @@ from vitsweep.tables.accuracy import TOO_FEW, WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, end, missing, number, percent, told
 from vitsweep.tables.limits import limit_answer
-from vitsweep.tables.names import MANY, cell_names, named, varying_columns, with_changes
+from vitsweep.tables.names import cell_names, name_parts, varying_columns
 from vitsweep.tables.race import race_answer, race_lines
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
@@ -55,6 +55,8 @@ NEAR_LOOK = 0.5
 MOST_BLOCKS = 60
 MOST_NAMES = 3
 """Cells that are named where several are not told apart."""
+MOST_GROUPS = 4
+"""Settings that a question names."""
 MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
@@ -63,7 +65,7 @@ def question(cells: DataFrame, replicated: str = "") -> str:
     """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice."""
     groups = [c.replace("_", " ") for c in varying_columns(cells) if c != replicated]
     what = f"combination of {', '.join(groups)}" if groups else "setting"
-    what = "combination of techniques" if len(groups) > MANY else what
+    what = "combination of techniques" if len(groups) > MOST_GROUPS else what
     return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
 
 
@@ -91,7 +93,8 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     measured = table[table["status"] == Status.measured]
     if measured.empty:
         return [say("nothing_measured", statuses=formatting.tally(table["status"]))]
-    measured = measured.assign(name=cell_names(table)[measured.index])
+    parts = name_parts(table).loc[measured.index]
+    measured = measured.assign(name=cell_names(table)[measured.index], change=parts["change"])
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
     lost = _without_speedups(measured, compared)
     if compared.empty:
@@ -102,10 +105,10 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     found = []
     for key, group in compared.groupby(keys, sort=False):
         base = bases.get(key, UNKNOWN)
-        group = group.assign(lost_accuracy=_lost_accuracy(group, base))
+        group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
         leaders = _leaders(group, cells, tables.runs)
         found.append((group, leaders, base))
-    if same := _the_same_everywhere(found, table):
+    if same := _the_same_everywhere(found):
         return [same, *lost][:MOST]
     return [*lost, *(_over_baseline(*each, where) for each in found)][:MOST]
 
@@ -358,22 +361,18 @@ def _without_speedups(measured: DataFrame, compared: DataFrame) -> list[str]:
     return found
 
 
-def _the_same_everywhere(
-    found: Sequence[tuple[DataFrame, DataFrame, Series]], table: DataFrame
-) -> str:
+def _the_same_everywhere(found: Sequence[tuple[DataFrame, DataFrame, Series]]) -> str:
     """Return one sentence where one change is fastest against each of several baselines, else nothing."""
     best = pd.concat([leaders for _, leaders, _ in found])
     highest = [float(group["speedup"].max()) for group, _, _ in found]
     is_sure = len(best) == len(found) > 1 and (best["claim"] == Claim.faster).all()
     if not is_sure or (best["speedup"] < highest).any() or best["accuracy_top1"].notna().any():
         return ""
-    changes = dict(zip(*(with_changes(table)[c] for c in ("cell_id", "changes")), strict=True))
-    same = {changes.get(cell, frozenset()) for cell in best["cell_id"]}
-    if len(same) > 1:
+    if best["change"].nunique() > 1:
         return ""
     ends = formatting.span(best["speedup"], formatting.times)
     low, high = (best[f"claim_{side}"].fillna(best[f"speedup_{side}"]) for side in ("low", "high"))
-    told = {"name": named(same.pop()), "bases": len(best), "ends": ends}
+    told = {"name": best["change"].iloc[0], "bases": len(best), "ends": ends}
     return say("same_everywhere", low=end(low.min()), high=end(high.max()), **told)
 
 

@@ -22,10 +22,15 @@ from urllib.parse import urlsplit
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder
-from vitsweep.results.metrics import METRICS
+from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 
+WANDB_CONFIG = ("cell_id", "device", "torch", "cuda", "git_commit", "started_at")
+"""Columns beside the spec; the last is when the latest run began."""
+WANDB_SUMMARY = ("status", "claim", "speedup", "speedup_low", "speedup_high", "blocks", "baseline")
+LONGEST_TAG = 64
+"""Characters; W&B refuses a longer one."""
 SYNC_LIMIT_S = 600
 LONGEST_S = 86_400
 
@@ -221,7 +226,7 @@ def write_runs(task: dict[str, Any]) -> None:
 
 
 def _write_wandb_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) -> None:
-    """Write the spec as config, each run as a step, the row as summary."""
+    """Write spec and environment as config, each run as a step, the row with its claim as summary."""
     os.environ["WANDB_SILENT"] = "true"
     import wandb
 
@@ -233,16 +238,19 @@ def _write_wandb_run(row: dict[str, Any], records: list[Any], task: dict[str, An
         id=f"{task['sweep']}-{row['cell_id']}",
         resume="allow" if settings["mode"] == "online" else None,
         group=task["sweep"],
-        name=row["cell_id"],
+        name=row.get("name") or row["cell_id"],
+        tags=[tag[:LONGEST_TAG] for tag in row.get("tags", ())],
         notes="\n".join(task["answers"]) or None,
-        config=records[-1].spec if records else {},
+        config=(records[-1].spec if records else {}) | {c: row.get(c) for c in WANDB_CONFIG},
         save_code=False,
         settings=wandb.Settings(disable_git=True, x_disable_stats=True, console="off"),
     )
     run.define_metric("*", summary="none")  # the summary is the cell's row, not its last run
     for step, record in enumerate(r for r in records if r.status == "measured"):
         run.log({k: v for k, v in record.metrics.items() if v is not None}, step=step)
-    run.summary.update(metrics_of(row) | {"status": row["status"]})
+    claims = {c: row[c] for c in WANDB_SUMMARY if row.get(c) not in (None, "")}
+    flags = [flag for flag in FLAGS if row.get(flag)]
+    run.summary.update(metrics_of(row) | claims | {"flags": flags})
     run.finish()
 
 

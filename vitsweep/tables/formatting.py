@@ -53,6 +53,12 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{float(value):,.{places}f}"
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters, cut in its middle: both ends tell names apart."""
+    half = (limit - 1) // 2
+    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
+
+
 def count(how_many: Any, noun: str) -> str:
     """Return `1 block` or `5 blocks`."""
     return f"{int(how_many):,} {noun}{'' if int(how_many) == 1 else 's'}"

@@ -1,8 +1,8 @@
 """Short names of cells, and what a cell changes against its baseline."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def environment_columns(table: DataFrame) -> list[str]:
 def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
-    A column determined by the choices (`precision.master_weights` by `precision`) is left out, and
+    A field determined by its own choice (`precision.master_weights` by `precision`) is left out, and
     so is a size determined by the columns before it (`num_tokens` by `resolution_px`). Fields of
     techniques and models, and the resolution, are kept also where they vary together (a learning
     rate and a weight decay): the table cannot know which of them made the difference.
@@ -73,7 +73,10 @@ def varying_columns(table: DataFrame) -> list[str]:
     by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
-        if not _follows(by_choices if was_set else by_kept, codes[column]):
+        group = column.partition(".")[0]
+        own = _grouped(one_group, codes[group]) if group in codes else one_group
+        by = (own if group != column else by_choices) if was_set else by_kept
+        if not _follows(by, codes[column]):
             kept.append(column)
             by_kept = _grouped(by_kept, codes[column])
     return kept
@@ -127,19 +130,20 @@ def in_menu_order(group: str, names: Iterable[str]) -> list[str]:
 
 Row = dict[str, str]
 
-MANY = 4
-"""With more varying columns than this one column names the cells."""
-
-FEW = 2
-"""Up to this many varying columns are all named; with more, only what differs from the baseline."""
+BASELINE = "baseline"
+"""Name of a cell that differs in nothing from the one it is compared with."""
 
 
 def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series:
-    """Return a name per cell: `O1 · fsdp`, or with many varying columns `O1 + fsdp`.
+    """Return the name of each cell: what differs from its baseline, `O1 + adamw_foreach`, or `baseline`.
 
-    The short form names only what differs from the cell's baseline (or, where that is not in the
-    table, from the commonest value), and every column in which the baselines themselves differ. Cells
-    that no column tells apart, such as two classes of one choice, have their ids as well.
+    Where baselines differ, what a cell shares with its own follows: `O1 · 2 ranks`. Without a baseline in
+    the table a name has every varying column: `O1 · fsdp`. Cells that no column tells apart, such as two
+    classes of one choice, have their ids as well.
+
+    Args:
+        cells: one row per cell.
+        columns: spec columns to name them by; by default `varying_columns`.
     """
     parts = name_parts(cells, columns)
     return Series(
@@ -154,49 +158,73 @@ def names_by_id(cells: DataFrame) -> dict[str, str]:
     return dict(zip(cells["cell_id"], cell_names(cells), strict=True))
 
 
+def named_rows(cells: DataFrame) -> list[dict[str, Any]]:
+    """Return the rows with what a tracker shows: `name`, `baseline` (its name) and `tags`, `precision=O1`."""
+    names = names_by_id(cells)
+    groups = [c for c in varying_columns(cells) if c in CHOICES]
+    rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
+    return [
+        row
+        | {
+            "name": names[row["cell_id"]],
+            "baseline": names.get(str(row.get("baseline_cell_id")), ""),
+            "tags": [f"{c}={plain(row[c])}" for c in groups],
+        }
+        for row in rows
+    ]
+
+
 def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFrame:
     """Return the two parts of a cell's name, `change` and `match`.
 
-    The first is what differs from its baseline, `O1 + fsdp`; the second is what it shares with its
-    baseline where baselines differ, `4 ranks · 64 images`, empty for up to two varying columns.
+    The first is what differs from its baseline, `O1 + fsdp`; the second is the baseline's own setting
+    where baselines differ, `4 ranks · 64 images`.
     """
     named = [c for c in (varying_columns(cells) if columns is None else columns) if c in cells]
     rows = text_rows(cells[named])
-    full = [_joined(row, named, " · ") for row in rows]
-    few = len(named) <= FEW or not rows
-    parts = [(whole, "") for whole in full] if few else _short(cells, rows, named, full)
-    unnamed = plain(cells["model"].iloc[0]) if "model" in cells and len(cells) else ""
-    texts = [(change or ("" if match else unnamed), match) for change, match in parts]
+    ids = cells.get("cell_id", Series(None, cells.index, dtype=object))
+    own = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
+    known = dict(zip(ids, rows, strict=True))
+    bases = {base: known[base] for base in own if base in known}
+    apart = [c for c in named if len({row[c] for row in bases.values()}) > 1]
+    shared: Row = next(
+        iter(bases.values()), {}
+    )  # by which a cell without a baseline, a refused one, is named
+    texts = []
+    for row, base in zip(rows, own, strict=True):
+        reference = bases.get(base, shared | {c: row[c] for c in apart})
+        changed = [c for c in named if row[c] != reference.get(c)]
+        if len(changed) > 1:  # the tokens follow
+            changed = [c for c in changed if c != "num_tokens"]
+        change, match = _joined(row, changed, " + "), _joined(reference, apart, " · ")
+        is_named = bases and (change or base in bases)
+        texts.append((change or BASELINE, match) if is_named else (_joined(row, named, " · "), ""))
+    if {change for change, _ in texts} == {
+        BASELINE
+    }:  # each is its own: what tells them apart is left
+        texts = [("" if match else change, match) for change, match in texts]
+    unnamed = _alone(cells.iloc[0]) if len(cells) else ""
+    texts = [(change or ("" if match else unnamed), match) for change, match in texts]
     names = DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
     if columns is None and "cell_id" in cells:
-        ids = cells["cell_id"].astype(str)
+        ids = ids.astype(str)
         alike = ids.groupby([names["change"], names["match"]]).transform("nunique") > 1
         names["change"] = names["change"].mask(alike, names["change"] + " · " + ids)
     return names
 
 
-def _short(
-    cells: DataFrame, rows: list[Row], columns: list[str], full: list[str]
-) -> list[tuple[str, str]]:
-    known = dict(zip(cells.get("cell_id", Series(None, cells.index)), rows, strict=True))
-    baselines = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
-    commonest = {c: _commonest(c, (row[c] for row in rows)) for c in columns}
-    references = [known.get(baseline, commonest) for baseline in baselines]
-    apart = [c for c in columns if len({reference[c] for reference in references}) > 1]
-    names = []
-    for row, reference, baseline, whole in zip(rows, references, baselines, full, strict=True):
-        changed = [c for c in columns if row[c] != reference[c] and c not in apart]
-        change, match = _joined(row, changed, " + "), _joined(row, apart, " · ")
-        is_named = change or baseline in known
-        names.append((change or "baseline", match) if is_named else (whole, ""))
-    return names
+def _alone(cell: Series) -> str:
+    """Return the name of a cell that nothing is told apart from: its techniques but the plain ones."""
+    row = {c: plain(cell.get(c)) for c in ("model", *GROUPS)}
+    return _joined(row, [c for c in GROUPS if row[c] != plain_choice(c)], " · ") or row["model"]
 
 
-def _commonest(column: str, values: Iterable[str]) -> str:
-    """Return the commonest value; of several the plain choice, then the first by name."""
-    counts = Counter(values)
-    plain_one = plain_choice(column) if column in GROUPS else ""
-    return min(counts, key=lambda value: (-counts[value], value != plain_one, value))
+def baseline_settings(cells: DataFrame) -> str:
+    """Return what `baseline` stands for, `fp32 · ddp`: the varying columns in which all baselines agree."""
+    columns = varying_columns(cells)
+    rows = text_rows(cells[columns][cells["cell_id"].isin(set(cells["baseline_cell_id"].dropna()))])
+    same = [c for c in columns if len({row[c] for row in rows}) == 1]
+    return _joined(rows[0], same, " · ") if rows else ""
 
 
 def _joined(row: Row, columns: list[str], separator: str) -> str:

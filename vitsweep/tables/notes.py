@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, missing, plain, status_words, text_rows
-from vitsweep.tables.names import MANY, cell_names, varying_columns
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -113,15 +113,13 @@ def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
 
 
 def coverage(cells: DataFrame) -> DataFrame:
-    """Return one row per cell without a measurement: what varies, status, reason, rank, cell id.
+    """Return one row per cell without a measurement: its name, status, reason, rank, cell id.
 
     A cell of the sweep that was never run has the status `not run`.
     """
     cells = checked_cells(cells, "reason", "failed_rank", "attempt")
     absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
-    named = varying_columns(cells)
-    named = ["cell"] if len(named) > MANY else named
-    columns = [*named, "status", "reason", "failed_rank", "attempt", "cell_id"]
+    columns = ["cell", "status", "reason", "failed_rank", "attempt", "cell_id"]
     return (
         absent.assign(status=absent["status"].map(plain).replace("", "not run"))
         .reindex(columns=columns)

@@ -38,7 +38,13 @@ from vitsweep.tables.formatting import (
     with_interval,
     with_spread,
 )
-from vitsweep.tables.names import MANY, cell_names, name_parts, varying_columns
+from vitsweep.tables.names import (
+    BASELINE,
+    baseline_settings,
+    cell_names,
+    name_parts,
+    varying_columns,
+)
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.published import beside_text
 from vitsweep.tables.sentences import say
@@ -216,33 +222,24 @@ def _own(table: DataFrame) -> dict[str, Column]:
     return {h: values(m.column, number) for h, m in known.items() if m.column in table}
 
 
-def _settings(cells: DataFrame) -> dict[str, Column]:
-    """Return a column for each setting that varies; three well-known ones where none does.
-
-    The device is the last, where rows ran on several kinds.
-    """
-    named = varying_columns(cells) or [c for c in ("model", "precision", "sharding") if c in cells]
+def _device(cells: DataFrame) -> dict[str, Column]:
+    """Return the column of the device, where rows ran on several kinds."""
     several = "device" in cells and len({*map(plain, cells["device"])} - {""}) > 1
-    return {c: values(c) for c in (*named, *(["device"] if several else []))}
+    return {"device": values("device")} if several else {}
 
 
 def cell_text(cells: DataFrame, wide: bool = False) -> DataFrame:
-    """Return the cells as text: the varying columns, img/s, speedup, claim, status, step ms, ...
+    """Return the cells as text: name, img/s, speedup, claim, status, step ms, ...
 
-    The rows are in the order of `ranked`; empty columns are left out. Where more than `MANY`
-    columns vary, one column `cell` names what a cell changes, and with `wide` the varying columns
-    follow at the end. Which columns vary is decided on the rows given: to show some cells of a
-    sweep, make the text of the whole table first and select rows afterwards.
+    The rows are in the order of `ranked`; empty columns are left out. With `wide` the varying columns
+    follow at the end. Names and columns are decided on the rows given: to show some cells of a sweep,
+    make the text of the whole table first and select rows afterwards.
     """
     cells = checked_cells(cells, *SHOWN)
-    choices = _settings(cells)
     ordered = ranked(cells.assign(_name=cell_names(cells)))
     measured = {h: c for h, c in MEASURED.items() if wide or h != FAMILY} | _own(ordered)
-    if len(choices) > MANY:
-        device = {c: choices.pop(c) for c in ("device",) if c in choices}
-        shown = {"cell": values("_name")} | device | measured | (choices if wide else {})
-    else:
-        shown = choices | measured
+    settings = {c: values(c) for c in varying_columns(cells)} if wide else {}
+    shown = {"cell": values("_name")} | _device(cells) | measured | settings
     return text_columns(ordered, shown, always=("cell", *ALWAYS, "status"))
 
 
@@ -288,7 +285,8 @@ class CellTable:
         cells = checked_cells(self.cells, *SHOWN)
         refused = cells["status"] == Status.invalid
         ran = cells[~refused] if self.in_order else ranked(cells[~refused])
-        yield Text(" · ".join([f"Sweep {self.sweep}", *_common(ran)]), style="italic")
+        yield Text(" · ".join([f"Sweep {self.sweep}", *common_settings(ran)]), style="italic")
+        yield from (Text(line, style="italic") for line in baseline_line(ran))
         if len(ran):
             yield from self._table(ran, options.max_width)
         yield from map(Text, lines_of(cells, refused))
@@ -323,28 +321,24 @@ class CellTable:
 def _fitted(
     ran: DataFrame, shown: DataFrame, numbers: DataFrame, width: int
 ) -> tuple[DataFrame, Series, Sequence[str]]:
-    """Try every setting in a column of its own, then one column of what a cell changes.
+    """Return the columns that fit the width, the least important left out first.
 
     Returns:
         The columns that fit `width` characters; for each row the heading under which it stands, all
         empty for one table; and the columns for which there is no room.
     """
     optional = [c for c in (*DROPPED_FIRST, *_own(shown)) if c in numbers]
-    settings, names = _settings(ran), name_parts(ran).loc[shown.index]
-    separate = DataFrame({c: text(shown) for c, text in settings.items()}, shown.index, dtype=str)
-    change, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
-    if "device" in settings:  # rows of one device stand together
-        where = zip(settings["device"](shown), match, strict=True)
+    names = name_parts(ran).loc[shown.index]
+    cells, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
+    for device in _device(ran).values():  # rows of one device stand together
+        where = zip(device(shown), match, strict=True)
         match = Series([" · ".join(filter(None, parts)) for parts in where], shown.index)
-    few = [separate] if len(settings) <= MANY else []
-    for cells in (*few, change):
-        match_of = match if cells is change else match.mask(match != "", "")
-        for dropped in range(len(optional) + 1):
-            text = cells.join(numbers.drop(columns=optional[:dropped]))
-            text.attrs = numbers.attrs
-            if sum(_needed(text).values()) + GAP * (len(text.columns) - 1) <= width:
-                return text, match_of, optional[:dropped]
-    return text, match, optional
+    for dropped in range(len(optional) + 1):
+        text = cells.join(numbers.drop(columns=optional[:dropped]))
+        text.attrs = numbers.attrs
+        if sum(_needed(text).values()) + GAP * (len(text.columns) - 1) <= width:
+            break
+    return text, match, optional[:dropped]
 
 
 def _needed(text: DataFrame) -> dict[str, int]:
@@ -467,7 +461,13 @@ def _by_numbers(text: str) -> list[int | str]:
     ]
 
 
-def _common(ran: DataFrame) -> list[str]:
+def baseline_line(cells: DataFrame) -> list[str]:
+    """Return the line that says what `baseline` stands for; none where there is none."""
+    settings = baseline_settings(cells)
+    return [f"{BASELINE}: {settings}"] if settings else []
+
+
+def common_settings(ran: DataFrame) -> list[str]:
     """Return the settings that are the same in all rows: the techniques but the plain ones, and sizes."""
     same = [c for c in (*COMMON, *GROUPS) if c in ran and ran[c].nunique(dropna=False) == 1]
     told = [c for c in same if c in COMMON or str(ran[c].iloc[0]) != plain_choice(c)]

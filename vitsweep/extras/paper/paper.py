@@ -156,10 +156,8 @@ def write_paper(
     shown = text.assign(
         status=text["status"].astype(str).str.split(r"[:;(]", regex=True).str[0].str.strip()
     )
-    under = Series("", text.index, dtype=object)
-    if "cell" in text:  # many settings vary: those of the baselines head their rows
-        parts = name_parts(cells).loc[text.index]
-        shown, under = shown.assign(cell=parts["change"]), parts["match"]
+    parts = name_parts(cells).loc[text.index]  # settings of the baselines head their rows
+    shown, under = shown.assign(cell=parts["change"]), parts["match"]
     texts |= {
         "results.tex": booktabs(shown.replace("", "--"), under),
         "references.bib": bibliography(keys),
