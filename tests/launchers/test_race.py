@@ -22,7 +22,7 @@ GRID = (
     ("typed", "told"),
     [
         (("sweep.search=race",), "`sweep.search=race` has one cell"),
-        ((*GRID, "sweep.minutes=0.01"), "`sweep.minutes=0.01` is too small for one block: 6 runs"),
+        ((*GRID, "sweep.max_gpu_hours=1"), "`sweep.max_gpu_hours=1.0` does not go with"),
         ((*GRID, "hydra/launcher=basic"), "`sweep.search=race` does not work with BasicLauncher"),
     ],
 )
@@ -45,26 +45,10 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     done = vitsweep(*asked)
     assert done.returncode == 0, done.stdout + done.stderr
     race = read_race(vitsweep.store.root)
-    assert race["ended"] in ("settled", "budget")
+    assert race["ended"] == "halved"
     assert before <= {run.run_id for run in vitsweep.store.runs()}
     assert race["confirmed"][race["runner_up"]]["num_blocks"] == 2
     page = write_report(vitsweep.store).read_text()
     assert "fresh blocks that had no part in the choice" in page
     assert (vitsweep.store.root / "report" / "race.csv").exists()
     assert (vitsweep.store.root / "report" / "race.svg").exists()
-
-
-@pytest.mark.full
-def test_trainings_race_to_an_accuracy_with_a_seed_per_block(vitsweep: Command) -> None:
-    done = vitsweep(
-        *GRID[:2],
-        "optimizer=adamw_loop,adamw_fused",
-        *("task=train", "recipe=digits", "task.epochs=4", "task.target_accuracy=0.3"),
-        *("seed=0,1", "sweep.replicate=seed", "sweep.search=race", "sweep.minutes=3"),
-        *("sweep.objective=time_to_accuracy", "sweep.confirm=2"),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "those of seeds 0, 1" in done.stdout
-    race = read_race(vitsweep.store.root)
-    assert len(race["cells"]) == 4
-    assert {run.spec["seed"] for run in vitsweep.store.runs()} == {0, 1}

@@ -13,7 +13,7 @@ from tests.predict.traces import NOTHING_HELD, moved, timed_before, trace_of
 from vitsweep.api.functions import all_refused
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.planning.predictions import drop_oversized, keep_predictions, traced_throughput
+from vitsweep.planning.predictions import drop_oversized, keep_predictions
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.predict import prediction
 from vitsweep.predict.prediction import PROCESS_GIB
@@ -140,15 +140,6 @@ def test_only_what_fits_and_only_so_many_hours_hold_on_any_machine() -> None:
     assert "predicted hours" in refused(plan, replace(settings, max_gpu_hours=1e-9), here)[0]
 
 
-def test_a_race_leaves_out_what_was_traced_and_takes_the_hours_as_its_budget() -> None:
-    here = replace(CLUSTER, described_by=HERE)
-    plan, settings = planned((LARGE, "sweep.search=race", "sweep.max_gpu_hours=1e-9"), machine=here)
-    assert not refused(plan, settings, here)
-    assert traced_throughput(plan) == {}
-    traced(plan, 1024)
-    assert "are predicted at the peak" in refused(plan, settings, here)[0]
-
-
 def test_only_what_was_predicted_before_the_first_run_is_kept(tmp_path: Path) -> None:
     plan, _ = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
     store, (first, second) = Store(tmp_path), plan.runnable
@@ -176,7 +167,6 @@ def test_no_prediction_is_made_where_they_are_switched_off(
     traced(plan, 1)
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
     assert keep_predictions(plan.runnable, Store(tmp_path), THIS_LAPTOP) == {}
-    assert traced_throughput(plan) == {}
 
 
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:

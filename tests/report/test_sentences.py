@@ -21,6 +21,7 @@ from vitsweep.tables.comparison import compared
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
+from vitsweep.tables.race import race_lines
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import sentences
@@ -257,8 +258,20 @@ def pattern(template: str) -> re.Pattern[str]:
     )
 
 
+def raced() -> Iterator[str]:
+    """What a race says: who leads, whether it is settled, what it cost."""
+    cells = [{"cell_id": c, "name": f"x={c}", "blocks": [0]} for c in "pab"]
+    race = {
+        "objective": "throughput", "indifference": 0.02, "error": 0.01, "seconds": 300.0, "num_runs": 9,
+        "grid_runs": 10, "grid_blocks": 5, "leader": "a", "runner_up": "b", "baseline": "p",
+        "cells": cells, "confirmed": {"p": {"num_blocks": 5, "speedup": 1.3}}, "open": [],
+    }  # fmt: skip
+    yield from race_lines(race)
+    yield from race_lines(race | {"confirmed": {}, "open": ["b"]})
+
+
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    texts = [*answered(), *noted(), *diagnosed()]
+    texts = [*answered(), *noted(), *diagnosed(), *raced()]
     known = {name: each["says"] for name, each in sentences().items()}
     known |= {
         f"flag {flag}": f"{f.caption[:1].upper()}{f.caption[1:]} (`{flag}`)."

@@ -219,8 +219,8 @@ def test_typed_secrets_are_masked() -> None:
 
 
 def test_a_race_without_what_its_table_shows_is_damaged(tmp_path: Path) -> None:
-    for cells in ([{"cell_id": "x"}], [{"cell_id": "x", "name": "x", "blocks": ["a"]}]):
-        (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells}))
+    for cells in ([{"cell_id": "x"}], [{"cell_id": "x", "name": "x", "blocks": [0]}]):
+        (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells, "leader": "x"}))
         with pytest.raises(VitsweepError, match="is damaged"):
             read_race(tmp_path)
 

@@ -286,14 +286,14 @@ def race(overrides: Overrides = (), *, minutes: float | None = None, **arguments
 
     Args:
         overrides: the grid, as for `sweep`.
-        minutes: budget; None races until the leader is settled, or until it cost as much as the grid.
+        minutes: budget; None races down to the last cells.
         arguments: further arguments of `sweep`. With `launcher="slurm"` the call waits for its jobs.
 
     Returns:
         The sweep, as `sweep` does; `Sweep.race` is the table of the race.
 
     Raises:
-        VitsweepError: as `sweep` does, or the budget is too small for one block.
+        VitsweepError: as `sweep` does.
     """
     texts = as_overrides(overrides, {})
     added = ["sweep.search=race"]

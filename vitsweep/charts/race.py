@@ -15,31 +15,27 @@ MOST = 30
 """Cells that are drawn: those that stayed longest."""
 COLOURS = {
     "leader": style.PALETTE[2],
-    "front": style.PALETTE[2],
     "runner-up": style.PALETTE[0],
     "out": style.OUT_OF_MEMORY,
 }
 
 
 def table_of(tables: SweepTables) -> DataFrame:
-    """Return the cells of a race with the blocks in which each ran and led."""
+    """Return the cells of a race with the blocks in which each ran."""
     table = race_history(tables.race)
     return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.race.race_table`, with each cell's `blocks` and `led`, blocks from 0.
+    """Draw the table of `tables.race.race_table`, with each cell's `blocks`, from 0.
 
-    A cell's line ends where it was dropped; dots are its runs, the thick part of a line is where it led,
-    or was on the front.
+    A cell's line ends where it was dropped; dots are its runs.
     """
     shown = table[table["runs"] > 0].head(MOST)
     figure, axes = style.new_figure(8.8, style.height(len(shown)))
     for place, row in enumerate(shown.to_dict("records")):
         colour = COLOURS.get(row["state"], style.QUIET)
         axes.hlines(place, row["first_block"], row["last_block"], color=colour, linewidth=1.2)
-        for begin, end in row["led"]:
-            axes.hlines(place, begin, end, color=colour, linewidth=5, alpha=0.45)
         runs = [block + 1 for block in row["blocks"]]
         axes.plot(runs, [place] * len(runs), "o", color=colour, markersize=3.5)
         if row["state"] in ("dropped", "out"):
@@ -80,6 +76,6 @@ CHART = Chart(
     "Who was in the race when",
     table_of,
     draw,
-    "A line for each cell from its first run to the block after which it was dropped; dots: its runs; "
-    "thick: it led. Green: the leader at the end; blue: the runner-up; red: failed or left out.",
+    "A line for each cell from its first run to the block after which it was dropped; dots: its runs. "
+    "Green: the leader at the end; blue: the runner-up; red: failed or left out.",
 )

@@ -18,31 +18,23 @@ from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.results.trackers import mirror
-from vitsweep.tables.effects import sentences
 from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.race import has_begun, race_answer, race_lines, race_table, race_text
+from vitsweep.tables.race import race_lines, race_table, race_text
 from vitsweep.tables.render import BEST, CellTable, PublishedTable, TextTable
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.sweep_tables import SweepTables
 
-# What a race shows at its end: answer, table, effects of the techniques, cost, diagnostics.
 
-
-def show_race(tables: SweepTables, console: Console) -> str | None:
-    """Print the result of a race; return the leader's cell id, None where there is none."""
-    race, name = tables.race, tables.stores[0].name
-    table = race_table(race)
-    console.print(TextTable(race_text(table.head(BEST)), f"Race of sweep {name}"))
+def show_race(tables: SweepTables, console: Console) -> None:
+    """Print the result of a race: table, answer and cost."""
+    table = race_table(tables.race)
+    console.print(TextTable(race_text(table.head(BEST)), f"Race of sweep {tables.stores[0].name}"))
     if len(table) > BEST:
         console.print(f"{len(table) - BEST} more cells stand in the report.")
-    lines = [race_answer(race), *race_lines(race)]
-    if len(tables.runs) and has_begun(race):
-        lines += sentences(tables.effects)
-    print_lines(console, lines)
-    return race.get("leader")
+    print_lines(console, race_lines(tables.race))
 
 
 def summarize(
@@ -53,8 +45,6 @@ def summarize(
     with_report: bool = True,
 ) -> list[Row]:
     """Write the views, show the table, and return the rows of the command's cells.
-
-    Of a race these are the cells that it measured: that others failed or never ran is no failure of it.
 
     Args:
         result: of the launcher.
@@ -97,9 +87,7 @@ def summarize(
     if message := mirror(store, named_rows(mine), tracker or {}, said):
         console.print(message)
     print_lines(console, said)
-    rows = rows_of(mine, result.plan)
-    measured = [row for row in rows if row["status"] == Status.measured]
-    return measured or rows if result.is_race else rows
+    return rows_of(mine, result.plan)
 
 
 def summarize_limits(session: Session, key: str) -> None:

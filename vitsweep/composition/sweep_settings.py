@@ -20,9 +20,6 @@ from vitsweep.spec.from_yaml import section_from_tree
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200
-TIME_TO_ACCURACY, PEAK_MEMORY = "time_to_accuracy", "peak_memory"
-OBJECTIVES = ("throughput", "throughput_per_cost", TIME_TO_ACCURACY)
-"""What a race can look for the best of; each of them also beside `PEAK_MEMORY`, for a Pareto front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +66,10 @@ class SweepSettings:
     max_gpu_hours: Annotated[float, Gt(0)] | None
     try_anyway: bool
     search: Literal["grid", "race"]
-    objective: str | tuple[str, ...]
+    objective: Literal["throughput", "throughput_per_cost"]
     memory_limit_gib: Annotated[float, Gt(0)] | None
     keep_model: bool
     indifference: Annotated[float, Gt(0), Lt(1)]
-    start: Literal["effects", "every_cell"]
     minutes: Annotated[float, Gt(0)] | None
     confirm: Annotated[int, Ge(0)]
     replicate: Literal["seed"] | None
@@ -90,18 +86,6 @@ class SweepSettings:
     def path(self) -> Path:
         """Folder of the sweep."""
         return Path(self.folder) / self.name
-
-    @property
-    def speed(self) -> str:
-        """What a race looks for the best of; of a Pareto front the objective beside peak memory."""
-        if isinstance(self.objective, str):
-            return self.objective
-        return next((name for name in self.objective if name != PEAK_MEMORY), PEAK_MEMORY)
-
-    @property
-    def is_front(self) -> bool:
-        """Whether a race looks for a Pareto front."""
-        return not isinstance(self.objective, str)
 
 
 def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
@@ -122,7 +106,7 @@ def _checked(node: str) -> SweepSettings:
     settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
-    problems += [_objective_problem(settings.objective), *_race_problems(settings)]
+    problems += _race_problems(settings)
     if settings.published:
         from vitsweep.tables.published import entry_problem  # loads pandas
 
@@ -183,32 +167,13 @@ def _folder_problem(folder: str) -> str:
     )
 
 
-def _objective_problem(objective: str | tuple[str, ...]) -> str:
-    if objective in OBJECTIVES:
-        return ""
-    listed = ", ".join(f"`{known}`" for known in OBJECTIVES)
-    if isinstance(objective, tuple):
-        speeds = [name for name in objective if name in OBJECTIVES]
-        if len(objective) == 2 and len(speeds) == 1 and PEAK_MEMORY in objective:
-            return ""
-        return (
-            f"`sweep.objective=[{','.join(objective)}]` is no Pareto front of a race: it is `{PEAK_MEMORY}` "
-            f"beside one of {listed}, such as `sweep.objective=[throughput,{PEAK_MEMORY}]`."
-        )
-    if objective == PEAK_MEMORY:
-        return (
-            f"`sweep.objective={PEAK_MEMORY}` alone needs no race, since one run shows it: use "
-            f"`sweep.objective=[throughput,{PEAK_MEMORY}]`, or `sweep.memory_limit_gib`."
-        )
-    hint = did_you_mean(objective, OBJECTIVES, lambda name: f"sweep.objective={name}")
-    return f"`sweep.objective={objective}` is no objective of a race.{hint} These are {listed}."
-
-
 def _race_problems(settings: SweepSettings) -> list[str]:
     """Say what does not go with a race, and what only a race has."""
     if settings.search == "race":
         unfit = {
             "sweep.limit.key": settings.limit.key,
+            "sweep.max_gpu_hours": settings.max_gpu_hours,
+            "sweep.replicate": settings.replicate,
             "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
         }
         problems = [
@@ -227,12 +192,9 @@ def _race_problems(settings: SweepSettings) -> list[str]:
             f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
             "baseline: leave it out, or `sweep.baseline=null`."
         ]
-    objective = settings.objective
-    listed = objective if isinstance(objective, str) else f"[{','.join(objective)}]"
     only_race = {
         "sweep.memory_limit_gib": settings.memory_limit_gib,
-        "sweep.objective": None if objective == OBJECTIVES[0] else listed,
-        "sweep.start": None if settings.start == "effects" else settings.start,
+        "sweep.objective": None if settings.objective == "throughput" else settings.objective,
     }
     return [
         f"`{key}={value}` is for a race, and a grid measures every cell: add `sweep.search=race`, or "

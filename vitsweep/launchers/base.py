@@ -5,7 +5,7 @@ anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.Cel
 implement the methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
-from vitsweep.planning.predictions import drop_oversized, traced_throughput
+from vitsweep.planning.predictions import drop_oversized
 from vitsweep.planning.rounds import Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord
@@ -127,7 +127,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
     store = store_of(request.settings)
     if request.settings.search == "race" and not store.root.exists():
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
-        rounds_of(planned, request.settings, predicted=lambda plan: {})
+        rounds_of(planned, request.settings)
     store = store.create()
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with locked(store, request.console):
@@ -139,7 +139,6 @@ def rounds_of(
     settings: SweepSettings,
     at_once: int = 1,
     pending: Iterable[tuple[str, str]] = (),
-    predicted: Callable[[SweepPlan], Mapping[str, float]] = traced_throughput,
 ) -> Rounds:
     """Return what chooses the blocks of a command: a race, or a grid of all cells.
 
@@ -148,7 +147,6 @@ def rounds_of(
         settings: `search` decides.
         at_once: blocks of a round of a race at least; above 1 on a cluster.
         pending: (cell id, block) of runs that will be made without this command.
-        predicted: returns cell id -> log of its predicted throughput, for a race.
 
     Raises:
         BadValueError: a race cannot begin.
@@ -159,15 +157,7 @@ def rounds_of(
         return grid(sweep.plan, settings, earlier, sweep.code, pending, at_once)
     from vitsweep.racing.rounds import RaceRounds  # a grid never loads it
 
-    race = RaceRounds(
-        sweep.plan,
-        settings,
-        sweep.store,
-        sweep.code,
-        earlier,
-        at_once,
-        predicted=predicted(sweep.plan),
-    )
+    race = RaceRounds(sweep.plan, settings, sweep.store, sweep.code, earlier, at_once)
     race.check()
     return race
 

@@ -33,7 +33,13 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.profile import LIMITED_TO, cpu_limits
-from vitsweep.results.record import SCHEMA_VERSION, STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import (
+    CHOOSING,
+    SCHEMA_VERSION,
+    STOPPED_FROM_OUTSIDE,
+    RunRecord,
+    Status,
+)
 from vitsweep.results.store import Store
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.blocks import share_nodes
@@ -392,7 +398,7 @@ def has_typed_blocks(entry: PlannedCell) -> bool:
 def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
     found: MeasuredBlocks = {}
     for run in runs:
-        if run.status == Status.measured:
+        if run.status == Status.measured and run.purpose != CHOOSING:  # which enter no interval
             found.setdefault(run.cell_id, {})[run.block] = run.environment.get("nodes_used")
     return found
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from math import inf, log
+from math import inf
 from typing import TYPE_CHECKING
 
 from pandas import DataFrame
@@ -37,11 +37,6 @@ Predictions = Mapping[str, "CellPrediction"]
 """Cell id -> prediction; cells without one stay in a plan."""
 
 
-def bounded_hours(settings: SweepSettings) -> float | None:
-    """Return the device-hours that a grid may take, or None; a race spends them as it goes."""
-    return None if settings.search == "race" else settings.max_gpu_hours
-
-
 def without_left_out(
     plan: SweepPlan, settings: SweepSettings, found: Predictions, missing: Mapping[str, int]
 ) -> SweepPlan:
@@ -57,7 +52,7 @@ def without_left_out(
         return plan
     if settings.only == "fits":
         plan = mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.why_not})
-    hours = bounded_hours(settings)
+    hours = settings.max_gpu_hours
     if hours is not None:
         plan = _within_hours(plan, found, missing, settings.cells_per_block, hours)
     return plan
@@ -278,20 +273,6 @@ def predicted_minutes(found: Predictions) -> dict[str, float]:
     }
 
 
-def traced_throughput(plan: SweepPlan) -> dict[str, float]:
-    """Return cell id -> log of its predicted throughput, where all cells that can run were traced before.
-
-    `plan` in front of a command traces its cells. Nothing is traced here: a race of thousands of cells
-    would wait for cells that it never runs.
-    """
-    logs = {
-        cell_id: log(found.cell.images_per_step / found.step_time.step_time_ms)
-        for cell_id, found in _traced(plan.runnable).items()
-        if found.step_time
-    }
-    return logs if len(logs) == len(plan.runnable) else {}
-
-
 def _traced(
     entries: Sequence[PlannedCell], residuals: "ResidualModel | None" = None
 ) -> "dict[str, CellPrediction]":
@@ -326,8 +307,7 @@ def drop_oversized(
 
     `sweep.only` and `sweep.max_gpu_hours` are for any machine (`without_left_out`). Before jobs are
     submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory, are
-    left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits. A race
-    leaves them out on any machine, as far as they were traced before, and takes the hours as its budget.
+    left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits.
 
     Args:
         plan: the cells.
@@ -338,12 +318,10 @@ def drop_oversized(
     """
     if settings.try_anyway:
         return plan
-    if settings.only is None and bounded_hours(settings) is None:
+    if settings.only is None and settings.max_gpu_hours is None:
         submitted = machine.described_by != HERE
         if submitted and settings.limit.key is None and predicts():
             return _without_too_large(plan, console, machine)
-        if settings.search == "race" and not submitted and predicts():
-            return _without_known_too_large(plan, machine)
         return plan
     from vitsweep.predict.prediction import predict_cells
 
@@ -400,13 +378,4 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             gib_per_device=machine.gib_per_device,
         )
-    return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
-
-
-def _without_known_too_large(plan: SweepPlan, machine: Machine) -> SweepPlan:
-    """Refuse what will not fit, of the cells that were traced before."""
-    from vitsweep.predict.prediction import predict_cells
-
-    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
-    found = predict_cells(specs, only_cached=True, gib_per_device=machine.gib_per_device)
     return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})

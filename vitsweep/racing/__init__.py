@@ -1,1 +1,1 @@
-"""Finding the fastest cell of a grid from few runs: statistics only, numbers in and decisions out."""
+"""Finding the fastest cell of a grid by successive halving."""

@@ -1,160 +1,42 @@
 """The rounds of `sweep.search=race`: from the stored runs of a sweep to the next blocks, or to the end.
 
-What a race does next follows from the records alone, see `racing.conclusions.Race`: an interrupted race
-continues as if it had not been. Of `race.json`, which tables and charts read, two things are read again:
-the names of the fresh blocks, since these never choose the leader, and the predictions with which the
-race began.
+What a race does next follows from the records alone, see `racing.halving`: an interrupted race continues as
+if it had not been. Nothing is read from `race.json`, which is for tables and charts.
 """
 
+import json
 import secrets
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
-from math import ceil, exp, log
+from math import ceil, inf, log, log1p
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame
 
-from vitsweep.composition.sweep_settings import TIME_TO_ACCURACY, SweepSettings
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
-from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell
+from vitsweep.files import write_atomically
+from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell, seconds_of_block
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, cell_labels
-from vitsweep.racing.cells import RaceCells, peak_gib, seconds_of, state_of_race, write_race
-from vitsweep.racing.conclusions import NEVER, Phase, Race, Step, Verdict
+from vitsweep.racing.halving import LAST, LEVEL, Runs, Standing, standing, within_reach
 from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import read_race
+from vitsweep.results.sweeps import RACE
 from vitsweep.tables.formatting import count
-from vitsweep.tables.stats import estimate
+from vitsweep.tables.stats import adjusted, estimate, interval
 
-# The fresh blocks at the end of a race, which measure what it chose and never choose.
-
-
+PEAKS = ("peak_allocated_gib", "peak_rss_gib")
+"""Peak memory of a run's worst rank, on a GPU and on CPU."""
 LEAST_CELLS = 2
-
-
-@dataclass
-class Confirmation:
-    """Fresh blocks of the leader, its baseline and the runner-up, or of a Pareto front and its baseline.
-
-    Attributes:
-        cells: of the race.
-    """
-
-    cells: RaceCells
-    _num_begun: int = 0
-
-    def next(
-        self, verdict: Verdict | None, used: Sequence[RunRecord], left: Mapping[str, Any]
-    ) -> list[str]:
-        """Return the cells of the next fresh block, leader first; none where there is none to run.
-
-        Blocks in which a cell was not measured are repeated, half as many as are wanted at most. Blocks
-        that were stopped from outside, with the command or without it, do not count: a later command
-        begins them anew.
-
-        Args:
-            verdict: after all runs that may choose.
-            used: runs that count, oldest first.
-            left: cells that are out of the race.
-        """
-        chosen, wanted = self._chosen(verdict, left), self.cells.settings.confirm
-        num_complete = num_failed = 0
-        for runs in self._blocks(chosen, used).values():
-            measured = {self.cells.first_of(r.cell_id) for r in runs if r.status == Status.measured}
-            ended = (Status.measured, *STOPPED_FROM_OUTSIDE)
-            num_complete += measured == {*chosen}
-            num_failed += measured != {*chosen} and any(run.status not in ended for run in runs)
-        num_tried = max(self._num_begun, num_complete + num_failed)
-        if not chosen or num_complete >= wanted or num_tried >= wanted + ceil(wanted / 2):
-            return []
-        self._num_begun += 1
-        return chosen
-
-    def ratios(
-        self, verdict: Verdict | None, used: Sequence[RunRecord], left: Mapping[str, Any]
-    ) -> dict[str, dict[str, Any]]:
-        """Return ratios over the fresh blocks alone, with their 95 % intervals.
-
-        Returns:
-            Of a race for one figure: the leader's to the baseline and to the runner-up, by the id of
-            the other cell. Of a race for a front: each member's to the baseline (the fastest member
-            where there is none), by the id of the member, with `memory`, the ratio of peak memory.
-        """
-        if verdict is None or not (chosen := self._chosen(verdict, left)):
-            return {}
-        leader, *others = chosen
-        pairs = {other: (leader, other) for other in others}
-        if self.cells.settings.is_front:
-            baseline = self._baseline(verdict)
-            reference = baseline if baseline in chosen else leader
-            pairs = {c: (c, reference) for c in chosen if c != reference}
-        values: dict[tuple[str, str], float] = {}
-        peaks: dict[tuple[str, str], float] = {}
-        blocks = self._blocks(chosen, used)
-        for run in (run for runs in blocks.values() for run in runs):
-            if len(measured := self.cells.runs([run]).log):
-                key = run.block, self.cells.first_of(run.cell_id)
-                values[key], peaks[key] = float(measured[0]), peak_gib(run)
-        ratios = {}
-        for name, (a, b) in pairs.items():
-            both = [k for k in blocks if {(k, a), (k, b)} <= values.keys()]
-            if not both:
-                continue
-            logs = [values[k, a] - values[k, b] for k in both]
-            table = estimate(DataFrame({"cell_id": a, "log_ratio": logs}))
-            columns = ("speedup", "speedup_low", "speedup_high")
-            ratios[name] = {"num_blocks": len(both), **{c: _number(table[c][0]) for c in columns}}
-            if self.cells.settings.is_front:
-                memory = sum(log(peaks[k, a] / peaks[k, b]) for k in both) / len(both)
-                ratios[name]["memory"] = exp(memory)
-        return ratios
-
-    def _chosen(self, verdict: Verdict | None, left: Mapping[str, Any]) -> list[str]:
-        """Return the cells of a fresh block, leader first; none where nothing is to be confirmed."""
-        if verdict is None or not self.cells.settings.confirm:
-            return []
-        ids = [entry.cell_id for entry in self.cells.entries]
-        leader, front = ids[verdict.leader], [ids[member] for member in verdict.front]
-        rest = (
-            [*front, self._baseline(verdict)]
-            if front
-            else [self._baseline(verdict), ids[verdict.runner_up]]
-        )
-        chosen = [
-            c for c in dict.fromkeys([leader, *rest]) if c in self.cells.number and c not in left
-        ]
-        return chosen if len(chosen) >= LEAST_CELLS and leader in chosen else []
-
-    def _baseline(self, verdict: Verdict) -> str:
-        return self.cells.first_of(self.cells.entries[verdict.leader].baseline_id or "")
-
-    def _blocks(
-        self, chosen: Sequence[str], used: Sequence[RunRecord]
-    ) -> dict[str, list[RunRecord]]:
-        """Return the runs of each fresh block of these cells, whichever command began it."""
-        fresh: dict[str, list[RunRecord]] = {}
-        for run in used:
-            if run.purpose == FRESH:
-                fresh.setdefault(run.block, []).append(run)
-        first = self.cells.first_of
-        return {
-            b: runs for b, runs in fresh.items() if {first(r.cell_id) for r in runs} <= {*chosen}
-        }
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if value == value else None
-
-
-START_UP_SECONDS = 1.0
-"""Least time in which a run starts its processes, for a budget that is too small for anything."""
 GRID_BLOCKS = 5
 """Least blocks of a grid whose intervals one would publish."""
+EXTRA_ROUNDS = 3
+"""So many times the same cells are asked for without a run of them."""
 
 
 @dataclass
@@ -167,9 +49,8 @@ class RaceRounds:
         store: where the runs are.
         code: state of the code that would measure now.
         earlier: records that were in the store when the command began.
-        at_once: blocks of a round at least.
-        predicted: cell id -> log of its predicted throughput, of all cells that can run or of none.
-        ended: why no further block is run; empty while the race runs.
+        at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
+        ended: why no further cell is dropped, `halved`, `budget` or `alone`; empty while the race runs.
     """
 
     plan: SweepPlan
@@ -178,22 +59,16 @@ class RaceRounds:
     code: Mapping[str, Any]
     earlier: Sequence[RunRecord] = ()
     at_once: int = 1
-    predicted: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
     is_bounded: bool = False
     left_out: Sequence[PlannedCell] = ()
-    _step: Step = field(default_factory=lambda: Step(Phase.start))
 
     def __post_init__(self) -> None:
-        stored = read_race(self.store.root)
-        raced = {cell["cell_id"] for cell in stored.get("cells", ())}
-        entries = RaceCells.of(self.plan, self.settings, {}).entries
-        if raced and {entry.cell_id for entry in entries} <= raced:
-            # a race that began without predictions goes on without them, even where there are some now
-            self.predicted = stored.get("predicted", {})
-        self._confirmation = Confirmation(self.cells)
         self._order = BalancedOrder.after(self.earlier)
-        self._num_blocks = len({run.block for run in self.earlier})
+        self._random = np.random.default_rng()
+        self._end = time.monotonic() + 60 * (self.settings.minutes or inf)
+        self._asked: tuple[int, int] = (-1, 0)
+        self._num_fresh = 0
 
     @property
     def notice(self) -> str:
@@ -207,87 +82,41 @@ class RaceRounds:
         )
 
     @cached_property
-    def cells(self) -> RaceCells:
-        """The cells that can run."""
-        return RaceCells.of(self.plan, self.settings, self.predicted)
+    def cells(self) -> Sequence[PlannedCell]:
+        """The cells that can run, the baseline of most of them first."""
+        runnable = list(self.plan.runnable)
+        bases = Counter(e.baseline_id for e in runnable if e.baseline_id)
+        return sorted(runnable, key=lambda e: -bases[e.cell_id])
 
     @cached_property
-    def race(self) -> Race:
-        """The statistics of the race; its random numbers depend on the cells alone."""
-        ids = " ".join(sorted(self.cells.number))
-        return Race(
-            design=self.cells.design,
-            baseline_of=self.cells.baselines,
-            block_size=self.settings.cells_per_block,
-            indifference=self.settings.indifference,
-            seed=int(sha256(ids.encode()).hexdigest()[:12], 16),
-            at_once=self.at_once,
-            starts_with_all=self.settings.start == "every_cell",
-        )
+    def number(self) -> Mapping[str, int]:
+        """Cell id -> place in `cells`."""
+        return {entry.cell_id: n for n, entry in enumerate(self.cells)}
 
     @cached_property
     def grid_blocks(self) -> int:
         """Blocks of the full grid that a race is compared with."""
-        return max(GRID_BLOCKS, *(e.spec.measurement.blocks for e in self.cells.entries), 0)
+        return max(GRID_BLOCKS, *(e.spec.measurement.blocks for e in self.cells))
 
     @cached_property
     def grid_runs(self) -> int:
         """Runs of that grid, those of baselines among them."""
-        named = [e.cell_id for e in self.cells.entries if not e.is_added_baseline]
-        missing = dict.fromkeys(named, self.grid_blocks)
+        missing = {e.cell_id: self.grid_blocks for e in self.cells if not e.is_added_baseline}
         return runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
-
-    @cached_property
-    def budget(self) -> tuple[str, float] | None:
-        """The setting that bounds the race, as typed, and seconds of all blocks; None without one.
-
-        Minutes are of this command, beyond what earlier ones took; hours of devices are of the race.
-        """
-        ranks = max(entry.spec.resources.world_size for entry in self.cells.entries)
-        minutes, hours = self.settings.minutes, self.settings.max_gpu_hours
-        found = []
-        if minutes is not None:
-            before = seconds_of(self._records(()))
-            found.append((f"sweep.minutes={minutes:g}", 60 * minutes + before))
-        if hours is not None:
-            found.append((f"sweep.max_gpu_hours={hours:g}", 3600 * hours / ranks))
-        return min(found, key=lambda bound: bound[1], default=None)
 
     def check(self) -> None:
         """Refuse a race that cannot begin.
 
         Raises:
-            BadValueError: there is one cell only, the budget of a race without runs is too small for one
-                block, or cells have no target accuracy to reach.
+            BadValueError: there is one cell only.
             ImpossibleCellError: every cell is refused.
         """
-        if not self.cells.entries:
+        if not self.cells:
             raise all_refused(self.plan)
-        if len(self.cells.entries) < LEAST_CELLS:
+        if len(self.cells) < LEAST_CELLS:
             raise BadValueError(
                 "`sweep.search=race` has one cell: a race needs two cells or more, such as "
                 "`-m precision=O1,O2 sharding=ddp,fsdp`."
-            )
-        if self.settings.speed == TIME_TO_ACCURACY:
-            self._check_target()
-        used = self._records(())
-        if self.budget is None or used:  # with runs there is a result to show
-            return
-        typed, seconds = self.budget
-        size = min(self.race.block_size, len(self.cells.entries))
-        needed = size * self._seconds_of_run(used)
-        if seconds < needed:
-            raise BadValueError(
-                f"`{typed}` is too small for one block: {size} runs take "
-                f"about {needed / 60:.2g} min. Give more, or shorten runs (`measurement=smoke`)."
-            )
-
-    def _check_target(self) -> None:
-        tasks = [entry.spec.task for entry in self.cells.entries]
-        if not all(task.epochs and task.target_accuracy for task in tasks):
-            raise BadValueError(
-                "`sweep.objective=time_to_accuracy` needs `task=train` and an accuracy to reach, such as "
-                "`task.target_accuracy=0.9`, in every cell."
             )
 
     def next(self, records: Sequence[RunRecord]) -> list[Block]:
@@ -298,38 +127,29 @@ class RaceRounds:
         Args:
             records: those that this command has added, oldest first.
         """
-        used = self._records(records)
-        step, left = self._judged(used, records)
-        self._step = step
-        blocks: list[Block] = []
-        if step.phase in (Phase.start, Phase.race):
-            wanted = [[self.cells.entries[c].cell_id for c in cells] for cells in step.blocks]
-            blocks = [self._block(cells, CHOOSING) for cells in self._affordable(wanted, used)]
-            self.ended = "" if blocks else "budget"
-            if self.ended and not step.verdicts:  # within the start: who leads is said nevertheless
-                self._step = self._early(used, left)
-        else:
-            self.ended = str(step.phase)
-        if self.ended:
-            fresh = self._confirmation.next(self._step.verdict, used, left)
-            blocks = [self._block(fresh, FRESH)] if fresh else []
-        write_race(self.store.root, self._document(used, left))
+        used, out = self._used(records), self._out(records)
+        at = self._standing(used, out)
+        blocks = self._choosing(at, out, [*self.earlier, *records])
+        if not blocks:
+            self.ended = (
+                "budget" if at and at.lacking else "halved" if at and len(at.best) > 1 else "alone"
+            )
+            blocks = self._fresh(at, used)
+        self._write(at, used, out)
         return blocks
 
     def stopped(self, records: Sequence[RunRecord]) -> None:
         """Write `race.json` after an interruption, when no further block is wanted."""
-        used = self._records(records)
-        step, left = self._judged(used, records)
-        self._step = step if step.verdicts else self._early(used, left)
+        used, out = self._used(records), self._out(records)
         self.ended = ""
-        write_race(self.store.root, self._document(used, left))
+        self._write(self._standing(used, out), used, out)
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Return what is known of the cells, see `planning.pending`."""
         return resume_state(self.plan, self.earlier, self.settings, self.code, records)
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
-        """Return nothing: a race does not know how long it takes."""
+        """Return nothing: which cells run again is known after each round."""
         return Counter()
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
@@ -337,101 +157,211 @@ class RaceRounds:
         ended = self.state(()).not_measured
         return {e.cell_id: 1 for e in self.plan.runnable if e.cell_id not in ended}, 1
 
-    def _records(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+    def _used(self, records: Sequence[RunRecord]) -> list[RunRecord]:
         """Return the runs that count, oldest first."""
-        torch_version = self.code["packages"]["torch"]
         earlier = () if self.settings.remeasure else self.earlier
-        used = usable_runs([*earlier, *records], self.plan, torch_version, accepts_any_code=False)
-        return used.own
+        version = self.code["packages"]["torch"]
+        return usable_runs([*earlier, *records], self.plan, version, accepts_any_code=False).own
 
-    def _judged(
-        self, used: Sequence[RunRecord], records: Sequence[RunRecord]
-    ) -> tuple[Step, dict[str, tuple[int, str]]]:
-        choosing = self._choosing(used)
-        left = self.cells.left(choosing, self.state(records).not_measured)
-        return self.race.next(self.cells.runs(choosing), self.cells.left_numbers(left)), left
+    def _out(self, records: Sequence[RunRecord]) -> dict[str, str]:
+        """Return the cells that are not measured further, and why."""
+        found = {c: f"{r.status}: {r.reason}" for c, r in self.state(records).not_measured.items()}
+        for run in self._used(records):
+            if why := self._unfit(run):
+                found.setdefault(run.cell_id, why)
+        return {cell_id: why for cell_id, why in found.items() if cell_id in self.number}
 
-    def _early(self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]) -> Step:
-        """Return what the runs of an unfinished start say: who leads, but of no cell that it is slower."""
-        runs = self.cells.runs(self._choosing(used))
-        if len(set(runs.cell.tolist())) < LEAST_CELLS:
-            return self._step
-        numbers = self.cells.left_numbers(left)
-        [verdict] = self.race.verdicts(runs, numbers)
-        verdict = replace(verdict, alive=numbers == NEVER, is_settled=False)
-        return Step(Phase.start, verdicts=[verdict])
+    def _unfit(self, run: RunRecord) -> str:
+        """Return why a measured run takes its cell out of the race; "" where it does not."""
+        limit = self.settings.memory_limit_gib
+        peak = next((float(p) for column in PEAKS if (p := run.metrics.get(column))), 0.0)
+        if run.status != Status.measured:
+            return ""
+        if limit is not None and peak > limit:
+            return f"used {peak:.3g} GiB, more than sweep.memory_limit_gib={limit:g}"
+        return "" if (run.metrics.get("images_per_second") or 0.0) > 0 else "no step was counted"
 
-    def _choosing(self, used: Sequence[RunRecord]) -> list[RunRecord]:
-        """Return the runs that may choose the leader: all but those of fresh blocks."""
-        return [run for run in used if run.purpose != FRESH]
+    def _runs(self, records: Iterable[RunRecord]) -> Runs:
+        """Return the measured runs as numbers: the log of images per second, or of those per rank."""
+        good = [r for r in records if r.status == Status.measured and not self._unfit(r)]
+        logs = [log(r.metrics["images_per_second"]) - self._log_price(r.cell_id) for r in good]  # type: ignore[arg-type]
+        cells = np.array([self.number[run.cell_id] for run in good], np.int64)
+        return Runs(cells, np.array([run.block for run in good], str), np.array(logs, float))
 
-    def _block(self, cells: Sequence[str], purpose: str) -> Block:
-        turn, self._num_blocks = self._num_blocks, self._num_blocks + 1
-        seeded = [self.cells.with_seed(cell_id, turn).cell_id for cell_id in cells]
-        entries = tuple(self.plan.entries[c] for c in self._order.next_block(seeded))
-        return Block(secrets.token_hex(5), entries, purpose=purpose)
+    def _log_price(self, cell_id: str) -> float:
+        is_per_cost = self.settings.objective == "throughput_per_cost"
+        return log(self.plan.entries[cell_id].spec.resources.world_size) if is_per_cost else 0.0
 
-    def _affordable(
-        self, wanted: Sequence[Sequence[str]], used: Sequence[RunRecord]
-    ) -> Sequence[Sequence[str]]:
-        """Return the blocks that the budget allows, with the confirmation after them.
+    def _standing(self, used: Sequence[RunRecord], out: Mapping[str, str]) -> Standing | None:
+        """Return how far the halving came; None where no cell is left."""
+        gone = np.array([entry.cell_id in out for entry in self.cells])
+        if gone.all():
+            return None
+        references = range(int(np.argmin(gone)) + 1)
+        return standing(self._runs(r for r in used if r.purpose != FRESH), gone, references)
+
+    def _choosing(
+        self, at: Standing | None, out: Mapping[str, str], records: Sequence[RunRecord]
+    ) -> list[Block]:
+        """Return the blocks of this round that the budget allows; on this machine the first of them.
 
         The first block of all runs in any case, since nothing says how long its runs take.
-        Without a budget in minutes a race ends where it has cost what the full grid costs, the
-        confirmation not counted.
         """
-        if self.budget is None:
-            room = self.grid_runs - len(self._choosing(used))
-            sizes = np.cumsum([len(block) for block in wanted])
-            return [
-                block for block, end in zip(wanted, sizes, strict=True) if end <= room or not used
-            ]
-        budget, per_run = self.budget[1], self._seconds_of_run(used)
-        verdict = self._step.verdict
-        size = len(verdict.front) + 1 if verdict and verdict.front else 3  # of a fresh block
-        reserved = min(size * self.settings.confirm * per_run, budget / 2)
-        left = budget - seconds_of(used) - reserved
-        kept = []
-        for block in wanted:
-            left -= len(block) * per_run
-            if left < 0 and used:
-                break
-            kept.append(block)
-            if not used:  # how long runs take is known after the first block
-                break
-        return kept
+        if at is None or not at.lacking or len(out) + 1 >= len(self.cells):
+            return []
+        num_runs = len(at.runs.log)
+        self._asked = num_runs, (self._asked[1] + 1 if self._asked[0] == num_runs else 0)
+        if self._asked[1] > EXTRA_ROUNDS:
+            return []
+        reference = next(n for n, e in enumerate(self.cells) if e.cell_id not in out)
+        size, cells = self.settings.cells_per_block - 1, self._random.permutation(at.lacking)
+        parts = np.array_split(cells, ceil(len(cells) / size))[: None if self.at_once > 1 else 1]
+        blocks = [self._block([reference, *part.tolist()], CHOOSING) for part in parts]
+        fresh = Block("", tuple(self.cells[n] for n in (at.best or [reference])[:LAST]))
+        reserved = self.settings.confirm * seconds_of_block(fresh, records)
+        end = self._end - min(reserved, 30 * (self.settings.minutes or inf))
+        seconds = sum(seconds_of_block(block, records) for block in blocks)
+        return blocks if not num_runs or time.monotonic() + seconds <= end else []
 
-    def _seconds_of_run(self, used: Sequence[RunRecord]) -> float:
-        if used and (spent := seconds_of(used)):
-            return spent / len(used)
-        measurement = self.cells.entries[0].spec.measurement
-        return START_UP_SECONDS + measurement.min_seconds + measurement.warmup_min_seconds
+    def _block(self, cells: Sequence[int], purpose: str) -> Block:
+        ordered = self._order.next_block([self.cells[n].cell_id for n in dict.fromkeys(cells)])
+        entries = tuple(self.plan.entries[cell_id] for cell_id in ordered)
+        return Block(secrets.token_hex(5), entries, purpose=purpose)
+
+    # The fresh blocks at the end of a race, which measure what it chose and never choose.
+
+    def _chosen(self, at: Standing | None) -> list[int]:
+        """Return leader, runner-up, the leader's baseline and the reference; [] where none is left."""
+        if at is None or len(at.best) < LEAST_CELLS:
+            return []
+        base = self.number.get(self.cells[at.best[0]].baseline_id or "")
+        is_there = base is not None and base in at.runs.cell
+        reference = [c for c in at.best if c == self._reference(at)]
+        return list(dict.fromkeys([*at.best[:2], *([base] if is_there else []), *reference]))  # type: ignore[list-item]
+
+    def _reference(self, at: Standing) -> int:
+        """Return the cell that is in all blocks: the first that is still in the race."""
+        return min(at.best)
+
+    def _fresh(self, at: Standing | None, used: Sequence[RunRecord]) -> list[Block]:
+        """Return the fresh blocks still to run.
+
+        Blocks in which a cell was not measured are repeated, half as many as are wanted at most. Blocks that
+        were stopped from outside do not count: a later command begins them anew.
+        """
+        chosen, wanted = self._chosen(at), self.settings.confirm
+        ids = {self.cells[n].cell_id for n in chosen}
+        num_complete = num_failed = 0
+        for runs in self._fresh_blocks(used, chosen).values():
+            is_complete = {r.cell_id for r in runs if r.status == Status.measured} == ids
+            ended = (Status.measured, *STOPPED_FROM_OUTSIDE)
+            num_complete += is_complete
+            num_failed += not is_complete and any(run.status not in ended for run in runs)
+        num_tried = max(self._num_fresh, num_complete + num_failed)
+        num = min(wanted - num_complete, wanted + ceil(wanted / 2) - num_tried)
+        if not chosen or num <= 0:
+            return []
+        num = num if self.at_once > 1 else 1
+        self._num_fresh += num
+        return [self._block(chosen, FRESH) for _ in range(num)]
+
+    def _fresh_blocks(
+        self, used: Sequence[RunRecord], chosen: Sequence[int]
+    ) -> dict[str, list[RunRecord]]:
+        """Return the runs of each fresh block of these cells, whichever command began it."""
+        fresh: dict[str, list[RunRecord]] = {}
+        for run in used:
+            if run.purpose == FRESH:
+                fresh.setdefault(run.block, []).append(run)
+        ids = {self.cells[n].cell_id for n in chosen}
+        return {b: runs for b, runs in fresh.items() if {r.cell_id for r in runs} <= ids}
+
+    def _ratios(self, runs: Runs, chosen: Sequence[int]) -> dict[str, dict[str, Any]]:
+        """Return the leader's ratios to the others over the fresh blocks alone, by the id of the other cell.
+
+        Intervals are of Student's t, at the level at which Holm's method tests each ratio.
+        """
+        at = {(b, c): y for c, b, y in zip(runs.cell, runs.block, runs.log, strict=True)}
+        rows = [
+            (self.cells[other].cell_id, at[block, chosen[0]] - at[block, other])
+            for other in chosen[1:]
+            for block in dict.fromkeys(runs.block.tolist())
+            if {(block, chosen[0]), (block, other)} <= at.keys()
+        ]
+        table = estimate(DataFrame(rows, columns=["cell_id", "log_ratio"]))
+        level = adjusted(table["p_value"].to_numpy(float, na_value=np.nan))[1]
+        ends = interval(table, table["p_value"] * 0 + level)
+        table = table.assign(speedup_low=ends["low"], speedup_high=ends["high"])
+        columns = ["speedup", "speedup_low", "speedup_high", "num_blocks"]
+        found = table.set_index("cell_id")[columns].astype(float)
+        return {str(c): {str(k): v for k, v in row.dropna().items()} for c, row in found.iterrows()}
+
+    # What tables and charts read.
+
+    def _write(
+        self, at: Standing | None, used: Sequence[RunRecord], out: Mapping[str, str]
+    ) -> None:
+        document = self._document(at, used, out)
+        write_atomically(self.store.root / RACE, json.dumps(document, separators=(",", ":")))
 
     def _document(
-        self, used: Sequence[RunRecord], left: Mapping[str, tuple[int, str]]
+        self, at: Standing | None, used: Sequence[RunRecord], out: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return what `race.json` says."""
-        runs, settings = self.cells.runs(self._choosing(used)), self.settings
-        return {
+        labels, settings = cell_labels(self.plan), self.settings
+        known: list[str] = list(dict.fromkeys(at.runs.block.tolist())) if at else []
+        rows = []
+        for n, entry in enumerate(self.cells):
+            blocks = [known.index(b) for b in at.runs.block[at.runs.cell == n]] if at else []
+            row: dict[str, Any] = {
+                "cell_id": entry.cell_id,
+                "name": labels[entry.cell_id],
+                "blocks": blocks,
+            }
+            if entry.cell_id in out:
+                row["reason"] = out[entry.cell_id]
+            elif at and n in at.dropped:
+                row["dropped_after"] = at.dropped[n]
+            if at and blocks and at.best:
+                row["gain"] = float(at.mean[n] - at.mean[at.best[0]])
+            rows.append(row)
+        document = {
             "ended": self.ended,
             "objective": settings.objective,
             "indifference": settings.indifference,
-            "memory_limit_gib": settings.memory_limit_gib,
-            "budget": self.budget[0] if self.budget else None,
-            "budget_seconds": self.budget[1] if self.budget else None,
-            "seeds": self.cells.seeds,
-            "seconds": seconds_of(used),
+            "error": LEVEL,
+            "num_blocks": len(known),
             "num_runs": len(used),
-            "num_start_blocks": self.race.num_start_blocks,
+            "seconds": sum(float(r.environment.get("run_seconds") or 0.0) for r in used),
             "grid_runs": self.grid_runs,
             "grid_blocks": self.grid_blocks,
-            "predicted": dict(self.predicted),
-            "confirmed": self._confirmation.ratios(self._step.verdict, used, left),
-            **state_of_race(self.cells, cell_labels(self.plan), runs, self._step.verdicts, left),
+            "cells": rows,
+        }
+        if at is None or not at.best:
+            return document
+        chosen = self._chosen(at)
+        fresh = self._runs(r for runs in self._fresh_blocks(used, chosen).values() for r in runs)
+        return document | {
+            "leader": self.cells[at.best[0]].cell_id,
+            "runner_up": self.cells[chosen[1]].cell_id if chosen else None,
+            "baseline": self.cells[at.best[0]].baseline_id,
+            "confirmed": self._ratios(fresh, chosen) if chosen else {},
+            "open": [self.cells[n].cell_id for n in self._open(at, fresh, out)],
         }
 
+    def _open(self, at: Standing, fresh: Runs, out: Mapping[str, str]) -> list[int]:
+        """Return the cells that may be faster than the leader by more than the indifference.
 
-# What `plan` says of a race: how it would proceed, and what it costs at most.
+        These are all others as long as one has to run once more; then those that `within_reach` finds.
+        """
+        leader, *after = at.best
+        others = [
+            n for n, e in enumerate(self.cells) if n not in at.best[:2] and e.cell_id not in out
+        ]
+        reference = self._reference(at)
+        if at.lacking or not {leader, reference} <= set(fresh.cell.tolist()):
+            return [*after[:1], *others]
+        margin = log1p(self.settings.indifference)
+        return within_reach(at, leader, others, fresh, reference, margin)
 
 
 def describe_race(rounds: RaceRounds) -> str:
@@ -441,25 +371,11 @@ def describe_race(rounds: RaceRounds) -> str:
         BadValueError: it could not begin.
     """
     rounds.check()
-    race, settings = rounds.race, rounds.settings
-    size, num = race.block_size, len(rounds.cells.entries)
-    done = seconds_of(rounds.earlier)
-    bound = f"at most {count(rounds.grid_runs, 'run')}, as many as the full grid takes"
-    if rounds.budget is not None:
-        typed, seconds = rounds.budget
-        bound = f"as many blocks as {typed} allows"
-        if done:
-            per_run = done / len(rounds.earlier)
-            more = max(0, int((seconds - done) / per_run))
-            bound += f", about {count(more, 'more run')} of {per_run:.2g} s"
-    sought = "leader, baseline and the cells most likely to beat them"
-    fresh = "leader, baseline and runner-up"
-    if settings.is_front:
-        sought = "leader, baseline and cells that may belong to the front, beside members of it"
-        fresh = "the front and its baseline"
+    settings, num = rounds.settings, len(rounds.cells)
+    bound = f" for {settings.minutes:g} min" if settings.minutes else ""
     return (
-        f"Race of {count(num, 'cell')} in blocks of up to {min(size, num)} runs: first "
-        f"{race.num_start_blocks} that cover cells at random, then each with {sought}; {bound}; then "
-        f"{settings.confirm} fresh blocks of {fresh}. The column `runs` is that of a grid; a full one of "
-        f"{rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
+        f"Race of {count(num, 'cell')} in blocks of up to {min(settings.cells_per_block, num)} runs{bound}: "
+        f"each runs once, then the slower half is dropped, round after round, down to {LAST}; then "
+        f"{settings.confirm} fresh blocks of leader, runner-up and baseline. The column `runs` is that of a "
+        f"grid; a full one of {rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
     )

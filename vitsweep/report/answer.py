@@ -15,7 +15,7 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, end, missing, number, percent, told
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
-from vitsweep.tables.race import race_answer, race_lines
+from vitsweep.tables.race import race_lines
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import ITS_RATIO, LEFT_OUT, OTHER_SIZE, one_look
@@ -23,6 +23,7 @@ from vitsweep.tables.stats import (
     INCONCLUSIVE,
     LEVEL,
     MIN_BLOCKS,
+    NO_INTERVAL,
     Claim,
     adjusted,
     contrast,
@@ -86,7 +87,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     if cells is None and tables.limit_key:
         return [limit_answer(tables.limits, tables.limit_key)]
     if cells is None and tables.race and latest.get("search") == "race":
-        return [race_answer(tables.race), *race_lines(tables.race)]
+        return race_lines(tables.race)
     cells = tables.cells if cells is None else cells
     table = replicates(cells, tables.replicate_key)
     table = checked_cells(table if len(table) else cells, *COMPARED)
@@ -230,7 +231,7 @@ def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
     told = {"name": best["name"], "size": _size(best), "rates": _rates(best, base), "base": against}
     after = f"{_accuracy(best, base)}{_size_note(best)}."
-    slower = group["claim"].isin([Claim.slower, Claim.probably_slower, Claim.one_look])
+    slower = group["claim"].isin([Claim.slower, Claim.probably_slower, *NO_INTERVAL])
     if slower.all() and (group["speedup"] < 1).all():
         return f"{say('none_faster', **told)}{after}"
     faster = group["lost_accuracy"] & group["claim"].isin([Claim.faster, Claim.probably_faster])
@@ -257,6 +258,7 @@ def _why(row: Series) -> str:
         TOO_FEW: f"fewer than {MIN_BLOCKS} repetitions",
         Claim.blocks_lost: lost,
         Claim.one_look: "one short run",
+        Claim.screened: "runs that chose",
     }.get(row["claim"])
     return say("nothing_claimed", why=why) if why else str(row["claim"])
 
@@ -302,8 +304,8 @@ def _size_note(row: Series) -> str:
 
 def _size(row: Series) -> str:
     """Return the speedup with its interval among all cells, or the words that there is none."""
-    if row["claim"] == Claim.one_look:
-        return one_look(row["speedup"])
+    if row["claim"] in NO_INTERVAL:
+        return one_look(row["speedup"], claim=row["claim"])
     over = _over(row)
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
@@ -399,7 +401,7 @@ def next_command(cells: DataFrame, typed: str) -> str:
     """
     measured = checked_cells(cells, *COMPARED)
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
-    compared = measured[~measured["claim"].isin([Claim.baseline, Claim.one_look])]
+    compared = measured[~measured["claim"].isin([Claim.baseline, *NO_INTERVAL])]
     for claim in (Claim.faster, Claim.probably_faster):
         best = compared[compared["claim"] == claim].nlargest(1, "speedup_low")
         if len(best):

@@ -12,6 +12,9 @@ from vitsweep.results.store import Store
 
 RESULTS = Path("results")
 RACE = "race.json"
+_OF_A_RACE = frozenset(
+    "objective indifference error seconds num_runs grid_runs grid_blocks runner_up confirmed open".split()
+)
 
 
 def find_sweep(name: str | None) -> Store:
@@ -66,7 +69,6 @@ def read_race(folder: Path) -> dict[str, Any]:
     path = folder / RACE
     try:
         document = foreign(path)
-        predicted = document.get("predicted", {}).values()
         cells = document.get("cells", [])
         is_whole = not cells or isinstance(document["num_blocks"], int)
         is_whole &= all(
@@ -75,7 +77,7 @@ def read_race(folder: Path) -> dict[str, Any]:
             and all(isinstance(block, int) for block in cell["blocks"])
             for cell in cells
         )
-        is_whole &= all(isinstance(each, float) for each in predicted)
+        is_whole &= "leader" not in document or _OF_A_RACE <= document.keys()
     except FileNotFoundError:
         return {}
     except UnsafeFileError:
@@ -85,6 +87,6 @@ def read_race(folder: Path) -> dict[str, Any]:
     if not is_whole:
         raise VitsweepError(
             f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
-            "from the runs, and a race that began with predictions goes on without them."
+            "from the runs."
         )
     return dict(document)

@@ -49,7 +49,7 @@ from vitsweep.tables.notes import lines_of
 from vitsweep.tables.published import beside_text
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, about
-from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
+from vitsweep.tables.stats import INCONCLUSIVE, NO_INTERVAL, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
 
 BEST = 20
@@ -130,7 +130,8 @@ def _replicates(table: DataFrame) -> list[str]:
 
 
 def _claims(table: DataFrame) -> list[str]:
-    rows = zip(table["claim"].replace(Claim.one_look, ""), table["speedup_note"], strict=True)
+    claims = table["claim"].mask(table["claim"].isin(NO_INTERVAL), "")
+    rows = zip(claims, table["speedup_note"], strict=True)
     return [next((str(v) for v in row if not missing(v)), "") for row in rows]
 
 
@@ -380,7 +381,7 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     marks = []
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
-        told = ("reason",) if row["claim"] == Claim.one_look else ("reason", "speedup_note")
+        told = ("reason",) if row["claim"] in NO_INTERVAL else ("reason", "speedup_note")
         kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
         texts = [*(_one_line(row[c]) for c in told), *(k.note(row) for k in kinds if k)]
         texts = [*filter(None, [*texts, _not_proved(row.get("proved"))])]
@@ -437,8 +438,11 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 def _results(shown: DataFrame) -> list[str]:
     claims = shown["claim"].mask(is_inconclusive(shown), INCONCLUSIVE)
-    looked = (shown["claim"] == Claim.one_look) & shown["speedup"].notna()
-    claims[looked] = [f"{about(speedup)} (look)" for speedup in shown.loc[looked, "speedup"]]
+    looked = shown["claim"].isin(NO_INTERVAL) & shown["speedup"].notna()
+    claims[looked] = [
+        f"{about(speedup)} ({claim.removeprefix('one ')})"
+        for speedup, claim in shown.loc[looked, ["speedup", "claim"]].itertuples(index=False)
+    ]
     rows = zip(shown["status"], claims, strict=True)
     return [
         str(claim) if status == Status.measured and not missing(claim) else status_words(status)

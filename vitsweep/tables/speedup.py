@@ -10,7 +10,7 @@ from pandas import DataFrame, Series, factorize
 from scipy.special import fdtrc
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
+from vitsweep.results.record import CHOOSING, Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.technique import PHASES
 from vitsweep.tables.blocks import (
@@ -306,17 +306,25 @@ def _with_unpaired(
 
 
 def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
-    """Add the ratio of the looks of cells that have no other, and `_look`: whether that is all."""
+    """Add the ratio of the looks of cells that have no other, and `_look`: the claim where that is all.
+
+    Of screening runs it is the mean of the blocks.
+    """
     looks = known.runs[known.runs["status"] == Status.measured]
     looks = looks[looks["block"].isin(looks.loc[is_look(looks), "block"])]  # a baseline may count
     if looks.empty:
-        return table.assign(_look=False)
+        return table.assign(_look="")
     status = looks[ROW].map(known.status.set_index(ROW)["status"])
     measured = log_throughput_per_block(looks[status == Status.measured], ROW)
     ratios = log_ratios(measured, known.baselines, ROW)
-    latest = np.exp(ratios.groupby(ROW)["log_ratio"].last())
+    by_row = ratios.groupby(ROW)["log_ratio"]
+    screened = set(looks.loc[looks["purpose"] == CHOOSING, ROW])
+    latest = np.exp(by_row.last().mask(by_row.last().index.isin(screened), by_row.mean()))
     found = table[ROW].map(latest).where(table["speedup"].isna())
-    return table.assign(speedup=table["speedup"].fillna(found), _look=found.notna())
+    claim = np.where(table[ROW].isin(screened), Claim.screened, Claim.one_look)
+    return table.assign(
+        speedup=table["speedup"].fillna(found), _look=np.where(found.notna(), claim, "")
+    )
 
 
 EQUAL_AT_A_LOOK = 1.05
@@ -445,9 +453,9 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     status = known.status.set_index(ROW)["status"].map(str).to_dict()
     devices, shared = _devices(known.runs), _shared_blocks(known)
 
-    def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: bool) -> str:
+    def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: str) -> str:
         if look:
-            return one_look(speedup)
+            return one_look(speedup, claim=look)
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
@@ -495,9 +503,9 @@ def _shared_blocks(known: KeyedRuns) -> dict[int, str]:
     return found
 
 
-def one_look(speedup: float, than: str = "") -> str:
+def one_look(speedup: float, than: str = "", claim: str = Claim.one_look) -> str:
     """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
-    return say("look", about=about(speedup, than))
+    return say("look", about=about(speedup, than), claim=claim)
 
 
 def about(speedup: float, than: str = "") -> str:

@@ -34,6 +34,7 @@ class Claim(StrEnum):
     too_few_blocks = "too few blocks"
     unpaired = "unpaired"
     one_look = "one look"
+    screened = "screened"
     blocks_lost = "blocks lost"
     baseline = "baseline"
     nothing = ""
@@ -41,6 +42,8 @@ class Claim(StrEnum):
 
 SHOWN = (Claim.faster, Claim.slower)
 """Claims of a difference that hold among all cells of a question."""
+NO_INTERVAL = (Claim.one_look, Claim.screened)
+"""A ratio of one short run, or of runs by whose results cells were dropped: there is no claim."""
 SURE = (*SHOWN, Claim.equal, Claim.baseline)
 """Claims of rows that need no word of doubt."""
 
@@ -59,7 +62,7 @@ def claims(table: DataFrame) -> Series:
     rules = {
         Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
         Claim.nothing: table["speedup"].isna(),
-        Claim.one_look: table.get("_look", False),
+        **{claim: table.get("_look", "") == claim for claim in NO_INTERVAL},
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
         Claim.blocks_lost: likely & table.get("_flattered", False),

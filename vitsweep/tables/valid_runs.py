@@ -11,7 +11,7 @@ from pandas import DataFrame, Index, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
-from vitsweep.results.record import LOOK, Status
+from vitsweep.results.record import CHOOSING, LOOK, Status
 
 DISQUALIFYING = (Status.wrong, Status.diverged)
 """The throughput of a cell whose results are wrong does not count."""
@@ -80,10 +80,13 @@ def valid_runs(runs: DataFrame, by: str = "cell_id", known: DataFrame | None = N
 
 
 def is_look(runs: DataFrame) -> Series:
-    """Return which runs are looks: one short run of a cell, to tell whether it is worth its blocks."""
+    """Return which runs tell whether a cell is worth its blocks, and enter no interval.
+
+    Looks are one short run of a cell; others chose which cells run on.
+    """
     if "purpose" not in runs:
         return Series(False, runs.index)
-    return runs["purpose"].eq(LOOK).fillna(False).astype(bool)
+    return runs["purpose"].isin([LOOK, CHOOSING])
 
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.

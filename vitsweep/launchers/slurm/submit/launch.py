@@ -256,8 +256,7 @@ class _RoundSubmission(_Submission):
                 self._job_states = []
                 return live
             self._check_resources()
-            minutes = self._sweep_settings.minutes
-            if minutes and self._sweep_settings.search != "race":
+            if minutes := self._sweep_settings.minutes:
                 self.deadline = time.monotonic() + 60 * minutes
             self._rounds = rounds_of(self._sweep, self._sweep_settings, BLOCKS_AT_ONCE)
             announce(self._rounds, self._rounds.state(()), self._sweep, self._console)
