@@ -69,7 +69,7 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.indifference=0", "`sweep.indifference=0`: must be greater than 0"),
         ("sweep.minutes=0", "`sweep.minutes=0`: must be greater than 0"),
         ("sweep.objective=throughptu", "Did you mean `sweep.objective=throughput`?"),
-        ("sweep.objective=time_to_accuracy", "must be `throughput` or `throughput_per_cost`"),
+        ("sweep.objective=time_to_accuracy", "must be one of 'throughput' or"),
         ("sweep.objective=throughput_per_cost", "is for a race, and a grid measures every cell"),
         ("sweep.memory_limit_gib=5", "is for a race, and a grid measures every cell"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),

@@ -93,31 +93,24 @@ def race_lines(race: Race) -> list[str]:
         f"{told(f['speedup'], f.get('speedup_low'), f.get('speedup_high'))} against {names[cell]}"
         for cell, f in sorted(confirmed.items(), key=lambda item: item[0] != base)
     ]
-    lines = [say("race_unconfirmed", name=name, objective=objective)]
+    how = " by the runs that chose it, which support no claim"
     if ratios:
         blocks = count(max(f["num_blocks"] for f in confirmed.values()), "fresh block")
-        lines = [
-            say(
-                "race_leads",
-                name=name,
-                objective=objective,
-                ratios=" and ".join(ratios),
-                blocks=blocks,
-            )
-        ]
-    at = {"name": names[leader], "margin": 100 * race["indifference"]}
-    if still_open := [names[cell] for cell in race["open"]]:
-        cells = count(len(still_open), "other cell")
-        never = sum(not c["blocks"] and "reason" not in c for c in race["cells"])
-        lines.append(
-            say("race_not_settled", cells=cells, never=never, names=_listed(still_open), **at)
-        )
-    else:
-        lines.append(say("race_settled", level=100 * (1 - race["error"]), **at))
-    runs, grid = race["num_runs"], race["grid_runs"]
-    cost = {"runs": count(runs, "run"), "grid": count(grid, "run"), "share": 100 * runs / grid}
-    blocks, minutes = count(race["grid_blocks"], "block"), number(race["seconds"] / 60)
-    return [*lines, say("race_cost", minutes=minutes, blocks=blocks, **cost)]
+        how = f": {' and '.join(ratios)}, over {blocks} that had no part in the choice"
+    still_open = [names[cell] for cell in race["open"]]
+    never = sum(not c["blocks"] and "reason" not in c for c in race["cells"])
+    end = {
+        "state": "Not settled" if still_open else "Settled",
+        "cells": count(len(still_open), "other cell") if still_open else "no cell that was dropped",
+        "names": f", {never} never ran: {_listed(still_open)}" if still_open else "",
+    }
+    runs, grid, minutes = race["num_runs"], race["grid_runs"], number(race["seconds"] / 60)
+    return [
+        say("race_leads", name=name, objective=objective, how=how),
+        say("race_end", name=names[leader], margin=100 * race["indifference"], **end),
+        f"{count(runs, 'run')} in {minutes} min, {100 * runs / grid:.0f} % of those of a grid of "
+        f"{count(race['grid_blocks'], 'block')}.",
+    ]
 
 
 def _listed(names: list[str]) -> str:
