@@ -10,7 +10,7 @@ from gpu_steps import Figures, Run, cell_of, end_if_lost, largest_batch, our_ste
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from vitsweep.measure.kernel_kinds import kind_of_kernel, kind_of_operator
+from vitsweep.extras.explain.kernel_kinds import kind_of_kernel, kind_of_operator
 from vitsweep.spec.measurement import TimeClass
 
 

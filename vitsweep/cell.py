@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from vitsweep.collectives.primitives import gathered
 from vitsweep.data.damaged_images import named_damage
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import INSTRUMENTS, load
 from vitsweep.measure.communication import SentBytes, count_sent_bytes, profile_collectives, traced
 from vitsweep.measure.environment import (
     AttentionKernels,
@@ -30,8 +30,6 @@ from vitsweep.measure.environment import (
     machine,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
-from vitsweep.measure.module_trace import module_rows, naming_modules
-from vitsweep.measure.step_trace import RankTrace, TraceMarks, collectives_of, record_steps, reduced
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -46,11 +44,9 @@ from vitsweep.training.timed_steps import (
     endless,
     garbage_collector_off,
     instrumented_steps,
-    mean_step_ms,
     timed_steps,
-    undisturbed,
 )
-from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
+from vitsweep.training.trainer import MicroBatch, Trainer
 from vitsweep.training.unmoved_weights import Unmoved, watch_weights
 from vitsweep.world import World, process_flags_kept
 
@@ -165,7 +161,7 @@ def _timed_samples(
     trainer: Trainer, stream: Iterator[MicroBatch], lead_in: int, compiled_before: Compiled
 ) -> tuple[RankSamples, TimedSteps, ContentionMonitor]:
     cell, world = trainer.cell, trainer.world
-    _sync_ranks(world)
+    sync_ranks(world)
     setup_seconds = time.time() - psutil.Process().create_time()
     # A first step without a warm-up would be timed.
     sketch: Callable[[], list[float]] = list
@@ -216,7 +212,7 @@ def _instruments(
 ) -> dict[str, Any]:
     """Take further steps with what would disturb the timing; return fields of `RankSamples`."""
     phase_steps = 0 if timed.cut_short else trainer.cell.measurement.phase_steps
-    _sync_ranks(trainer.world)  # the first one has summarised and written meanwhile
+    sync_ranks(trainer.world)  # the first one has summarised and written meanwhile
     phases = instrumented_steps(trainer, stream, phase_steps)
     memory: dict[str, float | None] = {}
     memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
@@ -230,7 +226,11 @@ def _instruments(
         if timed.cut_short
         else profile_collectives(lambda: trainer.step(stream), trainer.world.device)
     )
-    trace = _traced_steps(trainer, stream, lead_in)
+    extra = {
+        name: load(f"{place}:run")(trainer, stream, lead_in)
+        for name, place in INSTRUMENTS.items()
+        if getattr(trainer.cell.measurement, name)
+    }
     _trace(trainer, stream, context)
     return {
         "phases_ms": phases,
@@ -239,7 +239,7 @@ def _instruments(
         "sent": asdict(sent),
         "collectives": collectives,
         "environment": {"attention_kernel": kernels.name},
-        "trace": None if trace is None else asdict(trace),
+        "extra": extra,
     }
 
 
@@ -306,44 +306,13 @@ def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) 
         traced(lambda: trainer.step(stream), context.folder, trainer.world)
 
 
-def _traced_steps(
-    trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int
-) -> RankTrace | None:
-    """Take plain and traced steps where asked, and others by module, whose hooks would cost time in these.
-
-    All empty the loader's queue first, which a pause fills.
-    """
-    steps, lead_in = trainer.cell.measurement.traced_steps, prefetched_steps + 1
-    if not steps:
-        return None
-    marks = TraceMarks()
-    watched = marks.watched(stream)
-    with undisturbed(trainer):
-        _sync_ranks(trainer.world)
-        plain_ms = mean_step_ms(trainer, stream, steps, lead_in)
-        _sync_ranks(trainer.world)
-        record = partial(
-            record_steps,
-            lambda: trainer.step(watched, marks),
-            lead_in + steps,
-            trainer.world.device,
-        )
-        events = record()
-        # hooks would compile or record a compiled or recorded step anew
-        is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
-        with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
-            by_module = record()
-    rows = reduced(events, steps, gathered(collectives_of(events)), gathered(machine()))
-    return RankTrace(plain_ms, rows, module_rows(by_module, steps))
-
-
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:
     if not trainer.skipped:
         return [False] * steps
     return [bool(flag) for flag in torch.stack(trainer.skipped[:steps]).cpu()]
 
 
-def _sync_ranks(world: World) -> None:
+def sync_ranks(world: World) -> None:
     """Let all ranks start the next steps together."""
     if dist.is_initialized():
         dist.barrier()

@@ -1,21 +1,19 @@
-"""Two settings measured in turns, two measured sweeps beside each other, and why one cell is faster."""
+"""Two settings measured in turns, and two measured sweeps beside each other."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.api.sweep import Sweep
-from vitsweep.composition.frozen import typed_words
-from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.launchers.base import locked
 from vitsweep.launchers.local import BlockRunner
 from vitsweep.launchers.progress import Progress
@@ -37,20 +35,15 @@ from vitsweep.planning.pending import (
     usable_runs,
 )
 from vitsweep.planning.sweep_plan import (
-    DEFAULT_MINUTES,
     ComparisonRequest,
     PlannedPair,
     SweepPlan,
     cell_labels,
-    plan_pair,
 )
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import find_sweep
 from vitsweep.results.trackers import check_tracker
-from vitsweep.spec.measurement import MIN_BLOCKS
-from vitsweep.tables.causes import explain_cells, find_cell
 from vitsweep.tables.comparison import (
     SELF_TEST,
     Comparison,
@@ -62,11 +55,7 @@ from vitsweep.tables.comparison import (
 )
 from vitsweep.tables.formatting import count
 from vitsweep.tables.speedup import one_look
-from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
-
-if TYPE_CHECKING:  # draws charts
-    from vitsweep.report.explained import Explained
 
 # Two settings measured in turns, until the interval on their ratio is narrow enough.
 
@@ -369,107 +358,3 @@ def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
         yield "Stopped. What was measured is kept; the same command continues."
     else:
         yield "Not every block measured both settings: see the status above."
-
-
-# Why one cell is faster than another: traced blocks are measured where they lack, and taken apart.
-
-DEFAULT_BLOCKS, DEFAULT_STEPS = 5, 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainRequest:
-    """Two cells, and what is measured where their traces lack.
-
-    Attributes:
-        a: overrides, or a cell or setting of `sweep`.
-        b: what A is compared with.
-        common: overrides of both.
-        sweep: name or folder; None for typed overrides, or the latest sweep where A and B are none.
-        blocks: blocks with traced steps of both; 0 for as many as a sweep holds that give an interval,
-            else `DEFAULT_BLOCKS`.
-        steps: traced steps at the end of each run.
-        minutes: budget of this command.
-    """
-
-    a: str
-    b: str
-    common: tuple[str, ...] = ()
-    sweep: str | None = None
-    blocks: int = 0
-    steps: int = DEFAULT_STEPS
-    minutes: float = DEFAULT_MINUTES
-
-    @property
-    def names_cells(self) -> bool:
-        """Whether A and B are cells or settings of a sweep."""
-        return self.sweep is not None or any(
-            "=" not in word for text in (self.a, self.b) for word in text.split()
-        )
-
-
-def explain(request: ExplainRequest, console: Console) -> "tuple[Explained, StopReason | None]":
-    """Say why A takes another time per step than B; blocks with traces are measured where they lack.
-
-    Returns:
-        The explanation, and why no further block was measured; None where nothing was.
-
-    Raises:
-        VitsweepError: a setting is wrong, names no cell or several, or cannot run; A and B are one
-            cell; or the budget ended before a block had traces of both.
-    """
-    from vitsweep.report.explained import Explained
-
-    pair = _comparison(request)
-    if isinstance(pair, Explained):
-        return pair, None
-    with measured_pair(plan_pair(pair), console) as measured:
-        if measured.is_self_test:
-            raise BadValueError(f"`{request.a}` and `{request.b}` are the same cell.")
-        tables = SweepTables.of(measured.store)
-        try:
-            found = explain_cells(tables, measured.variant, measured.baseline, pair.names)
-        except VitsweepError:
-            if measured.stop_reason is StopReason.interrupted:
-                raise KeyboardInterrupt from None  # before a block had traces of both
-            raise
-        return Explained(found, measured.store), measured.stop_reason
-
-
-def _comparison(request: ExplainRequest) -> "ComparisonRequest | Explained":
-    """Return the blocks that are to be measured, or the explanation where they are stored."""
-    from vitsweep.report.explained import explain_stored
-
-    traces = (value_override("measurement.traced_steps", request.steps),)
-    asked = ComparisonRequest(
-        variant=tuple(request.a.split()),
-        baseline=tuple(request.b.split()),
-        common=(*request.common, *traces),
-        minutes=request.minutes,
-        traced_blocks=request.blocks or DEFAULT_BLOCKS,
-    )
-    if not request.names_cells:
-        return asked
-    store = find_sweep(request.sweep)
-    if known := explain_stored(store, request.a, request.b, request.blocks or MIN_BLOCKS):
-        return known
-    cells = SweepTables.of(store).cells
-    a, b = (find_cell(cells, text) for text in (request.a, request.b))
-    words = typed_words(store, (a, b))
-    where: tuple[str, ...] = ()
-    if store.baselines().get(a) == b:  # the pair belongs to the sweep; another would be a new one
-        where = (
-            value_override("sweep.folder", str(store.root.parent)),
-            value_override("sweep.name", store.name),
-        )
-    return replace(
-        asked,
-        variant=_overrides(words[a]),
-        baseline=_overrides(words[b]),
-        common=(*where, *asked.common),
-    )
-
-
-def _overrides(words: Sequence[str]) -> tuple[str, ...]:
-    """Return what to type for a cell, without settings of the sweep and of traces."""
-    apart = ("sweep.", "sweep=", "hydra", "measurement.traced_steps")
-    return tuple(text for text in words if not text.lstrip("+~").startswith(apart))

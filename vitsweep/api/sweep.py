@@ -1,17 +1,19 @@
 """Sweep: a sweep folder in Python, with its tables, charts and jobs."""
 
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import METHODS
+from vitsweep.extras import load as load_feature
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep, read_race
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.report.explained import Explained
     from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -83,29 +85,11 @@ class Sweep:
 
         return answers(self._tables)
 
-    def explain(self, a: str, b: str | None = None) -> "Explained":
-        """Say why cell A takes another time per step than cell B, from stored traces.
-
-        Args:
-            a: a cell, named as in `speedups`, by settings (`precision=O2`), or by its id.
-            b: the cell that it is compared with; without, how far the time of each class is from the bound
-                of its FLOPs and bytes on this device.
-
-        Returns:
-            `table`, one row per cause in milliseconds a step with 95 % intervals, `figure` and `sentence`.
-
-        Raises:
-            VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
-                command measures some.
-        """
-        from vitsweep.report.explained import explain_cell, explain_stored, lacking
-
-        if b is None:
-            return explain_cell(self._store, a)
-        found = explain_stored(self._store, a, b)
-        if found is None:
-            raise lacking(self._store, a, b)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        """Return a method that an optional feature adds."""
+        if name not in METHODS:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return partial(load_feature(METHODS[name]), self._store)
 
     def race(self) -> "DataFrame":
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""

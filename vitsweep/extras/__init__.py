@@ -37,6 +37,14 @@ class Feature:
         pages: of `docs/`.
         verbs: of the command line.
         names: of `import vitsweep` -> their places.
+        methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
+        instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
+            prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
+        recorded: a key of the samples of a run that has something of the feature: a report without such a
+            run loads neither section nor chart.
+        section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
+        heading: of the section.
+        charts: of a report -> the chart after which each is shown; `charts/NAME.py` has its `CHART`.
     """
 
     words: tuple[str, ...]
@@ -44,9 +52,41 @@ class Feature:
     pages: tuple[str, ...] = ()
     verbs: tuple[AddedVerb, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
+    instruments: dict[str, str] = field(default_factory=dict)
+    recorded: str = ""
+    section: str = ""
+    heading: str = ""
+    charts: dict[str, str] = field(default_factory=dict)
 
 
 KNOWN: dict[str, Feature] = {
+    "explain": Feature(
+        words=(
+            "ExplainRequest",
+            "RankTrace",
+            "TracedRun",
+            "explain",
+            "explanations",
+            "traced_pairs",
+        ),
+        pages=("explain.md",),
+        verbs=(
+            AddedVerb(
+                "explain",
+                "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
+                "[--operators N] [--modules] [--json]",
+                "say why A is faster than B, cause by cause; of A alone, how far each is from its bound",
+                names_a_sweep=False,
+            ),
+        ),
+        methods={"explain": "explained:explain_of"},
+        instruments={"traced_steps": "instrument"},
+        recorded="trace",
+        section="causes:section",
+        heading="Why",
+        charts={"causes": "waterfall", "bounds": "causes"},
+    ),
     "judge": Feature(
         words=("judge_request", "JudgeRequest", "judging"),
         needs=("take_home",),
@@ -123,6 +163,12 @@ VERBS = {f"{__name__}.{n}.verb_{v.name}": v for n, f in FEATURES.items() for v i
 
 NAMES = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.names.items()}
 """What `import vitsweep` offers -> its place, the feature first: `judge.measured:measured`."""
+
+METHODS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.methods.items()}
+"""What a `vitsweep.Sweep` can -> its place."""
+
+INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.instruments.items()}
+"""Key of `measurement` -> the module that is run where it is set, the feature first."""
 
 
 def load(place: str) -> Any:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from vitsweep.collectives.primitives import Purpose
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import INSTRUMENTS, load
 from vitsweep.measure.communication import Collectives, SentBytes, transfer_and_wait_ms
 from vitsweep.measure.environment import DeviceState
-from vitsweep.measure.step_trace import RankTrace, trace_samples
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -168,7 +168,7 @@ class RankSamples:
         own_cpu_seconds: CPU time of the rank during the timed steps.
         environment: environment columns of the record.
         machine: equal for ranks that run on one kernel, whatever their nodes are called.
-        trace: of `measurement.traced_steps`; None where there are none.
+        extra: what instruments of optional features found, by the key of `measurement` that asks for each.
     """
 
     step_times_ms: list[float]
@@ -190,7 +190,7 @@ class RankSamples:
     collectives: Collectives | None = None
     sent: SentBytes = field(default_factory=SentBytes)
     memory_reason: str = ""
-    trace: RankTrace | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
     first_gradients: list[float] = field(default_factory=list)
     unmoved_weights: dict[str, list[float]] = field(default_factory=dict)
 
@@ -203,8 +203,6 @@ class RankSamples:
         }
         if plain["collectives"] is not None:
             parts["collectives"] = [tuple(each) for each in plain["collectives"]]
-        if plain["trace"] is not None:
-            parts["trace"] = RankTrace(**plain["trace"])
         return cls(**{**plain, **parts})
 
     def with_instruments(self, found: Mapping[str, Any]) -> "RankSamples":
@@ -300,7 +298,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "warm_up_steps": window.warmup_steps,
             "collectives": ranks[0].sent.by_collective,
         }
-        | trace_samples([rank.trace for rank in ranks]),
+        | _extra_samples([rank.extra for rank in ranks]),
     )
 
 
@@ -308,6 +306,14 @@ def needs_longer(summary: Summary) -> bool:
     """Whether the steps of a run drift or are uneven, the loader's or not: its cell needs longer ones."""
     found = summary.validity
     return bool(found["drifting"] or found["uneven_steps"] or found["warmup_steps_added"])
+
+
+def _extra_samples(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what instruments of optional features add to the samples of a record."""
+    found: dict[str, Any] = {}
+    for name in ranks[0]:
+        found |= load(f"{INSTRUMENTS[name]}:samples_of")([rank[name] for rank in ranks])
+    return found
 
 
 def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:

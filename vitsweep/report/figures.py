@@ -4,10 +4,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vitsweep.charts import style
 from vitsweep.charts.style import Chart
+from vitsweep.extras import FEATURES, load
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -20,8 +22,6 @@ NAMES = (
     "limits",
     "speedup",
     "waterfall",
-    "causes",
-    "bounds",
     "heat_map",
     "effects",
     "phases",
@@ -38,9 +38,37 @@ NAMES = (
     "epoch_hours",
     "per_chip",
 )
-"""Files of `vitsweep.charts` in the order of the page."""
+"""Files of `vitsweep.charts` in the order of the page; those of optional features come between."""
 
 CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART for name in NAMES)
+
+
+def shown_features(tables: SweepTables) -> list[str]:
+    """Return the optional features of which the runs of these sweeps hold something."""
+    recorded = {key for record in tables.records for key in record.samples}
+    return [name for name, feature in FEATURES.items() if feature.recorded in recorded]
+
+
+def charts_of(tables: SweepTables) -> list[Chart]:
+    """Return the charts of a report in the order of the page, those of optional features included."""
+    found = list(CHARTS)
+    for name in shown_features(tables):
+        for chart, before in FEATURES[name].charts.items():
+            places = [i for i, other in enumerate(found) if other.name == before]
+            found.insert(
+                places[0] + 1 if places else len(found), load(f"{name}.charts.{chart}:CHART")
+            )
+    return found
+
+
+def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
+    """Return heading and HTML of each section of a report that an optional feature adds."""
+    named = [
+        (FEATURES[name].heading, f"{name}.{FEATURES[name].section}")
+        for name in shown_features(tables)
+    ]
+    made = [(heading, load(place)(tables)) for heading, place in named if heading]
+    return [(heading, body) for heading, body in made if body]
 
 
 def drawn(
@@ -54,7 +82,7 @@ def drawn(
     """
     if tables.runs.empty:
         return
-    for chart in CHARTS:
+    for chart in charts_of(tables):
         try:
             table = chart.table(tables)
             if len(table):

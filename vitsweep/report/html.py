@@ -22,11 +22,10 @@ from vitsweep.charts.style import NOTHING, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import answers, question
-from vitsweep.report.figures import ChartWarning, drawn
+from vitsweep.report.figures import ChartWarning, drawn, sections
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.causes import explanations
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib, with_peak
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
@@ -178,7 +177,7 @@ def render(
         or question(_asked_for(cells, latest), tables.replicate_key),
         "answers": answers(tables),
         "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
-        "causes": [(found.sentence, *found.notes) for found in explanations(tables)],
+        "sections": sections(tables),
         "exposed": exposed_text(exposed).to_dict("split"),
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "race": race_text(race_table(race)).to_dict("split") if race else None,

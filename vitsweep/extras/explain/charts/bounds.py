@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.causes import MOST_PANELS
 from vitsweep.charts.style import NOTHING, Chart
-from vitsweep.tables.causes import REST
+from vitsweep.extras.explain.bounds import TAKEN_OFF, Bounds, bounds, traced_cells
+from vitsweep.extras.explain.causes import REST
+from vitsweep.extras.explain.charts.causes import MOST_PANELS
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.names import names_by_id
-from vitsweep.tables.roofline import TAKEN_OFF, Bounds, bounds, traced_cells
 from vitsweep.tables.sweep_tables import SweepTables
 
 BOUND, GAP = "#0072b2", "#e69f00"

@@ -11,8 +11,7 @@ from tests.builders import run as measured_run
 from tests.traced import traced, traced_sweep
 from vitsweep.charts import causes as chart
 from vitsweep.errors import BadValueError
-from vitsweep.spec.measurement import TimeClass
-from vitsweep.tables.causes import (
+from vitsweep.extras.explain.causes import (
     REST,
     TRACING,
     TracedRun,
@@ -24,6 +23,7 @@ from vitsweep.tables.causes import (
     operator_text,
     traced_run,
 )
+from vitsweep.spec.measurement import TimeClass
 from vitsweep.tables.sweep_tables import SweepTables
 
 PRODUCTS, OPTIMIZER, HOST = (

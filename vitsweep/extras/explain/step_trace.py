@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch._C._autograd import DeviceType
 
-from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
-from vitsweep.measure.kernel_kinds import (
+from vitsweep.extras.explain.kernel_kinds import (
     Event,
     flop_formula,
     kind_of_kernel,
     kind_of_operator,
     work_of,
 )
+from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
 from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 
 STEP = "vitsweep.step"
@@ -524,18 +524,15 @@ def reduced(
     return [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
 
 
-def trace_samples(ranks: Sequence[RankTrace | None]) -> dict[str, Any]:
-    """Return what a run's record keeps of the traced steps of its ranks; {} without any."""
-    known = [rank for rank in ranks if rank is not None]
-    if not known:
-        return {}
-    critical = critical_rank(known)
+def trace_samples(ranks: Sequence[RankTrace]) -> dict[str, Any]:
+    """Return what a run's record keeps of the traced steps of its ranks."""
+    critical = critical_rank(ranks)
     return {
         "trace": {
             "columns": ["rank", *COLUMNS],
-            "rows": [[rank, *row] for rank, own in enumerate(known) for row in _rounded(own.rows)],
-            "modules": _rounded(known[critical].modules),
-            "plain_ms": max(rank.plain_ms for rank in known),
+            "rows": [[rank, *row] for rank, own in enumerate(ranks) for row in _rounded(own.rows)],
+            "modules": _rounded(ranks[critical].modules),
+            "plain_ms": max(rank.plain_ms for rank in ranks),
             "critical_rank": critical,
         }
     }

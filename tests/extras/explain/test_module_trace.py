@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.cells import cell
-from tests.measure.test_step_trace import event, phase_end, step_mark
-from vitsweep.measure.kernel_kinds import Event
-from vitsweep.measure.module_trace import (
+from tests.extras.explain.test_step_trace import event, phase_end, step_mark
+from vitsweep.extras.explain.kernel_kinds import Event
+from vitsweep.extras.explain.module_trace import (
     BETWEEN,
     COMMUNICATION,
     MODULE,
@@ -20,7 +20,7 @@ from vitsweep.measure.module_trace import (
     naming_modules,
     units_of,
 )
-from vitsweep.measure.step_trace import TraceMarks, record_steps
+from vitsweep.extras.explain.step_trace import TraceMarks, record_steps
 from vitsweep.model.build import first_model
 
 NAP_MS = 20.0

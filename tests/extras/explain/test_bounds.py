@@ -11,10 +11,10 @@ from tests.tables.test_roofline import METRICS
 from tests.traced import traced
 from vitsweep.charts import bounds as chart
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.explain.bounds import TAKEN_OFF, bound_text, bounds
+from vitsweep.extras.explain.causes import REST
 from vitsweep.results.store import Store
 from vitsweep.spec.measurement import TimeClass
-from vitsweep.tables.causes import REST
-from vitsweep.tables.roofline import TAKEN_OFF, bound_text, bounds
 from vitsweep.tables.sweep_tables import SweepTables
 
 ROWS = [  # 500 TFLOP/s and 2000 GB/s

@@ -15,13 +15,13 @@ from tests.cells import cell
 from tests.ranks import on_ranks
 from vitsweep.cell import _traced_steps
 from vitsweep.collectives.primitives import gathered
-from vitsweep.measure.step_trace import RankTrace, trace_samples
+from vitsweep.extras.explain.causes import Explanation, explained, traced_pairs
+from vitsweep.extras.explain.step_trace import RankTrace, trace_samples
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import TimeClass
-from vitsweep.tables.causes import Explanation, explained, traced_pairs
 from vitsweep.training.timed_steps import endless, mean_step_ms
 from vitsweep.training.trainer import Trainer, unwrapped
 from vitsweep.world import World
@@ -240,6 +240,6 @@ def many(world: World, spec: CellSpec) -> list[dict[str, Any]]:
 
 
 def _traced(block: int, run: dict[str, Any]) -> Any:
-    from vitsweep.tables.causes import traced_run
+    from vitsweep.extras.explain.causes import traced_run
 
     return traced_run(record("a", block, run))

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.api.compare import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
+from vitsweep.extras.explain.causes import MODULES
+from vitsweep.extras.explain.explained import Explained, explain_cell
+from vitsweep.extras.explain.session import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
 from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
-from vitsweep.report.explained import Explained, explain_cell
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
-from vitsweep.tables.causes import MODULES
 from vitsweep.tables.render import TextTable
 
 WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches", "class", "rate")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitsweep.measure.kernel_kinds import Event
-from vitsweep.measure.step_trace import (
+from vitsweep.extras.explain.kernel_kinds import Event
+from vitsweep.extras.explain.step_trace import (
     Segment,
     TraceReader,
     innermost,

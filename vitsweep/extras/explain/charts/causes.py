@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
-from vitsweep.tables.causes import REST, TRACING, Explanation, explanations, signed
+from vitsweep.extras.explain.causes import REST, TRACING, Explanation, explanations, signed
 from vitsweep.tables.formatting import missing, number, times
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -6,14 +6,15 @@ from html import escape
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import bounds as bounds_chart
-from vitsweep.charts import causes, style
+from vitsweep.charts import style
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.explain.bounds import Bounds, bounds, traced_cells
+from vitsweep.extras.explain.causes import Explanation, explain_cells, find_cell
+from vitsweep.extras.explain.charts import bounds as bounds_chart
+from vitsweep.extras.explain.charts import causes
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
-from vitsweep.tables.causes import Explanation, explain_cells, find_cell
 from vitsweep.tables.names import names_by_id
-from vitsweep.tables.roofline import Bounds, bounds, traced_cells
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -53,6 +54,27 @@ class Explained:
     def _repr_html_(self) -> str:
         drawn = style.to_svg(self.figure) if self.figure else ""
         return f"<p>{escape(self.sentence)}</p>{drawn}"
+
+
+def explain_of(store: Store, a: str, b: str | None = None) -> Explained:
+    """Say why cell A takes another time per step than cell B, from stored traces.
+
+    Args:
+        store: of the sweep.
+        a: a cell, named as in `speedups`, by settings (`precision=O2`), or by its id.
+        b: the cell that it is compared with; without, how far the time of each class is from the bound
+            of its FLOPs and bytes on this device.
+
+    Raises:
+        VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
+            command measures some.
+    """
+    if b is None:
+        return explain_cell(store, a)
+    found = explain_stored(store, a, b)
+    if found is None:
+        raise lacking(store, a, b)
+    return found
 
 
 def explain_cell(store: Store, a: str) -> Explained:

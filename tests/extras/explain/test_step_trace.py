@@ -16,8 +16,8 @@ from torch._C._autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitsweep.measure.kernel_kinds import Event, kind_of_kernel, kind_of_operator
-from vitsweep.measure.step_trace import (
+from vitsweep.extras.explain.kernel_kinds import Event, kind_of_kernel, kind_of_operator
+from vitsweep.extras.explain.step_trace import (
     END,
     STEP,
     WAIT,

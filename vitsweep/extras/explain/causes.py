@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
@@ -450,6 +451,17 @@ def explanations(tables: SweepTables) -> list[Explanation]:
                 pair = names[cell_id], names[str(baseline)]
                 found.append(explain_cells(tables, cell_id, str(baseline), pair))
     return found
+
+
+def section(tables: SweepTables) -> Markup:
+    """Return what a report says of each traced cell; "" of none."""
+    said = [
+        Markup("<p>{}</p>\n").format(" ".join((e.sentence, *e.notes))) for e in explanations(tables)
+    ]
+    link = (
+        '<p><a href="#causes">Cause by cause</a>, from blocks whose runs end with traced steps.</p>'
+    )
+    return Markup("").join([*said, Markup(link)] if said else [])
 
 
 def rest_note(causes: DataFrame, step_ms: float) -> list[str]:
