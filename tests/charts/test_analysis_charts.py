@@ -13,7 +13,6 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
-from vitsweep.tables.sweep_diff import sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -87,7 +86,9 @@ def test_two_days_show_both_speedups_and_the_size_of_what_changed():
     truth = {"base": 1.0, "fast": 1.3, "same": 0.9}
     a, baselines = simulate(truth, normal(0.01), np.random.default_rng(0))
     b, _ = simulate(truth | {"fast": 1.0}, normal(0.01), np.random.default_rng(1))
-    found = sweep_diff(a, b, baselines, baselines)
+    found = pytest.importorskip("vitsweep.extras.gate.sweep_diff").sweep_diff(
+        a, b, baselines, baselines
+    )
     axes = speedup.draw_changes(found, {"fast": "O1", "same": "fsdp"}).axes[0]
     assert names(axes) == ["O1", "fsdp"]
     shown = [t for t in texts(axes) if t]

@@ -118,10 +118,11 @@ def test_verbs_end_soon_and_small_where_files_ask_for_much(folder: Path) -> None
     if "paper" in extras.FEATURES:
         code, said = child(folder, "paper", "sweep")
         assert code == 0, said
-    code, said = child(folder, "gate", "sweep", "--against", "nulls.parquet")
-    assert code == 2
-    assert "nulls.parquet` is not a complete parquet file" in said
-    assert "it has 40000000 rows" in said
+    if "gate" in extras.FEATURES:
+        code, said = child(folder, "gate", "sweep", "--against", "nulls.parquet")
+        assert code == 2
+        assert "nulls.parquet` is not a complete parquet file" in said
+        assert "it has 40000000 rows" in said
     assert child(folder, "pack", "sweep")[0] == 0
     assert "Cells of sweep: damaged 7" in child(folder, "status", "sweep")[1]
 

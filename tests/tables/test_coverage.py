@@ -20,12 +20,10 @@ from tests.noise import (
     simulate,
 )
 from vitsweep.planning.blocks import BalancedOrder
-from vitsweep.report.gate import gate
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.stats import estimate, mean_interval
-from vitsweep.tables.sweep_diff import sweep_diff
 
 CELLS = {"base": 1.0, "fast": 1.3, "slow": 0.9, "same": 1.0}
 SWEEPS = 250
@@ -112,7 +110,8 @@ def test_from_12_blocks_on_the_interval_allows_for_blocks_that_resemble_each_oth
 def test_so_does_the_interval_of_a_change_and_that_of_a_mean():
     noise, kinds = autocorrelated(correlation=0.3), {"sweeps": SWEEPS, "num_blocks": 14}
     sides = [simulate(CELLS, noise, np.random.default_rng(seed), **kinds) for seed in (1, 2)]
-    found = sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    diff = pytest.importorskip("vitsweep.extras.gate.sweep_diff")
+    found = diff.sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     assert coverage(found[found["claim"] != "baseline"], 1.0, "change") >= 0.92
     blocks = noise(np.random.default_rng(3), np.zeros((1000, 14, 1), int))[..., 0]
     ends = np.array([mean_interval(values) for values in blocks])
@@ -124,10 +123,13 @@ def test_blocks_are_taken_in_the_order_of_time_though_files_of_runs_have_random_
         simulate(CELLS, autocorrelated(correlation=0.6), np.random.default_rng(seed), num_blocks=14)
         for seed in (1, 2)
     ]
+    gate = pytest.importorskip("vitsweep.extras.gate.gate")
     found = [
         (
             cells(runs, baselines).set_index("cell_id").sort_index(),
-            gate(runs, sides[1][0], baselines=baselines).rows.set_index("cell_id").sort_index(),
+            gate.gate(runs, sides[1][0], baselines=baselines)
+            .rows.set_index("cell_id")
+            .sort_index(),
         )
         for runs, baselines in (sides[0], (sides[0][0].sample(frac=1, random_state=0), sides[0][1]))
     ]
@@ -149,7 +151,8 @@ def test_the_interval_of_a_change_between_two_days_holds_the_truth(name):
         simulate(CELLS, HELD[name], np.random.default_rng(seed), sweeps=SWEEPS, order=planned)
         for seed in (1, 2)
     ]
-    found = sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    diff = pytest.importorskip("vitsweep.extras.gate.sweep_diff")
+    found = diff.sweep_diff(sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     variants = found[found["claim"] != "baseline"]
     assert len(variants) == SWEEPS * (len(CELLS) - 1)
     assert coverage(variants, 1.0, "change") >= 0.93

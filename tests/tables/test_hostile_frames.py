@@ -9,12 +9,12 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
+from vitsweep import extras
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
-from vitsweep.report.gate import gate
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import paired
@@ -65,10 +65,14 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "scaling_efficiency": lambda t: scaling_efficiency(t, BASELINES),
     "diagnostics": lambda t: diagnostics(t, BASELINES),
     "paired": lambda t: paired(t, "o1", "base"),
-    "gate": lambda t: gate(t, t, baselines=BASELINES),
     "answers of runs": lambda t: answers(SweepTables.from_runs(t, BASELINES)),
-    "gate against whole runs": lambda t: gate(t, whole_runs(), baselines=BASELINES),
 }
+if "gate" in extras.FEATURES:
+    gate = extras.load("gate.gate:gate")
+    OF_RUNS |= {
+        "gate": lambda t: gate(t, t, baselines=BASELINES),
+        "gate against whole runs": lambda t: gate(t, whole_runs(), baselines=BASELINES),
+    }
 OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cell_text": cell_text,
     "cell_text wide": lambda t: cell_text(t, wide=True),

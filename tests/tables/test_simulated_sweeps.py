@@ -18,8 +18,8 @@ from pandas import DataFrame, Series
 from tests.builders import run, table
 from tests.noise import Noise as OfRuns
 from tests.noise import Positions, coverage, rotated, simulate
+from vitsweep import extras
 from vitsweep.report import answer
-from vitsweep.report.gate import UNDECIDED, WORSE, gate, verdicts
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import (
     BLOCKS_FOR_CORRELATION,
@@ -35,6 +35,11 @@ from vitsweep.tables.stats import (
     welch,
 )
 from vitsweep.tables.sweep_tables import SweepTables
+
+if "gate" in extras.FEATURES:
+    UNDECIDED, WORSE, gate, verdicts = (
+        extras.load(f"gate.gate:{name}") for name in ("UNDECIDED", "WORSE", "gate", "verdicts")
+    )
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
@@ -285,6 +290,7 @@ def gates(noise: Noise, loss: float, blocks: int, tolerance: float = 0.05) -> tu
     return float(failed.mean()), float(undecided.mean())
 
 
+@pytest.mark.skipif("gate" not in extras.FEATURES, reason="its folder was removed")
 def test_the_simulated_gates_are_gates() -> None:
     kept, now = autocorrelated(0.6)(np.random.default_rng(1), (2, 1, 6, 14))
     now[:, 3] -= 0.3

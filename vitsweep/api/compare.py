@@ -1,4 +1,4 @@
-"""Two settings measured in turns, and two measured sweeps beside each other."""
+"""Two settings measured in turns."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,6 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.sweep import Sweep
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.launchers.base import locked
@@ -319,18 +318,6 @@ def compared_settings(
                 folder=pair.store.root,
             ),
         )
-
-
-def compared_sweeps(a: Sweep, b: Sweep) -> "DataFrame":
-    """Return which speedups of the same cells changed from sweep A to sweep B.
-
-    Returns:
-        The table of `tables.sweep_diff.sweep_diff`, one row per cell, largest change first.
-    """
-    from vitsweep.tables.sweep_diff import sweep_diff
-
-    baselines = (Store(sweep.folder).baselines() for sweep in (a, b))
-    return sweep_diff(a.runs, b.runs, *baselines)
 
 
 def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:

@@ -9,13 +9,14 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings, compared_sweeps
+from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings
 from vitsweep.api.session import Overrides, Session, as_overrides, open_session, refuse_second
 from vitsweep.api.sweep import Sweep, load
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.overrides import value_override
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
+from vitsweep.extras import of_two
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.limit_search import Search, Searches
@@ -262,7 +263,7 @@ def compare(
         KeyboardInterrupt: the user stopped it; the same call continues.
     """
     if isinstance(a, Sweep) and isinstance(b, Sweep):
-        return compared_sweeps(a, b)
+        return of_two("changed")(a._tables, b._tables)
     if isinstance(a, Sweep) or isinstance(b, Sweep):
         raise VitsweepError(
             "`compare` takes two settings such as 'precision=O1', or two sweeps of `vitsweep.load`."

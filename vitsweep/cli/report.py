@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.extras import of_two
 
 
 def add_options(options: Options) -> None:
@@ -26,8 +27,5 @@ def run(arguments: Sequence[str]) -> int:
         print(sweep.report())
         return 0
     other = load(asked.other)
-    from vitsweep.report.html import write_comparison_report
-
-    page = write_comparison_report(sweep.folder, other.folder)
-    print(page)
+    print(of_two("page")(sweep.folder, other.folder))
     return 0

@@ -74,8 +74,6 @@ _CORE = (
     Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
     Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
-    Verb("gate", "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
-         "compare with a kept baseline; exit code 1 if a cell became worse"),
     Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
          names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitsweep.errors import VitsweepError
+
 if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.judge.measured import measured as measured
     from vitsweep.extras.take_home.apply import Applied as Applied
@@ -44,6 +46,8 @@ class Feature:
             run loads neither section nor chart.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.
+        of_two: what is shown of two sweeps -> functions: `changed` of their tables returns a table, `page` of
+            their folders writes a page and returns its path.
         charts: of a report -> the chart after which each is shown; `charts/NAME.py` has its `CHART`.
     """
 
@@ -57,6 +61,7 @@ class Feature:
     recorded: str = ""
     section: str = ""
     heading: str = ""
+    of_two: dict[str, str] = field(default_factory=dict)
     charts: dict[str, str] = field(default_factory=dict)
 
 
@@ -103,6 +108,17 @@ KNOWN: dict[str, Feature] = {
             ),
         ),
         names={"measured": "measured:measured"},
+    ),
+    "gate": Feature(
+        words=("changes_in_words", "sweep_diff"),
+        verbs=(
+            AddedVerb(
+                "gate",
+                "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
+                "compare with a kept baseline; exit code 1 if a cell became worse",
+            ),
+        ),
+        of_two={"changed": "two_sweeps:changed", "page": "two_sweeps:write_page"},
     ),
     "take_home": Feature(
         words=("asked_cell", "not_provable"),
@@ -170,8 +186,24 @@ METHODS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in 
 INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.instruments.items()}
 """Key of `measurement` -> the module that is run where it is set, the feature first."""
 
+OF_TWO = {what: f"{n}.{place}" for n, f in FEATURES.items() for what, place in f.of_two.items()}
+"""What is shown of two sweeps -> its place."""
+
 
 def load(place: str) -> Any:
     """Import what a feature adds: `feature.module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
+
+
+def of_two(what: str) -> Any:
+    """Return the function that shows two sweeps beside each other.
+
+    Raises:
+        VitsweepError: the folder of the feature was removed.
+    """
+    if what not in OF_TWO:
+        raise VitsweepError(
+            "Two sweeps are compared by an optional feature that is not installed here."
+        )
+    return load(OF_TWO[what])

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from vitsweep.charts import speedup, style
+from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
@@ -30,17 +30,13 @@ from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib, with_peak
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
-    Column,
     any_value,
     csv_text,
     markdown,
     missing,
-    number,
     plain,
-    status_words,
     text_columns,
     values,
-    with_interval,
 )
 from vitsweep.tables.limits import limits_text
 from vitsweep.tables.names import (
@@ -61,8 +57,6 @@ from vitsweep.tables.published import SURENESS, beside_text
 from vitsweep.tables.race import race_table, race_text
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
-from vitsweep.tables.stats import Claim
-from vitsweep.tables.sweep_diff import changes_in_words, sweep_diff
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -128,7 +122,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
     folder = store.root / "report"
     charts = [
-        {"name": c.name, "title": c.title, "caption": text, "svg": _saved(folder, c.name, figure)}
+        {"name": c.name, "title": c.title, "caption": text, "svg": saved(folder, c.name, figure)}
         for c, figure, text in drawn(tables)
     ]
     write_atomically(folder / "cells.csv", csv_text(cells))
@@ -204,12 +198,13 @@ def render(
         ),
         "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
-    return _rendered("page.html.j2", context)
+    return rendered("page.html.j2", context)
 
 
-def _rendered(template: str, context: Mapping[str, Any]) -> str:
+def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep.report") -> str:
+    """Return the page that a template of a package makes."""
     environment = Environment(
-        loader=PackageLoader("vitsweep.report"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template(template).render(context)
 
@@ -290,7 +285,7 @@ def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
     return ["" if missing(v) else str(v) for v in ordered[column].tolist()]
 
 
-def _saved(folder: Path, name: str, figure: Figure) -> Markup:
+def saved(folder: Path, name: str, figure: Figure) -> Markup:
     """Write a chart as SVG and PNG; return it as an element of a page."""
     svg = style.to_svg(figure)
     write_atomically(folder / f"{name}.svg", svg)
@@ -312,94 +307,9 @@ def plan_page(name: str, table: DataFrame) -> str:
     numeric = {c for c in text if is_numeric_dtype(table[c]) and not is_bool_dtype(table[c])}
     rows = [[(v, c in numeric) for c, v in row.items()] for row in text.to_dict("records")]
     context = {"heads": [(c, c in numeric) for c in text], "rows": rows, "states": _tally(table)}
-    return _rendered("plan.html.j2", context | {"name": name})
+    return rendered("plan.html.j2", context | {"name": name})
 
 
 def _tally(table: DataFrame) -> str:
     counts = table["state"].value_counts(sort=False).items() if len(table) else ()
     return " · ".join(f"{state} {count}" for state, count in counts)
-
-
-# `write_comparison_report`: one page on which speedups changed between two sweeps.
-
-NUMERIC = ("img/s A", "img/s B", "speedup A", "speedup B", "B over A", "blocks A", "blocks B")
-
-
-def write_comparison_report(store_a: Store | Path, store_b: Store | Path) -> Path:
-    """Compare the speedups of two sweep folders on one page and return its path.
-
-    The page is `report/against_<name of A>/index.html` in the folder of B; beside it `changes.csv`,
-    `changes.md`, and the chart as PNG and SVG.
-
-    Raises:
-        VitsweepError: both are the same folder, one holds no run, or they share no cell.
-    """
-    a, b = (s if isinstance(s, Store) else Store(s) for s in (store_a, store_b))
-    if a.root.resolve() == b.root.resolve():
-        raise VitsweepError(f"`{a.root}` is named twice: a comparison needs two sweep folders.")
-    sweeps = {"A": SweepTables.of(a), "B": SweepTables.of(b)}
-    for store, sweep in zip((a, b), sweeps.values(), strict=True):
-        if sweep.runs.empty:
-            raise VitsweepError(f"`{store.root}` holds no runs: nothing to compare.")
-    changes = sweep_diff(
-        sweeps["A"].runs, sweeps["B"].runs, sweeps["A"].baselines, sweeps["B"].baselines
-    )
-    if changes["claim"].isin(["only in A", "only in B"]).all():
-        raise VitsweepError(
-            f"`{a.root}` and `{b.root}` have no cell in common: a cell is the same where its whole "
-            "spec is. Run the same command on both days or machines."
-        )
-    names = _names(sweeps)
-    folder = b.root / "report" / f"against_{a.name}"
-    text = changes_text(changes, names)
-    write_atomically(folder / "changes.csv", csv_text(changes))
-    write_atomically(folder / "changes.md", markdown(text))
-    context = {
-        "names": {"A": a.name, "B": b.name},
-        "folders": {"A": str(a.root), "B": str(b.root)},
-        "answer": changes_in_words(changes.assign(cell_id=changes["cell_id"].map(names))),
-        "captions": {side: caption(sweep.cells) for side, sweep in sweeps.items()},
-        "table": text.to_dict("split"),
-        "numeric": NUMERIC,
-        "chart": _chart(changes, names, folder),
-    }
-    page = folder / "index.html"
-    write_atomically(page, _rendered("two_sweeps.html.j2", context))
-    return page
-
-
-def changes_text(changes: DataFrame, names: dict[str, str]) -> DataFrame:
-    """Return the table of `sweep_diff` as text; `names` are what cells are called."""
-    return text_columns(
-        changes.assign(name=changes["cell_id"].map(lambda c: names.get(c, c))), _SHOWN
-    )
-
-
-def _statuses(changes: DataFrame) -> list[str]:
-    pairs = zip(*(changes[f"status_{side}"].map(status_words) for side in "ab"), strict=True)
-    return [a if a == b else f"{a} in A, {b} in B" for a, b in pairs]
-
-
-_SHOWN: dict[str, Column] = {
-    "cell": values("name"),
-    "img/s A": values("images_per_second_a", number),
-    "img/s B": values("images_per_second_b", number),
-    "speedup A": with_interval("speedup_a"),
-    "speedup B": with_interval("speedup_b"),
-    "B over A": with_interval("change"),
-    "claim": values("claim"),
-    "blocks A": values("num_blocks_a"),
-    "blocks B": values("num_blocks_b"),
-    "status": _statuses,
-}
-
-
-def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
-    """Return what cells are called; those of B by what varies in B."""
-    return names_by_id(sweeps["A"].cells) | names_by_id(sweeps["B"].cells)
-
-
-def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
-    if not (changes["change"].notna() & (changes["claim"] != Claim.baseline)).any():
-        return None
-    return _saved(folder, "days", style.freeze_layout(speedup.draw_changes(changes, names)))

@@ -9,10 +9,10 @@ import vitsweep
 from tests.builders import run
 from tests.tables.test_roofline import METRICS
 from tests.traced import traced
-from vitsweep.charts import bounds as chart
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.explain.bounds import TAKEN_OFF, bound_text, bounds
 from vitsweep.extras.explain.causes import REST
+from vitsweep.extras.explain.charts import bounds as chart
 from vitsweep.results.store import Store
 from vitsweep.spec.measurement import TimeClass
 from vitsweep.tables.sweep_tables import SweepTables

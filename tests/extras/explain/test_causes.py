@@ -9,7 +9,6 @@ from pandas import DataFrame
 
 from tests.builders import run as measured_run
 from tests.traced import traced, traced_sweep
-from vitsweep.charts import causes as chart
 from vitsweep.errors import BadValueError
 from vitsweep.extras.explain.causes import (
     REST,
@@ -23,6 +22,7 @@ from vitsweep.extras.explain.causes import (
     operator_text,
     traced_run,
 )
+from vitsweep.extras.explain.charts import causes as chart
 from vitsweep.spec.measurement import TimeClass
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -12,7 +12,7 @@ from vitsweep.errors import ExitCode, VitsweepError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.report.gate import Gate
+    from vitsweep.extras.gate.gate import Gate
     from vitsweep.results.store import Store
 
 HELP = """\
@@ -65,8 +65,8 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
     """
+    from vitsweep.extras.gate.gate import gate
     from vitsweep.report.answer import answers
-    from vitsweep.report.gate import gate
     from vitsweep.results.sweeps import find_sweep
     from vitsweep.tables.load import load
     from vitsweep.tables.sweep_tables import SweepTables

@@ -9,12 +9,12 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.gate.sweep_diff import changes, metric_named
 from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.formatting import count, plain, span, tally, times, told
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import Claim, chosen
-from vitsweep.tables.sweep_diff import changes, metric_named
 from vitsweep.tables.valid_runs import checked_runs, final_status, text, valid_runs
 
 WORSE, GONE = "worse beyond the tolerance", "no longer measured"

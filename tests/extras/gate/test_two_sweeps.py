@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.report.html import write_comparison_report
+from vitsweep.extras.gate.two_sweeps import write_page
 from vitsweep.results.store import Store
 
 BASELINES = {"base": "base", "fast": "base", "same": "base"}
@@ -37,7 +37,7 @@ def written(
 def test_the_page_names_what_changed_and_lies_beside_b(tmp_path: Path):
     a = written(tmp_path / "monday", 1.5)
     b = written(tmp_path / "friday", 1.2, scale=0.6, device="AMD EPYC 9R14")
-    page = write_comparison_report(a, b)
+    page = write_page(a, b)
     assert page == b.root / "report" / "against_monday" / "index.html"
     text = page.read_text()
     assert "1 of 2 speedups changed; the largest change is 0.80x [" in text
@@ -57,12 +57,12 @@ def test_two_folders_without_a_common_cell_are_refused(tmp_path: Path):
     b = Store(tmp_path / "b").create()
     b.save_run(run("other", "b0"))
     with pytest.raises(VitsweepError, match="no cell in common"):
-        write_comparison_report(a, b)
+        write_page(a, b)
 
 
 def test_a_folder_without_runs_and_the_same_folder_twice_are_refused(tmp_path: Path):
     a = written(tmp_path / "a", 1.5)
     with pytest.raises(VitsweepError, match="holds no runs"):
-        write_comparison_report(a, Store(tmp_path / "b").create())
+        write_page(a, Store(tmp_path / "b").create())
     with pytest.raises(VitsweepError, match="named twice"):
-        write_comparison_report(a.root, a.root)
+        write_page(a.root, a.root)

@@ -6,7 +6,7 @@ from scipy import stats
 from tests.builders import run, table
 from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
-from vitsweep.report.gate import gate
+from vitsweep.extras.gate.gate import gate
 from vitsweep.results.record import Status
 
 

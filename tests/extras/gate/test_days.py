@@ -8,8 +8,8 @@ from scipy import stats
 from tests.builders import run, table
 from tests.noise import coverage, normal, simulate
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.gate.sweep_diff import changes_in_words, sweep_diff
 from vitsweep.results.record import Status
-from vitsweep.tables.sweep_diff import changes_in_words, sweep_diff
 
 TRUTH = {"base": 1.0, "fast": 1.3, "slow": 0.8, "same": 1.0}
 
