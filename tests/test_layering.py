@@ -224,3 +224,8 @@ def test_collecting_a_sweep_loads_neither_hydra_nor_what_plans(tmp_path: Path) -
     shown = f"\nimport sys; print(sorted({planning} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+def test_only_one_file_of_the_product_knows_scipy() -> None:
+    found = {name_of(path) for path in files() if imports_any(path, "scipy")}
+    assert found == {"vitsweep/tables/stats.py"}

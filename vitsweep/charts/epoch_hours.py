@@ -25,7 +25,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(hours: DataFrame) -> Figure:
-    """Draw the table of `tables.budget.epoch_hours`, the shortest epoch on top."""
+    """Draw the table of `tables.cost.epoch_hours`, the shortest epoch on top."""
     named = hours.assign(name=cell_names(hours), series=labels(hours))
     shown, colours = named.sort_values("epoch_hours").head(MOST), looks(hours)
     figure, axes = style.new_figure(8.0, style.height(len(shown)))

@@ -63,7 +63,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.optimizer_steps`: milliseconds, gain over the loop, share of step."""
+    """Draw the table of `optimizer_steps`: milliseconds, gain over the loop, share of step."""
     rest = labels(table.drop(columns="optimizer", errors="ignore"))
     shown = table.assign(_rest=rest).sort_values(["_rest", "family", "optimizer_ms"])
     figure, axes = style.new_figure(8.4, style.height(len(shown)))

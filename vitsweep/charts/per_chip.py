@@ -66,7 +66,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.per_chip`: bars in groups of one device, the slowest on top."""
+    """Draw the table of `per_chip`: bars in groups of one device, the slowest on top."""
     shown, styles = table.assign(series=labels(table)), looks(table)
     figure, axes = style.new_figure(8.0, style.height(len(table)))
     several = shown["series"].nunique() > 1

@@ -79,7 +79,7 @@ SIDES = {"a": "A", "b": "B"}
 
 
 def draw_changes(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
-    """Draw the table of `tables.sweep_diff.sweep_diff`: hollow is A, filled B, with 95 % intervals.
+    """Draw what changed from one sweep to another: hollow is A, filled B, with 95 % intervals.
 
     A change that is shown is dark and has its size beside it; the others are grey.
 

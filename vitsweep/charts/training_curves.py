@@ -28,7 +28,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.training_curves`: the mean of each setting, single trainings thin.
+    """Draw the table of `tables.accuracy.training_curves`: the mean of each setting, single trainings thin.
 
     A setting of which every repetition diverged is named in the legend only.
     """

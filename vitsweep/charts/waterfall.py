@@ -21,7 +21,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(steps: DataFrame) -> Figure:
-    """Draw the table of `tables.waterfall`: left one at a time, right cumulative.
+    """Draw the table of `tables.effects.waterfall`: left one at a time, right cumulative.
 
     A bar of the right side spans from the speedup before to the speedup after; its number is the
     gain over the row above. Hatched bars claim nothing. Only the first baseline is drawn.

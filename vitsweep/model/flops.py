@@ -3,9 +3,9 @@
 One multiply-add counts as two FLOPs; only matrix products count (the convention of PaLM,
 arXiv:2204.02311, appendix B): norms, GELU, softmax, biases and residuals are left out.
 
-Attention is counted as what it is (`spec.attention_pattern`). Softmax: the scores and the sum of values, 4 D
-FLOPs for each pair of query and key. Under a causal mask only pairs that are not masked count, T (T+1)
-/ 2 of T^2, whatever a kernel computes and throws away (the lower triangle, as in the MFU of USP,
+Attention is counted as what it is (`spec.cell_spec.CellSpec.attention_pattern`). Softmax: the scores and the
+sum of values, 4 D FLOPs for each pair of query and key. Under a causal mask only pairs that are not masked
+count, T (T+1) / 2 of T^2, whatever a kernel computes and throws away (lower triangle, as in the MFU of USP,
 arXiv:2405.07719; Megatron-LM's formula and torch's `FlopCounterMode` count the whole square). Linear
 attention: each token is added to a state of (K, K) per head and reads it, 4 D K FLOPs per token,
 causal or not; the scores within a chunk, by which a causal implementation gets along with few states,

@@ -93,9 +93,7 @@ class BalancedOrder:
 
     def next_block(self, cells: Sequence[str]) -> list[str]:
         """Return the cells of the next block in the order in which they run."""
-        from scipy.optimize import (
-            linear_sum_assignment,  # takes half a second; a typo need not wait
-        )
+        from vitsweep.tables.stats import assigned  # loads pandas: a typo need not wait
 
         num_cells = len(cells)
         places = np.linspace(0.0, 1.0, num_cells)
@@ -108,7 +106,7 @@ class BalancedOrder:
                     lead[row] += place - 0.5
         imbalance = (lead[:, None] + places[None, :] - 0.5) ** 2
         noise = self._random.uniform(size=before.shape)
-        rows, columns = linear_sum_assignment(1e4 * before + 10 * imbalance + 1e-3 * noise)
+        rows, columns = assigned(1e4 * before + 10 * imbalance + 1e-3 * noise)
         ordered = [cells[row] for _, row in sorted(zip(columns, rows, strict=True))]
         self._remember(ordered)
         return ordered

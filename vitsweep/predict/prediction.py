@@ -373,7 +373,7 @@ def predict_cells(
 
     Args:
         cells: name -> cell.
-        hardware: a device or a profile file, see `predict.hardware`; None for this machine.
+        hardware: a device or a profile file, see `rates.profile`; None for this machine.
         residuals: what earlier records say about errors on this device.
         progress: called with how many traces are done, and how many are made.
         only_cached: predict only cells that were traced before, and time nothing.

@@ -72,7 +72,7 @@ class RunRecord:
         attempt: 1 for the first try of this run; more after a preemption.
         reason: one sentence where `status` is not `measured`.
         failed_rank: rank that failed first, where known.
-        spec: flattened spec (see `spec.flatten`).
+        spec: flattened spec (see `spec.cell_spec.flatten`).
         metrics: column -> number, the columns of `results.metrics.METRICS` except speedups.
         validity: the flags of `results.metrics.FLAGS`, and how the cell was proved.
         environment: device, versions, host, git state, times.

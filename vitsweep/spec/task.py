@@ -30,8 +30,8 @@ class Task:
         evaluate_every_epochs: epochs between evaluations; 0 evaluates the trained model only.
         target_accuracy: top-1 whose time is recorded in `seconds_to_target`; None for no target.
         checkpoint_minutes: time between two checkpoints; None writes one only when interrupted.
-        resume_from: folder of a checkpoint of another cell (see `training.course.checkpoints_in`), from which
-            the training goes on; its ranks, mesh, sharding and precision may be others.
+        resume_from: folder of a checkpoint of another cell (see `training.checkpoint_files.checkpoints_in`),
+            from which the training goes on; its ranks, mesh, sharding and precision may be others.
         keep: the weights that a training leaves in a file: those after the last epoch, those that were
             best in an evaluation, or none.
         held_out: path of a function (outputs, batch) -> mapping of name -> tensor (B, ...), which is kept

@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
-from scipy.special import stdtr
 
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import missing
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, half_width, holm
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, Claim, half_width, holm, t_below
 from vitsweep.tables.valid_runs import final_status, valid_runs
 
 MARGIN = 0.005
@@ -70,8 +69,8 @@ def non_inferiority(differences: Sequence[float], margin: float = MARGIN) -> Non
         return NonInferiority(0.0, 0.0, 0.0, 0.0, 0.5)  # neither lost nor gained
     if np.ptp(values) < 1e-12:
         return NonInferiority(mean, np.nan, np.nan, np.nan, np.nan)
-    p_value = float(stdtr(n - 1.0, -(mean + margin) / error))
-    p_worse = float(stdtr(n - 1.0, mean / error))
+    p_value = float(t_below(n - 1.0, -(mean + margin) / error))
+    p_worse = float(t_below(n - 1.0, mean / error))
     return NonInferiority(mean, mean - half, mean + half, p_value, p_worse)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pandas import Series
-from scipy.linalg import cho_factor, cho_solve
 
 from vitsweep.tables.blocks import WithinBlocks
+from vitsweep.tables.stats import minimized, solve_positive
 
 Floats = NDArray[np.float64]
 
@@ -163,13 +163,10 @@ def fit_mixed_model(data: WithinBlocks, main: Floats, both: Floats) -> MixedFit:
         prior = 2 * has_both * logs[1] - ((logs[2] - np.log(USUAL_REST)) / REST_LOG_SPREAD) ** 2
         return float(total - prior)
 
-    from scipy.optimize import minimize  # takes half a second
-
     guess = max(data.noise if data.degrees else float(np.std(seen)), 10 * SMALLEST_SPREAD)
     start = np.log([guess, guess, USUAL_REST])
     bounds = [(np.log(SMALLEST_SPREAD), np.log(LARGEST_SPREAD))] * 3
-    found = minimize(deviance, start, method="L-BFGS-B", bounds=bounds)
-    noise, interaction, rest = np.exp(found.x) * (1.0, has_both, 1.0)
+    noise, interaction, rest = np.exp(minimized(deviance, start, bounds)) * (1.0, has_both, 1.0)
     return MixedFit(fixed, random, turned, seen, noise, interaction, rest, data)
 
 
@@ -179,8 +176,8 @@ def _solve(diagonal: Floats, scaled: Floats, values: Floats) -> Floats:
     divided = columns / diagonal[:, None]
     if scaled.shape[1]:
         weighted = scaled / diagonal[:, None]
-        inner = cho_factor(np.eye(scaled.shape[1]) + scaled.T @ weighted)
-        divided = divided - weighted @ cho_solve(inner, scaled.T @ divided)
+        inner = np.eye(scaled.shape[1]) + scaled.T @ weighted
+        divided = divided - weighted @ solve_positive(inner, scaled.T @ divided)
     solved: Floats = divided if values.ndim == 2 else divided[:, 0]
     return solved
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
-from scipy.special import fdtrc
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import CHOOSING, Status
@@ -30,6 +29,7 @@ from vitsweep.tables.stats import (
     any_look_keys,
     claims,
     estimate,
+    f_above,
     interval,
     mean_interval,
     mean_p_value,
@@ -132,7 +132,7 @@ def differs_by_place(known: KeyedRuns) -> dict[int, str]:
             between = float(((every - every.mean()) ** 2).sum()) - within
             free = len(groups) - 1, len(every) - len(groups)
             ratio = between / free[0] / max(within / free[1], 1e-12)
-            if fdtrc(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
+            if f_above(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
                 said = (f"{_of_blocks(logs)} {PLACES[column]} {n}" for n, logs in groups)
                 told.setdefault(int(row), say("by_place", places=" and ".join(said)))  # type: ignore[arg-type]
     return told

@@ -1,6 +1,9 @@
-"""Estimates, intervals, tests and claims over blocks. Only `scipy.special`: `scipy.stats` takes a second."""
+"""Estimates, intervals, tests and claims over blocks; the one module that knows scipy.
 
-from collections.abc import Mapping, Sequence
+At once it loads `scipy.special` alone: `scipy.stats` takes a second, `scipy.optimize` half of one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, nan, sqrt
@@ -9,17 +12,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
-from scipy.special import stdtr, stdtrit
+from scipy import special
 
 from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables that claim
 
 Floats = NDArray[np.float64]
+
+t_below, f_above, zeta = special.stdtr, special.fdtrc, special.zeta
+"""P(T < t) of (degrees, t); P(F > x) of (degrees, degrees, x); Riemann's zeta of x."""
 
 POWER = 0.8
 """Probability with which a difference that is called detectable is found."""
 
 LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
+
+
+def solve_positive(matrix: Floats, values: Floats) -> Floats:
+    """Return matrix^-1 values of a positive definite matrix, by Cholesky's decomposition."""
+    from scipy.linalg import cho_factor, cho_solve
+
+    found: Floats = cho_solve(cho_factor(matrix), values)
+    return found
+
+
+def minimized(function: Callable[[Floats], float], start: Floats, bounds: Sequence[Any]) -> Floats:
+    """Return where a function of several numbers is smallest within bounds, from a start (L-BFGS-B)."""
+    from scipy.optimize import minimize
+
+    found: Floats = minimize(function, start, method="L-BFGS-B", bounds=bounds).x
+    return found
+
+
+def assigned(costs: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows and columns of the assignment with the least sum of costs, (N, M)."""
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(costs)
+    return rows, columns
 
 
 class Claim(StrEnum):
@@ -94,7 +124,7 @@ def half_width(error: Any, degrees: Any, level: Any = LEVEL) -> Any:
         degrees: of freedom.
         level: probability that the interval misses the truth.
     """
-    return error * stdtrit(degrees, 1 - level / 2)
+    return error * special.stdtrit(degrees, 1 - level / 2)
 
 
 def two_sided(middle: Any, error: Any, degrees: Any) -> Any:
@@ -102,7 +132,7 @@ def two_sided(middle: Any, error: Any, degrees: Any) -> Any:
     middle, error = np.asarray(middle, float), np.asarray(error, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = np.where(error > 0, np.abs(middle / error), np.where(middle == 0, 0.0, np.inf))
-    return 2 * stdtr(degrees, -statistic)
+    return 2 * t_below(degrees, -statistic)
 
 
 def mean_interval(values: Floats) -> tuple[float, float, float]:
@@ -370,7 +400,7 @@ def interval(table: DataFrame, level: "Series | float", blocks: str = "num_block
     middle = np.log(table["speedup"].astype(float))
     half = np.log(table["speedup_high"].astype(float)) - middle
     with np.errstate(invalid="ignore"):
-        wider = half_width(half, degrees, level) / stdtrit(degrees, 1 - LEVEL / 2)
+        wider = half_width(half, degrees, level) / special.stdtrit(degrees, 1 - LEVEL / 2)
         if "any_look" in table:
             number = degrees + 1
             factor = any_look_half_width(1.0, number, level) / any_look_half_width(1.0, number)
@@ -471,6 +501,6 @@ def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
             "low": np.exp(middle - half),
             "high": np.exp(middle + half),
             "p_value": p_value.where(comparable),
-            "detectable": np.exp(half + error * stdtrit(degrees, POWER)).where(comparable),
+            "detectable": np.exp(half + error * special.stdtrit(degrees, POWER)).where(comparable),
         }
     )

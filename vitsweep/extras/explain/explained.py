@@ -23,7 +23,7 @@ class Explained:
     """Why one cell is faster than another, or where its time goes, as table, figure and sentence.
 
     Attributes:
-        explanation: `tables.causes.Explanation` of two cells, `tables.roofline.Bounds` of one.
+        explanation: `Explanation` of two cells, `Bounds` of one.
         store: where the runs are.
     """
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import zeta
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.judge.sides import Bounds, restored
@@ -26,7 +25,7 @@ from vitsweep.extras.judge.verdict import Answer, Verdict
 from vitsweep.files import open_safely
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import compared
-from vitsweep.tables.stats import LEVEL, Claim, any_look_e_value, any_look_half_width
+from vitsweep.tables.stats import LEVEL, Claim, any_look_e_value, any_look_half_width, zeta
 
 EXPONENT = 1.1
 """The share of the error that proposal n may spend falls as n to the power of minus this."""
