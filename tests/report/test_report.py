@@ -247,7 +247,7 @@ def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
 
 
 def test_each_table_is_computed_once_for_views_and_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(html, "_saved", lambda folder, name, figure: "")  # to draw takes longest
+    monkeypatch.setattr(html, "saved", lambda folder, name, figure: "")  # to draw takes longest
     store = write(tmp_path / "scaling", records_of("scaling"))
     tables, seen = SweepTables.of(store), Profile(builtins=False)
     seen.runcall(lambda: write_report(collect(tables)))

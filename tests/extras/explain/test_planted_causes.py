@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from tests.cells import cell
 from tests.ranks import on_ranks
-from vitsweep.cell import _traced_steps
 from vitsweep.collectives.primitives import gathered
+from vitsweep.extras.explain import instrument
 from vitsweep.extras.explain.causes import Explanation, explained, traced_pairs
-from vitsweep.extras.explain.step_trace import RankTrace, trace_samples
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
@@ -62,15 +61,13 @@ class Arm:
 
     def run(self) -> dict[str, Any]:
         step_ms = mean_step_ms(self.trainer, self.stream, WINDOW_STEPS, 1)
-        trace = _traced_steps(self.trainer, self.stream, 0)
-        assert trace is not None
+        trace = instrument.run(self.trainer, self.stream, 0)
         planted_ms = float(np.mean(self.naps_ms[-TRACED_STEPS:] or [0.0]))
-        ranks = gathered([step_ms, trace.plain_ms, trace.rows, planted_ms, trace.modules])
-        traces = [RankTrace(plain, rows, modules) for _, plain, rows, _, modules in ranks]
+        ranks = gathered([step_ms, planted_ms, trace])
         most = {
-            name: max(rank[at] for rank in ranks) for name, at in (("step_ms", 0), ("planted", 3))
+            name: max(rank[at] for rank in ranks) for name, at in (("step_ms", 0), ("planted", 1))
         }
-        return most | trace_samples(traces)
+        return most | instrument.samples_of([trace for _, _, trace in ranks])
 
 
 def _nap(naps: list[float]) -> None:
