@@ -17,7 +17,8 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 
 def labels(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
+    found = axes.get_legend() or axes.figure.legends[0]
+    return [text.get_text() for text in found.get_texts()]
 
 
 def names(axes):

@@ -54,8 +54,8 @@ def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
     assert matplotlib.colors.to_hex(fast.get_facecolor()) == style.colour("precision", "O2")
     assert matplotlib.colors.to_hex(base.get_facecolor()) == style.BASELINE
     assert same.get_hatch()
-    legend = [t.get_text() for t in axes.get_legend().get_texts()]
-    assert legend == ["O2", "bf16", "not shown among all cells"]
+    legend = [t.get_text() for t in axes.figure.legends[0].get_texts()]
+    assert legend == ["precision:", "O2", "bf16", "hatched: no difference shown"]
 
 
 def test_every_bar_with_an_interval_has_whiskers(four):
@@ -70,8 +70,19 @@ def test_no_value_of_the_speedup_chart_runs_into_the_legend(four, claim):
     table.loc[fast, list(ends)] = list(ends.values())
     figure = style.freeze_layout(speedup.draw(table))
     [axes] = figure.axes
-    legend = axes.get_legend().get_window_extent()
-    assert all(text.get_window_extent().x1 < legend.x0 for text in axes.texts)
+    legend = figure.legends[0].get_window_extent()
+    frame = axes.get_window_extent()
+    assert legend.y1 < frame.y0
+    assert max(text.get_window_extent().x1 for text in axes.texts) <= frame.x1
+
+
+def test_one_wide_whisker_is_cut_with_an_arrow_and_its_value(four) -> None:
+    wide = four.assign(speedup_high=four["speedup_high"].mask(four["cell_id"] == "same", 40.0))
+    [axes] = style.freeze_layout(speedup.draw(wide)).axes
+    assert axes.get_xlim()[1] < 5
+    assert [text.get_text() for text in axes.texts if "up to 40.0" in text.get_text()]
+    assert [line for line in axes.lines if line.get_marker() == ">"]
+    assert not [text for text in axes.texts if "()" in text.get_text()]
 
 
 def test_phases_stack_to_the_sum_and_mark_the_timed_step(four):
@@ -80,7 +91,7 @@ def test_phases_stack_to_the_sum_and_mark_the_timed_step(four):
     assert axes.get_xlabel() == "Step time (ms)"
     ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
     assert max(ends) == pytest.approx(600.0)
-    assert "Timed step" in [t.get_text() for t in axes.get_legend().get_texts()]
+    assert "Timed step" in [t.get_text() for t in axes.figure.legends[0].get_texts()]
 
 
 def test_a_table_without_phases_still_draws():
@@ -107,8 +118,8 @@ def test_drawing_leaves_no_global_state(four):
 
 def test_the_caption_says_device_versions_date_and_what_is_left_out(four):
     assert caption(four) == (
-        "AMD EPYC 7B13 · 2 ranks · torch 2.13.0 · 2026-10-20 · 3 of 4 cells measured · "
-        "left out: 1 out of memory"
+        "AMD EPYC 7B13 · vit_nano · digits · 64 images · 2 ranks · baseline: fp32 · torch 2.13.0 · "
+        "2026-10-20 · 3 of 4 cells measured · left out: 1 out of memory"
     )
 
 

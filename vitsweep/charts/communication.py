@@ -45,7 +45,7 @@ def draw(table: DataFrame) -> Figure:
         style.value(axes, position, end, f"{number(end)} MiB")
     style.rows(axes, _names(table, shown), float(left.max()) if len(left) else 1.0)
     axes.set_xlabel("Sent per rank and step (MiB)")
-    style.legend(axes)
+    style.legend_below(axes)
     return figure
 
 

@@ -42,7 +42,7 @@ def draw(table: DataFrame) -> Figure:
     furthest = shown[["fits", "fails_at"]].astype(float).max().max()
     style.rows(axes, limit_names(shown), float(furthest))
     axes.set_xlabel(f"Largest {key} that trains")
-    style.legend(axes)
+    style.legend_below(axes)
     return figure
 
 

@@ -39,7 +39,7 @@ def draw(cells: DataFrame) -> Figure:
         axes.bar(0, 0, color=style.colour("sharding", choice), label=choice)
     style.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))
     axes.set_xlabel(style.axis_label("peak_gib"))
-    style.legend(axes, "sharding")
+    style.legend_below(axes, "sharding")
     return figure
 
 

@@ -7,7 +7,7 @@ from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, labels
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing, number, percent, times
-from vitsweep.tables.names import varying_columns, with_changes
+from vitsweep.tables.names import name_parts, varying_columns, with_changes
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
 from vitsweep.tables.valid_runs import text as text_of
@@ -58,13 +58,17 @@ def table_of(tables: SweepTables) -> DataFrame:
     alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
     if alone["optimizer_ms"].notna().sum() < 2:
         return NOTHING
+    match = dict(zip(alone["cell_id"], name_parts(alone)["match"], strict=True))
     table = optimizer_steps(alone)
+    table = table.assign(match=table["cell_id"].map(match))
     return table if len(table) > 1 and table["implementation"].nunique() > 1 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `optimizer_steps`: milliseconds, gain over the loop, share of step."""
     rest = labels(table.drop(columns="optimizer", errors="ignore"))
+    rest = table["match"] if "match" in table else rest
+    rest = Series(style.apart(rest.tolist()), table.index)
     shown = table.assign(_rest=rest).sort_values(["_rest", "family", "optimizer_ms"])
     figure, axes = style.new_figure(8.4, style.height(len(shown)))
     names = []
@@ -80,7 +84,7 @@ def draw(table: DataFrame) -> Figure:
         names.append(
             f"{row['family']} {row['implementation']}" + (f" · {row['_rest']}" if several else "")
         )
-    style.rows(axes, names, 2.1 * shown["optimizer_ms"].max())
+    style.rows(axes, names, shown["optimizer_ms"].max())
     axes.set_xlabel(style.axis_label("optimizer_ms"))
     return figure
 

@@ -46,7 +46,7 @@ def draw(cells: DataFrame) -> Figure:
         style.value(axes, position, max(end, step), number(step))
     style.rows(axes, labels, max([*left, *shown["step_time_ms"], 1e-9]))
     axes.set_xlabel(style.axis_label("step_time_ms"))
-    style.legend(axes)
+    style.legend_below(axes)
     return figure
 
 

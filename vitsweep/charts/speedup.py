@@ -19,7 +19,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
 
-HATCHED = "not shown among all cells"
+HATCHED = "hatched: no difference shown"
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -38,14 +38,13 @@ def draw(cells: DataFrame) -> Figure:
     group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
     figure, axes = style.new_figure(8.4, style.height(len(shown)))
-    ends, longest_note = style.reach(shown["speedup"], shown["speedup_high"]), 0
+    ends = style.reach(shown["speedup"], shown["speedup_high"])
     if "published" in shown:
         ends = max(ends, shown["published"].fillna(0).max())
     for position, (_, row) in enumerate(shown.iterrows()):
         claim = plain(row["claim"])
         hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
-        note = "" if claim in (*SHOWN, Claim.no_difference_shown) else f"  {claim}"
-        longest_note = max(longest_note, len(note))
+        note = "" if claim in (*SHOWN, Claim.no_difference_shown, Claim.baseline) else f"  {claim}"
         text, look = times(row["speedup"]) + note, style.fill(hue, claim in SURE)
         whisker = row["speedup_low"], row["speedup_high"]
         mark = row.get("published")
@@ -57,11 +56,11 @@ def draw(cells: DataFrame) -> Figure:
         axes.bar(nan, 0, label=HATCHED, **style.fill(style.QUIET, False))
     for source in shown.get("published_by", Series(dtype=str)).dropna().unique():
         axes.plot([], [], label=fill(f"published: {source}", 24), **style.HOLLOW)
-    style.rows(axes, names[shown.index].tolist(), ends, longest_note)
+    style.rows(axes, style.apart(names[shown.index].tolist()), ends)
     style.reference_line(axes, 1.0)
     over = "repetitions" if "replicated" in cells else "blocks"
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")
-    style.legend(axes, group)
+    style.legend_below(axes, group)
     return figure
 
 

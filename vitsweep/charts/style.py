@@ -14,15 +14,17 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.patches import Patch
+from matplotlib.text import Annotation, Text
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import choices
-from vitsweep.tables.formatting import count, distinct, missing, shortened, span, tally
+from vitsweep.tables.formatting import count, distinct, missing, number, shortened, span, tally
 from vitsweep.tables.names import CHOICES, cell_names, varying_columns
+from vitsweep.tables.render import baseline_line, common_settings
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -154,10 +156,24 @@ def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
         ).get_title().set_color(INK)
 
 
-def key(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
+def legend_below(axes: Axes, title: str = "") -> None:
+    """Put the legend of bars below them: beside them it would take the room of names and values."""
+    handles, labels = axes.get_legend_handles_labels()
+    if title:
+        handles, labels = [Patch(alpha=0), *handles], [f"{title.replace('_', ' ')}:", *labels]
+    if handles:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        key(figure, handles, 4, labels)
+
+
+def key(
+    figure: Figure, handles: Sequence[Artist], columns: int, labels: Sequence[str] = ()
+) -> None:
     """Explain the marks that all panels share, below them."""
     figure.legend(
         handles=handles,
+        labels=labels or [str(handle.get_label()) for handle in handles],
         ncols=columns,
         loc="outside lower center",
         frameon=False,
@@ -178,8 +194,20 @@ def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
     return [shortened(" · ".join(filter(None, row)), limit) for row in rows]
 
 
+def apart(names: Sequence[str]) -> list[str]:
+    """Return names without the parts that all have; a chart says once what is common."""
+    rows = [name.split(" · ") for name in names]
+    if len({len(row) for row in rows}) != 1:
+        return [*names]
+    kept = [i for i, values in enumerate(zip(*rows, strict=True)) if len({*values}) > 1]
+    return [" · ".join(row[i] for i in kept) for row in rows]
+
+
 def freeze_layout(figure: Figure) -> Figure:
     """Return the figure with its layout computed once, however often it is saved."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        _with_room(axes)
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew
     return figure
@@ -265,7 +293,7 @@ def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
 
 
 BAR = 0.66
-WIDEST = 3.0
+WIDEST = 1.5
 """A whisker longer than so many of the longest bar leaves the chart: the bars must be seen."""
 
 
@@ -295,11 +323,12 @@ def bar(
         text: its value.
         look: what `barh` takes beside these.
         ends: of the interval; missing for none.
-        limit: a whisker that is longer ends here, in an arrow.
+        limit: a whisker that is longer ends here, in an arrow, and its end stands beside the value.
         mark: where a hollow mark stands, a published value; missing for none.
     """
     axes.barh(position, length, height=BAR, **look)
     outer = length if missing(ends[1]) else min(ends[1], limit)
+    text += f", up to {number(ends[1])}" if outer < (ends[1] or outer) else ""
     whiskers(axes, position, length, ends[0], None if missing(ends[1]) else outer)
     if not missing(ends[1]) and ends[1] > limit:
         axes.plot(limit, position, ">", color=INK, ms=5)  # it goes on
@@ -317,28 +346,42 @@ def value(axes: Axes, position: float, end: float, text: str) -> None:
     axes.annotate(
         text,
         (end, position),
-        xytext=(5, 0),
+        xytext=BEHIND,
         textcoords="offset points",
         va="center",
         fontsize=8.5,
         color=INK,
         bbox={"fc": PAPER, "ec": "none", "pad": 1},
-    )
+    ).set_in_layout(False)  # the axis grows instead
 
 
-def rows(axes: Axes, labels: Sequence[str], limit: float, longest_note: int = 0) -> None:
-    """Label the rows, first on top, and leave room at the right for the values.
+BEHIND = (5, 0)
+"""Points between a bar and its value."""
+
+
+def _with_room(axes: Axes) -> None:
+    """Lengthen the axis until every value behind a bar ends before its end."""
+    (left, right), width = axes.get_xlim(), axes.get_window_extent().width
+    for text in axes.texts:
+        if isinstance(text, Annotation) and text.xyann == BEHIND:
+            end = float(text.xy[0])
+            needed = text.get_window_extent().x1 - axes.transData.transform((end, 0))[0]
+            if needed < 0.8 * width:
+                right = max(right, left + (end - left) / (1 - (needed + 4) / width))
+    axes.set_xlim(left, right)
+
+
+def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
+    """Label the rows, first on top.
 
     Args:
         axes: of the bars.
         labels: of the rows.
         limit: where the longest bar or whisker ends.
-        longest_note: characters that follow a value.
     """
     axes.set_yticks(range(len(labels)), shorten(labels))
     axes.set_ylim(max(len(labels), 1) - 0.4, -0.6)
-    room = 1.2 + 0.016 * longest_note
-    axes.set_xlim(0, room * limit if limit > 0 else 1)
+    axes.set_xlim(0, 1.05 * limit if limit > 0 else 1)
     axes.grid(axis="y", visible=False)
 
 
@@ -489,12 +532,14 @@ def fastest(
 
 
 def caption(cells: DataFrame) -> str:
-    """Return device, versions, ranks, dates, what is left out, and which flags are set."""
+    """Return device, versions, what all cells share, dates, what is left out, and which flags are set."""
     cells = checked_cells(cells)
     measured = cells[cells["status"] == Status.measured]
     parts = [
         distinct(measured, "device"),
+        *[text for text in common_settings(measured) if not text.endswith((" rank", " ranks"))],
         ranks(measured),
+        *baseline_line(measured),
         _prefixed("torch ", distinct(measured, "torch")),
         _prefixed("CUDA ", distinct(measured, "cuda")),
         dates(measured),

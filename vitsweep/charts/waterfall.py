@@ -56,7 +56,8 @@ def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
         style.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
         end = max(x for x in (row["speedup"], row["speedup_high"], left) if not missing(x))
         end = min(end, ends)
-        gain = f" ({times(row['gain'])})" if kind == "cumulative" and choice else ""
+        gain = times(row["gain"]) if kind == "cumulative" and choice else ""
+        gain = f" ({gain})" if gain else ""
         style.value(axes, position, end, times(row["speedup"]) + gain)
         before = row["speedup"]
     names = [

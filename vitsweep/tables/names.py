@@ -56,7 +56,7 @@ def environment_columns(table: DataFrame) -> list[str]:
 def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
-    A field determined by its own choice (`precision.master_weights` by `precision`) is left out, and
+    A column determined by the choices (`precision.master_weights` by `precision`) is left out, and
     so is a size determined by the columns before it (`num_tokens` by `resolution_px`). Fields of
     techniques and models, and the resolution, are kept also where they vary together (a learning
     rate and a weight decay): the table cannot know which of them made the difference.
@@ -73,10 +73,7 @@ def varying_columns(table: DataFrame) -> list[str]:
     by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
-        group = column.partition(".")[0]
-        own = _grouped(one_group, codes[group]) if group in codes else one_group
-        by = (own if group != column else by_choices) if was_set else by_kept
-        if not _follows(by, codes[column]):
+        if not _follows(by_choices if was_set else by_kept, codes[column]):
             kept.append(column)
             by_kept = _grouped(by_kept, codes[column])
     return kept
@@ -221,6 +218,8 @@ def _alone(cell: Series) -> str:
 
 def baseline_settings(cells: DataFrame) -> str:
     """Return what `baseline` stands for, `fp32 · ddp`: the varying columns in which all baselines agree."""
+    if "baseline_cell_id" not in cells or "cell_id" not in cells:
+        return ""
     columns = varying_columns(cells)
     rows = text_rows(cells[columns][cells["cell_id"].isin(set(cells["baseline_cell_id"].dropna()))])
     same = [c for c in columns if len({row[c] for row in rows}) == 1]
