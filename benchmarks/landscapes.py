@@ -7,7 +7,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from vitsweep.racing.halving import Runs
+from vitsweep.extras.race.halving import Runs
 
 Floats = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ import numpy as np
 from pandas import DataFrame
 
 from benchmarks.landscapes import NUM_LEVELS, Landscape, Machine
-from vitsweep.racing.halving import Standing, standing, within_reach
+from vitsweep.extras.race.halving import Standing, standing, within_reach
 
 INDIFFERENCE, RUNS_PER_BLOCK, GRID_BLOCKS, CONFIRM = 0.02, 8, 5, 5
 LANDSCAPES = (

@@ -41,7 +41,6 @@ COMMANDING = (
     ("cli",),
     ("api",),
     ("launchers",),
-    ("racing",),
     ("planning",),
     ("predict",),
     ("composition", "execution"),
@@ -228,4 +227,4 @@ def test_collecting_a_sweep_loads_neither_hydra_nor_what_plans(tmp_path: Path) -
 
 def test_only_one_file_of_the_product_knows_scipy() -> None:
     found = {name_of(path) for path in files() if imports_any(path, "scipy")}
-    assert {name for name in found if "/racing/" not in name} == {"vitsweep/tables/stats.py"}
+    assert found == {"vitsweep/tables/stats.py"}

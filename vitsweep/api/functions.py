@@ -9,6 +9,7 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings
 from vitsweep.api.session import Overrides, Session, as_overrides, open_session, refuse_second
 from vitsweep.api.sweep import Sweep, load
@@ -49,7 +50,7 @@ def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[L
         VitsweepError: something that was asked for cannot be done; nothing has run.
         SweepStopped: when the block ends, if the user stopped the sweep or detached from its jobs.
     """
-    if session.settings.search == "race":
+    if session.settings.search in extras.ROUNDS:
         require_racing(session.launcher)
     with session.launcher.launch_cells(session.request(cells)) as result:
         yield result

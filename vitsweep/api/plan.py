@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pandas import DataFrame
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
@@ -482,10 +483,9 @@ def overview(
     noise = noise_of(runs, baselines)
     if not noise.num_ratios and sweep_plan.runnable and is_here:
         noise = noise_of_other_sweep(store, device_name(machine.device))
-    if settings.search == "race":
-        from vitsweep.racing.rounds import RaceRounds, describe_race
-
-        outlook = describe_race(RaceRounds(sweep_plan, settings, store, code_state(), runs))
+    if settings.search in extras.ROUNDS:
+        begin = extras.load(extras.ROUNDS[settings.search])
+        outlook = begin(sweep_plan, settings, store, code_state(), runs).outlook
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
         if num := looks.total():

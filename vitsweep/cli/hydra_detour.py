@@ -17,6 +17,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vitsweep import extras
 from vitsweep.api.functions import require_racing
 from vitsweep.api.session import Session
 from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
@@ -160,7 +161,7 @@ def sweep_in_hydra(
         if code := finish(session_of(launcher, cells, settings, composer)):
             raise SystemExit(code)
         return None
-    if sweep_settings(settings).search == "race":
+    if sweep_settings(settings).search in extras.ROUNDS:
         require_racing(launcher)
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)

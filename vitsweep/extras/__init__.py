@@ -49,6 +49,8 @@ class Feature:
         of_two: what is shown of two sweeps -> functions: `changed` of their tables returns a table, `page` of
             their folders writes a page and returns its path.
         charts: of a report -> the chart after which each is shown; `charts/NAME.py` has its `CHART`.
+        rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
+            `planning.rounds.Rounds` with `check`, which refuses, and `outlook`, what `plan` says.
     """
 
     words: tuple[str, ...]
@@ -63,6 +65,7 @@ class Feature:
     heading: str = ""
     of_two: dict[str, str] = field(default_factory=dict)
     charts: dict[str, str] = field(default_factory=dict)
+    rounds: dict[str, str] = field(default_factory=dict)
 
 
 KNOWN: dict[str, Feature] = {
@@ -161,6 +164,11 @@ KNOWN: dict[str, Feature] = {
             ),
         ),
     ),
+    "race": Feature(
+        words=("RaceRounds", "halving", "within_reach"),
+        pages=("race.md",),
+        rounds={"race": "rounds:RaceRounds"},
+    ),
 }
 """Every feature by the name of its folder, in the order in which it is shown."""
 
@@ -188,6 +196,9 @@ INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.in
 
 OF_TWO = {what: f"{n}.{place}" for n, f in FEATURES.items() for what, place in f.of_two.items()}
 """What is shown of two sweeps -> its place."""
+
+ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.rounds.items()}
+"""Value of `sweep.search` -> what chooses the blocks, the feature first."""
 
 
 def load(place: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.launchers.few_files import keep_few_files
@@ -19,7 +20,7 @@ from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.predictions import drop_oversized
-from vitsweep.planning.rounds import Rounds, grid, slow_products
+from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -57,7 +58,7 @@ class LaunchResult:
         plan: the cells of the command with their baselines.
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
-        is_race: the launcher ran a race, see `racing.rounds`.
+        is_race: the launcher ran a race, see `extras.ROUNDS`.
     """
 
     store: Store
@@ -125,7 +126,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
     """
     plan = plan_of(request.cells, machine, request.composer)
     store = store_of(request.settings)
-    if request.settings.search == "race" and not store.root.exists():
+    if request.settings.search in extras.ROUNDS and not store.root.exists():
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
         rounds_of(planned, request.settings)
     store = store.create()
@@ -140,7 +141,7 @@ def rounds_of(
     at_once: int = 1,
     pending: Iterable[tuple[str, str]] = (),
 ) -> Rounds:
-    """Return what chooses the blocks of a command: a race, or a grid of all cells.
+    """Return what chooses the blocks of a command: a grid of all cells, or what a feature adds.
 
     Args:
         sweep: its store and cells.
@@ -153,13 +154,13 @@ def rounds_of(
         ImpossibleCellError: a race has no cell that can run.
     """
     earlier = list(sweep.store.runs())
-    if settings.search != "race":
+    if settings.search not in extras.ROUNDS:
         return grid(sweep.plan, settings, earlier, sweep.code, pending, at_once)
-    from vitsweep.racing.rounds import RaceRounds  # a grid never loads it
-
-    race = RaceRounds(sweep.plan, settings, sweep.store, sweep.code, earlier, at_once)
-    race.check()
-    return race
+    added: AddedRounds = extras.load(extras.ROUNDS[settings.search])(
+        sweep.plan, settings, sweep.store, sweep.code, earlier, at_once
+    )
+    added.check()
+    return added
 
 
 def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: Console) -> None:

@@ -80,6 +80,17 @@ class Rounds(Protocol):
         """Note how far the command came; called where the user has stopped it."""
 
 
+class AddedRounds(Rounds, Protocol):
+    """Rounds that a feature adds, see `extras.ROUNDS`."""
+
+    @property
+    def outlook(self) -> str:
+        """What the command would do, for `plan`."""
+
+    def check(self) -> None:
+        """Refuse what cannot begin."""
+
+
 def blocks_in_turn(
     rounds: Rounds,
     records: Sequence[RunRecord],

@@ -85,7 +85,7 @@ class Store:
     cells/<cell_id>/runs/<run_id>.json   one record per run
     cells/<cell_id>/record.json          why a cell has no run
     cells/pack.jsonl                     files of cells in one, see `results.pack`
-    race.json                            how far a race came, see `racing.rounds`
+    race.json                            how far a race came, see `extras.ROUNDS`
     runs.parquet samples.parquet cells.parquet cells.csv report/     made from the records
     ```
 

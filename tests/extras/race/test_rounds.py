@@ -15,12 +15,12 @@ from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
+from vitsweep.extras.race import rounds as rounds_module
+from vitsweep.extras.race.rounds import RaceRounds
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.racing import rounds as rounds_module
-from vitsweep.racing.rounds import RaceRounds, describe_race
 from vitsweep.results.record import FRESH, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import RACE, read_race
@@ -363,7 +363,7 @@ def test_on_a_cluster_a_round_is_all_its_blocks(
 def test_plan_says_how_a_race_would_proceed(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
-    told = describe_race(rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path))
+    told = rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path).outlook
     assert told.startswith("Race of 12 cells in blocks of up to 8 runs for 30 min: each runs once")
     assert "5 fresh blocks of leader, runner-up and baseline" in told
     assert "a full one of 5 blocks takes 65 runs" in told

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vitsweep.racing.halving import LAST, Runs, Standing, fit, standing, within_reach
+from vitsweep.extras.race.halving import LAST, Runs, Standing, fit, standing, within_reach
 
 TRUTH = np.r_[0.0, np.linspace(-0.3, 0.3, 24)]
 """Log throughput of the cells; 0 is the reference."""

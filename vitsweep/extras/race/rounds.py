@@ -1,6 +1,6 @@
 """The rounds of `sweep.search=race`: from the stored runs of a sweep to the next blocks, or to the end.
 
-What a race does next follows from the records alone, see `racing.halving`: an interrupted race continues as
+What a race does next follows from the records alone, see `halving`: an interrupted race continues as
 if it had not been. Nothing is read from `race.json`, which is for tables and charts.
 """
 
@@ -19,11 +19,11 @@ from pandas import DataFrame
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
+from vitsweep.extras.race.halving import LAST, LEVEL, Runs, Standing, standing, within_reach
 from vitsweep.files import write_atomically
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell, seconds_of_block
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, cell_labels
-from vitsweep.racing.halving import LAST, LEVEL, Runs, Standing, standing, within_reach
 from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import RACE
@@ -118,6 +118,23 @@ class RaceRounds:
                 "`sweep.search=race` has one cell: a race needs two cells or more, such as "
                 "`-m precision=O1,O2 sharding=ddp,fsdp`."
             )
+
+    @property
+    def outlook(self) -> str:
+        """How the race would proceed, for `plan`.
+
+        Raises:
+            BadValueError: it could not begin.
+        """
+        self.check()
+        settings, num = self.settings, len(self.cells)
+        bound = f" for {settings.minutes:g} min" if settings.minutes else ""
+        return (
+            f"Race of {count(num, 'cell')} in blocks of up to {min(settings.cells_per_block, num)} "
+            f"runs{bound}: each runs once, then the slower half is dropped, round after round, down to "
+            f"{LAST}; then {settings.confirm} fresh blocks of leader, runner-up and baseline. The column "
+            f"`runs` is that of a grid; a full one of {self.grid_blocks} blocks takes {self.grid_runs:,} runs."
+        )
 
     def next(self, records: Sequence[RunRecord]) -> list[Block]:
         """Return the next blocks; none where the race has ended, and `ended` says why.
@@ -362,20 +379,3 @@ class RaceRounds:
             return [*after[:1], *others]
         margin = log1p(self.settings.indifference)
         return within_reach(at, leader, others, fresh, reference, margin)
-
-
-def describe_race(rounds: RaceRounds) -> str:
-    """Return how a race would proceed, for `plan`.
-
-    Raises:
-        BadValueError: it could not begin.
-    """
-    rounds.check()
-    settings, num = rounds.settings, len(rounds.cells)
-    bound = f" for {settings.minutes:g} min" if settings.minutes else ""
-    return (
-        f"Race of {count(num, 'cell')} in blocks of up to {min(settings.cells_per_block, num)} runs{bound}: "
-        f"each runs once, then the slower half is dropped, round after round, down to {LAST}; then "
-        f"{settings.confirm} fresh blocks of leader, runner-up and baseline. The column `runs` is that of a "
-        f"grid; a full one of {rounds.grid_blocks} blocks takes {rounds.grid_runs:,} runs."
-    )
