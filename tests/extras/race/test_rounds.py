@@ -366,4 +366,4 @@ def test_plan_says_how_a_race_would_proceed(
     told = rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path).outlook
     assert told.startswith("Race of 12 cells in blocks of up to 8 runs for 30 min: each runs once")
     assert "5 fresh blocks of leader, runner-up and baseline" in told
-    assert "a full one of 5 blocks takes 65 runs" in told
+    assert "one of 5 blocks takes 65 runs" in told

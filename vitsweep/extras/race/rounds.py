@@ -133,7 +133,7 @@ class RaceRounds:
             f"Race of {count(num, 'cell')} in blocks of up to {min(settings.cells_per_block, num)} "
             f"runs{bound}: each runs once, then the slower half is dropped, round after round, down to "
             f"{LAST}; then {settings.confirm} fresh blocks of leader, runner-up and baseline. The column "
-            f"`runs` is that of a grid; a full one of {self.grid_blocks} blocks takes {self.grid_runs:,} runs."
+            f"`runs` is that of a grid; one of {self.grid_blocks} blocks takes {self.grid_runs:,} runs."
         )
 
     def next(self, records: Sequence[RunRecord]) -> list[Block]:
