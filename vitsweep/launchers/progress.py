@@ -14,6 +14,7 @@ from rich.table import Table
 from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
+from vitsweep.predict.prediction import run_seconds
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
 from vitsweep.tables.formatting import count, duration, number, shortened, times
@@ -31,6 +32,8 @@ SO_FAR = "ratio"
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
 CAPTION = "Over the blocks of this command; a ratio in brackets is of one look."
+SETUP_SECONDS, BESIDE_SECONDS = 0.8, 1.0
+"""Of a run: until its first step without a proof, and outside of its ranks, where no run has shown it yet."""
 NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
 LINE = 80
 """Columns into which a line fits; a name gives way in its middle."""
@@ -61,6 +64,8 @@ class Progress:
         self._per_block: dict[tuple[bool, str], dict[str, float]] = {}
         self._baselines: dict[str, str] = {}
         self._references: dict[str, float] = {}
+        self._beside, self._least_setup = BESIDE_SECONDS, inf
+        self._of_first: list[float] = []
         self._live: Live | None = None
 
     @property
@@ -89,6 +94,9 @@ class Progress:
         """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
         self._states[entry.cell_id] = WAITING
         self._references[entry.cell_id] = record.metrics.get("images_per_second") or 0.0
+        if step_ms := record.metrics.get("step_time_ms"):
+            seconds = run_seconds(entry.spec, step_ms, SETUP_SECONDS)
+            self._seconds[entry.cell_id] = (seconds or 0.0) + self._beside
 
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
@@ -101,12 +109,28 @@ class Progress:
             self._print("", entry.cell_id, f": {resumed}")
         is_look = record.is_look
         speed, seconds = record.metrics.get("images_per_second"), 0.0
-        if own := record.environment.get("run_seconds"):  # the clock counts the server's start, too
-            seconds = own + (least_seconds_beyond_look(entry) if is_look else 0.0)
+        if own := record.environment.get("run_seconds"):
+            seconds = self._next_seconds(entry, record, own)
         said = NEEDS_LONGER if is_look and record.spec.get("measurement.min_seconds") else ""
         self.reported(
             entry, record.status, record.reason, speed, is_look, seconds, record.block, said
         )
+
+    def _next_seconds(self, entry: PlannedCell, record: RunRecord, own: float) -> float:
+        """Return how long the next run of a cell takes after one whose ranks took `own` seconds.
+
+        It has no proof, which only the first run of a cell has, and no start of the server.
+        """
+        took = time.monotonic() - self._started.get(entry.cell_id, time.monotonic())
+        if self._done:
+            self._beside = max(took - own, 0.0)
+        setup = record.metrics.get("setup_seconds") or 0.0
+        self._least_setup = min(self._least_setup, setup)
+        beyond = least_seconds_beyond_look(entry) if record.is_look else 0.0
+        seconds = own + beyond - (setup - self._least_setup) + self._beside
+        if entry.cell_id not in self._seconds:
+            self._of_first.append(max(took - seconds, 0.0) if self._done else 0.0)
+        return max(seconds, 0.0)
 
     def reported(
         self,
@@ -230,17 +254,18 @@ class Progress:
         if self._budget < inf:
             left = duration(max(self.seconds_of_budget_left, 0.0))
             return f"{count(self._done, 'run')}, at most {left} left"
-        left = ", the first starts all processes" if not self._done else ""
-        if self._done:
+        left = ", the first starts all processes"
+        if self._done or (self._seconds and self._left):
             left = f", about {duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"
 
     def _seconds_left(self) -> float:
-        """Estimate the rest from the latest run of each cell; of one that has not run, from their mean."""
+        """Estimate the rest from the latest run of each cell; of one that has not run, from their median."""
         now, left = time.monotonic(), +self._left
         if left.total() != self._total - self._done:
             return (now - self._begin) / self._done * (self._total - self._done)
-        mean = fmean(self._seconds.values())
-        seconds = {cell: self._seconds.get(cell, mean) for cell in left}
+        usual = median(self._seconds.values())
+        seconds = {cell: self._seconds.get(cell, usual) for cell in left}
         running = (min(now - t, seconds.get(c, 0.0)) for c, t in list(self._started.items()))
-        return sum(n * seconds[cell] for cell, n in left.items()) - sum(running)
+        first = median(self._of_first or [0.0]) * len(left.keys() - self._seconds.keys())
+        return sum(n * seconds[cell] for cell, n in left.items()) + first - sum(running)
