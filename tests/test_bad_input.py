@@ -29,6 +29,7 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.machine_defaults import machine_sizes
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
@@ -334,6 +335,7 @@ def test_every_setting_takes_or_names_every_value(all_choices: bool) -> None:
                 planned = entry(*typed)
                 check_tracker(planned.composed.tree["tracker"])
                 check_metrics(planned.composed.tree["metric"]["columns"])
+                machine_sizes(planned.composed.tree["machine"])
             except VitsweepError as error:
                 if key not in str(error) and not _refused_alone(choice):
                     unnamed.append(f"{typed}: {error}")

@@ -15,7 +15,7 @@ from tests.builders import of_present_code, run
 from tests.command import QUICK, Command, fault
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
-from vitsweep.planning.sweep_plan import plan_pair
+from vitsweep.planning.pair import plan_pair
 from vitsweep.rates.profile import cpu_model
 from vitsweep.results.store import Store
 

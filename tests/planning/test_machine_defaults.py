@@ -11,7 +11,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import key_of
 from vitsweep.errors import BadValueError
 from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.planning.machine_defaults import cells_for, with_sizes
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import Machine
 
@@ -51,6 +51,14 @@ def test_a_gpu_gets_a_real_model_and_names_it():
     by_hand = plan_of(expand(typed, COMPOSER), ONE_H200, COMPOSER)
     assert [*plan_of(cells, ONE_H200, COMPOSER).entries] == [*by_hand.entries]
     assert "256 images per rank" in cells_for([], COMPOSER, H200)[2]
+
+
+def test_a_comparison_has_the_same_sizes():
+    pair = [COMPOSER.compose(["precision=O1", *more]) for more in ([], ["seed=1"])]
+    both, said = with_sizes(pair, ["precision=O1", "seed=1"], COMPOSER, ONE_H200)
+    assert said.startswith("1 x H200 SXM: ViT-B/16, 224 px, 256 images;")
+    assert [cell.choices["model"] for cell in both] == ["vit_base"] * 2
+    assert with_sizes(pair, ["machine=cpu"], COMPOSER, ONE_H200) == (pair, "")
 
 
 def test_on_a_cpu_nothing_changes():
@@ -146,6 +154,11 @@ def test_a_machine_is_one_for_all_cells():
         cells_for(["machine=cpu,cuda"], COMPOSER, CPU)
     with pytest.raises(BadValueError, match="`machine` has no choice `gpu`"):
         cells_for(["machine=gpu"], COMPOSER, CPU)
+    with pytest.raises(BadValueError, match="`machine` has no choice `gpu`"):
+        cells_for(["+sweep.by_machine.gpu={cells: []}"], COMPOSER, CPU)
+    text = "+sweep.by_machine.cuda={cells: ['precision=O1 sharding=fsdp', 'sharding=fsdp']}"
+    [cell] = cells_for(["sweep.name=mine", text], COMPOSER, ONE_H200)[0]
+    assert techniques([cell]) == [["precision=O1"]]
 
 
 def test_plan_prints_what_another_machine_would_run(tmp_path):
@@ -153,4 +166,4 @@ def test_plan_prints_what_another_machine_would_run(tmp_path):
     done = Command(tmp_path)(*words, quick=False)
     assert done.stdout.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images per rank;")
     assert "first-cuda on NVIDIA H200" in done.stdout
-    assert "precision=tf32 (baseline)" in done.stdout
+    assert "baseline: tf32 · ddp · adamw_loop" in done.stdout

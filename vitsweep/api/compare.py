@@ -26,6 +26,7 @@ from vitsweep.planning.blocks import (
     within_minutes,
 )
 from vitsweep.planning.freeze import code_state, freeze, open_store
+from vitsweep.planning.pair import ComparisonRequest, PlannedPair
 from vitsweep.planning.pending import (
     ResumeState,
     has_typed_blocks,
@@ -33,12 +34,7 @@ from vitsweep.planning.pending import (
     resume_state,
     usable_runs,
 )
-from vitsweep.planning.sweep_plan import (
-    ComparisonRequest,
-    PlannedPair,
-    SweepPlan,
-    cell_labels,
-)
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -84,7 +80,9 @@ def measured_pair(planned: PlannedPair, console: Console) -> Iterator["PairedCom
     Raises:
         VitsweepError: blocks of different devices would be compared; nothing has run.
     """
-    plan, settings, tracker, request = planned
+    plan, settings, tracker, request, defaults = planned
+    if defaults:
+        console.print(defaults)
     plan = within_minutes(plan, request.minutes)
     check_tracker(tracker)
     store = open_store(settings)

@@ -21,14 +21,8 @@ from vitsweep.extras import of_two
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.limit_search import Search, Searches
-from vitsweep.planning.sweep_plan import (
-    DEFAULT_MINUTES,
-    DEFAULT_WIDTH,
-    ComparisonRequest,
-    SweepPlan,
-    all_refused,
-    plan_pair,
-)
+from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
+from vitsweep.planning.sweep_plan import SweepPlan, all_refused
 from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.

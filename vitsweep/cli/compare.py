@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import VitsweepError, was_terminated
-from vitsweep.planning.sweep_plan import (
-    DEFAULT_MINUTES,
-    DEFAULT_WIDTH,
-    ComparisonRequest,
-    plan_pair,
-)
+from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
 from vitsweep.results.record import Status
 from vitsweep.results.sweeps import sweep_argument
 

@@ -5,18 +5,24 @@ get from here among their overrides, so that they are the same cells wherever th
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Gt, Le
 
 from vitsweep.composition.composer import ComposedCell, Composer, Tree, root_of
 from vitsweep.composition.grid import AUTO, expand, named
+from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import key_of
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.freeze import plan_of
 from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.rates.profile import device_name, free_gpu_gib
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.menu import choices, comment
 from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import HERE, Machine
@@ -29,6 +35,27 @@ LARGE_DATA = ("synthetic", "image_folder")
 OF_THE_BATCH = ("batch", "batch.images_per_step", "batch.scope")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MachineSizes:
+    """A choice of the group `machine`; `conf/machine` explains each field."""
+
+    name: str
+    models: tuple[str, ...]
+    data: str | None
+    images_per_rank: tuple[Annotated[int, Gt(0)], ...]
+    memory_share: Annotated[float, Gt(0), Le(1)]
+
+
+def machine_sizes(node: Mapping[str, Any]) -> MachineSizes:
+    """Type and check the node `machine` of a composed configuration.
+
+    Raises:
+        BadValueError: a value is not allowed.
+    """
+    sizes: MachineSizes = section_from_tree(MachineSizes, node, GROUP)
+    return sizes
+
+
 @dataclass(frozen=True)
 class _Typed:
     """What one command types, and the machine that it is for.
@@ -37,15 +64,13 @@ class _Typed:
         composer: composes cells.
         overrides: those of cells and of the sweep.
         machine: node on which the cells will run.
-        choice: of the group `machine`.
-        sizes: its node.
+        sizes: the choice of `machine`.
     """
 
     composer: Composer
     overrides: list[str]
     machine: Machine
-    choice: str
-    sizes: Mapping[str, Any]
+    sizes: MachineSizes
 
 
 def cells_for(
@@ -78,6 +103,22 @@ def cells_for(
     return sized, sweep, _sentence(sized, typed) if has_part or sized is not cells else ""
 
 
+def with_sizes(
+    cells: list[ComposedCell], overrides: Sequence[str], composer: Composer, machine: Machine
+) -> tuple[list[ComposedCell], str]:
+    """Return composed cells with the sizes of a machine, and the sentence, see `cells_for`.
+
+    Args:
+        cells: of one command.
+        overrides: that were typed for any of them.
+        composer: composes cells.
+        machine: node on which they will run.
+    """
+    typed = _typed(overrides, composer, machine)
+    sized = _sized(cells, typed)
+    return sized, _sentence(sized, typed) if sized is not cells else ""
+
+
 def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _Typed:
     """Tell the overrides of `machine` from the others, and choose where none is typed."""
     parsed = dict(zip(overrides, composer.parse(overrides), strict=True))
@@ -90,7 +131,7 @@ def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _T
     rest = [text for text in overrides if text not in own]
     device = "cpu" if "resources.device=cpu" in rest else machine.device
     composed = composer.compose([f"{GROUP}={device}", *own])
-    return _Typed(composer, rest, machine, composed.choices[GROUP], composed.tree[GROUP])
+    return _Typed(composer, rest, machine, machine_sizes(composed.tree[GROUP]))
 
 
 # The part of a named sweep.
@@ -99,15 +140,18 @@ def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _T
 def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
     """Return the node `sweep` with what its part for the machine replaces, and whether it has one."""
     keys = {key_of(text) for text in typed.overrides}
-    part: Tree = sweep["by_machine"].get(typed.choice, {})
+    for name in sweep_settings({"sweep": sweep}).by_machine:
+        if name not in typed.composer.options(GROUP):
+            raise unknown_choice(GROUP, name, typed.composer.options(GROUP))
+    part: Tree = sweep["by_machine"].get(typed.sizes.name, {})
     if not typed.machine.has_tf32:
         part = json.loads(json.dumps(part).replace("tf32", "fp32"))
     if _ranks(typed) == 1 and "cells" in part:
         part = part | {"cells": _unsharded(part["cells"])}
     found = sweep | {k: value for k, value in part.items() if f"sweep.{k}" not in keys}
     has_name = sweep["name"] != AUTO and "sweep.name" not in keys
-    if has_name and typed.sizes["models"] and ("cells" in part or "model" not in sweep["axes"]):
-        found["name"] = f"{sweep['name']}-{typed.choice}"
+    if has_name and typed.sizes.models and ("cells" in part or "model" not in sweep["axes"]):
+        found["name"] = f"{sweep['name']}-{typed.sizes.name}"
     return found | {"by_machine": {}}, bool(part)
 
 
@@ -119,9 +163,10 @@ def _ranks(typed: _Typed) -> int:
     return int(nodes) * int(ranks) if nodes.isdecimal() and ranks.isdecimal() else 0
 
 
-def _unsharded(cells: Sequence[Sequence[str]]) -> list[list[str]]:
+def _unsharded(cells: Sequence[str | Sequence[str]]) -> list[list[str]]:
     """Leave `sharding=fsdp` out: one rank has nothing to share, and all cells get the baseline's sharding."""
-    kept = [tuple(text for text in cell if text != "sharding=fsdp") for cell in cells]
+    lists = [shlex.split(cell) if isinstance(cell, str) else cell for cell in cells]
+    kept = [tuple(text for text in cell if text != "sharding=fsdp") for cell in lists]
     return [list(cell) for cell in dict.fromkeys(kept) if cell]
 
 
@@ -131,15 +176,15 @@ def _unsharded(cells: Sequence[Sequence[str]]) -> list[list[str]]:
 def _sized(cells: list[ComposedCell], typed: _Typed) -> list[ComposedCell]:
     """Return the cells with the sizes of the machine where nobody set them."""
     sizes = typed.sizes
-    for model in sizes["models"]:
+    for model in sizes.models:
         added = list(_added(cells, typed, model))
         if not added:
             return cells
-        counts = sizes["images_per_rank"] if added[-1] == "batch.scope=per_replica" else [None]
+        counts = sizes.images_per_rank if added[-1] == "batch.scope=per_replica" else (None,)
         specs = _specs(_with(cells, added, typed.composer), typed)
         for images in counts:
             fits = _fits(specs, images, typed)
-            is_last = images == counts[-1] and (fits is None or model == sizes["models"][-1])
+            is_last = images == counts[-1] and (fits is None or model == sizes.models[-1])
             if fits or is_last:
                 texts = [f"batch.images_per_step={images}"] if images else []
                 return _with(cells, [*added, *texts], typed.composer)
@@ -159,10 +204,10 @@ def _added(cells: Sequence[ComposedCell], typed: _Typed, model: str) -> Iterator
         return
     if not models:
         yield f"model={model}"
-    if "data" not in values:
-        yield f"data={typed.sizes['data']}"
+    if "data" not in values and typed.sizes.data:
+        yield f"data={typed.sizes.data}"
     is_searched = cells[0].tree["sweep"]["limit"]["key"] == "batch.images_per_step"
-    if not is_searched and not values.keys() & {*OF_THE_BATCH}:
+    if typed.sizes.images_per_rank and not is_searched and not values.keys() & {*OF_THE_BATCH}:
         yield "batch.scope=per_replica"
 
 
@@ -188,7 +233,7 @@ def _fits(specs: Sequence[CellSpec], images: int | None, typed: _Typed) -> bool 
         return None
     if images:
         specs = [replace(s, batch=replace(s.batch, images_per_step=images)) for s in specs]
-    most = typed.sizes["memory_share"] * gib * 2**30
+    most = typed.sizes.memory_share * gib * 2**30
     return all(memory(Sizes.of(spec)).peak <= most for spec in specs)
 
 
@@ -206,7 +251,7 @@ def _sentence(cells: Sequence[ComposedCell], typed: _Typed) -> str:
         scope = " per rank" if specs[0].batch.scope == "per_replica" else " in all"
     pixels = _span({spec.batch.resolution_px for spec in specs})
     images = _span({spec.batch.images_per_step for spec in specs})
-    others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.choice)
+    others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
     return (
         f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}; "
         f"{others} for the other"

@@ -19,7 +19,8 @@ from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.execution.code_hash import files_here
 from vitsweep.extras.bundle.check import Checked, code_lines, package_lines, text_of_cells
 from vitsweep.extras.bundle.claims import Claim, Verdict
-from vitsweep.planning.sweep_plan import ComparisonRequest, PlannedCell, plan_cell, plan_pair
+from vitsweep.planning.pair import ComparisonRequest, plan_pair
+from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
@@ -156,7 +157,7 @@ def _reproduced(
     request = ComparisonRequest(
         variant=tuple(sides[0]),
         baseline=tuple(sides[1]),
-        common=(f"sweep.name={name}", "sweep.prune_slowdown=null"),
+        common=("machine=cpu", f"sweep.name={name}", "sweep.prune_slowdown=null"),
         width=claim.margin / 2,
         minutes=minutes,
     )

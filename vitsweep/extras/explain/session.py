@@ -11,7 +11,7 @@ from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.explain.causes import explain_cells, find_cell
 from vitsweep.extras.explain.explained import Explained, explain_stored
-from vitsweep.planning.sweep_plan import DEFAULT_MINUTES, ComparisonRequest, plan_pair
+from vitsweep.planning.pair import DEFAULT_MINUTES, ComparisonRequest, plan_pair
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.sweep_tables import SweepTables
@@ -104,7 +104,7 @@ def _comparison(request: ExplainRequest) -> ComparisonRequest | Explained:
         asked,
         variant=_overrides(words[a]),
         baseline=_overrides(words[b]),
-        common=(*where, *asked.common),
+        common=("machine=cpu", *where, *asked.common),
     )
 
 

@@ -12,7 +12,7 @@ from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminat
 from vitsweep.extras.explain.causes import MODULES
 from vitsweep.extras.explain.explained import Explained, explain_cell
 from vitsweep.extras.explain.session import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
-from vitsweep.planning.sweep_plan import DEFAULT_MINUTES
+from vitsweep.planning.pair import DEFAULT_MINUTES
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep
