@@ -161,9 +161,11 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     chart = speedup.draw(speedup.table_of(SweepTables.read(blog_folder)))
     [axes] = chart.axes
     marks = [line for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
-    assert [line.get_xdata().tolist() for line in marks] == [[1.51]]
+    assert [line.get_xdata().tolist() for line in marks] == [[1.51], [2.18], [1.86]]
+    written = [text.get_text() for text in axes.texts]
+    assert written[-2:] == ["2.18x  out of memory", "1.86x  not measured here"]
     assert marks[0].get_markerfacecolor() == style.PAPER
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    legend = [text.get_text() for text in chart.legends[0].get_texts()]
     assert "published: Meta AI blog\n(2022-05-05)" in legend
 
 

@@ -37,10 +37,11 @@ def draw(cells: DataFrame) -> Figure:
     columns, names = varying_columns(cells) or ["precision"], cell_names(cells)
     group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
-    figure, axes = style.new_figure(8.4, style.height(len(shown)))
+    unmeasured = cells.attrs.get("unmeasured", ())
+    figure, axes = style.new_figure(8.4, style.height(len(shown) + len(unmeasured)))
     ends = style.reach(shown["speedup"], shown["speedup_high"])
     if "published" in shown:
-        ends = max(ends, shown["published"].fillna(0).max())
+        ends = max(ends, shown["published"].fillna(0).max(), *(at for _, at, *_ in unmeasured))
     for position, (_, row) in enumerate(shown.iterrows()):
         claim = plain(row["claim"])
         hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
@@ -49,14 +50,19 @@ def draw(cells: DataFrame) -> Figure:
         whisker = row["speedup_low"], row["speedup_high"]
         mark = row.get("published")
         style.bar(axes, position, row["speedup"], text, look, whisker, ends, mark)
+    for position, (_, at, note, _) in enumerate(unmeasured, len(shown)):
+        axes.plot(at, position, zorder=4, **style.HOLLOW)
+        style.value(axes, position, at + 0.015 * ends, f"{times(at)}  {note}")
     others = shown[shown["claim"] != Claim.baseline]
     for choice in dict.fromkeys(others[group].astype(str)):
         axes.bar(0, 0, color=style.colour(group, choice), label=choice)
     if not shown["claim"].isin(SURE).all():
         axes.bar(nan, 0, label=HATCHED, **style.fill(style.QUIET, False))
-    for source in shown.get("published_by", Series(dtype=str)).dropna().unique():
+    sources = shown.get("published_by", Series(dtype=str)).dropna().tolist()
+    for source in dict.fromkeys([*sources, *(source for *_, source in unmeasured)]):
         axes.plot([], [], label=fill(f"published: {source}", 24), **style.HOLLOW)
-    style.rows(axes, style.apart(names[shown.index].tolist()), ends)
+    labels = [*style.apart(names[shown.index].tolist()), *(name for name, *_ in unmeasured)]
+    style.rows(axes, labels, ends)
     style.reference_line(axes, 1.0)
     over = "repetitions" if "replicated" in cells else "blocks"
     axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")

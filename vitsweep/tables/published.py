@@ -236,11 +236,18 @@ def _here(column: str, cell: Mapping[Any, Any], base: Mapping[Any, Any]) -> str:
 
 
 def with_published(cells: DataFrame, figures: DataFrame, column: str) -> DataFrame:
-    """Add `published` and `published_by`, the first figure beside a cell's `column` and its source."""
-    shown = figures[(figures["column"] == column) & figures["cell_id"].notna()]
-    first = shown.drop_duplicates("cell_id").set_index("cell_id")
+    """Add `published` and `published_by`, the first figure beside a cell's `column` and its source.
+
+    `attrs["unmeasured"]` has experiment, figure, reason and source of those that stand beside nothing.
+    """
+    shown = figures[figures["column"] == column]
+    is_measured = shown["measured"].notna()
+    first = shown[is_measured].drop_duplicates("cell_id").set_index("cell_id")
     found = {"published": first["number"], "published_by": first["source"]}
-    return cells.assign(**{c: cells["cell_id"].map(known) for c, known in found.items()})
+    table = cells.assign(**{c: cells["cell_id"].map(known) for c, known in found.items()})
+    alone = shown.loc[~is_measured, ["experiment", "number", "note", "source"]].dropna()
+    table.attrs["unmeasured"] = alone.to_numpy().tolist()
+    return table
 
 
 def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
