@@ -32,8 +32,8 @@ from pandas import DataFrame
 from vitsweep.api.plan import machine_with
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
+from vitsweep.extras.predict.prediction import predict_cells
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.prediction import predict_cells
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.published import published, with_conditions
 

@@ -32,11 +32,11 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
+from vitsweep.extras.predict.layouts import closed_trace
+from vitsweep.extras.predict.profile_rates import TableRates
+from vitsweep.extras.predict.step_time import predict_step
+from vitsweep.planning.closed_memory import Sizes
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.closed_memory import Sizes
-from vitsweep.predict.layouts import closed_trace
-from vitsweep.predict.profile_rates import TableRates
-from vitsweep.predict.step_time import predict_step
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine

@@ -20,10 +20,10 @@ from gpu_steps import (
     seconds_of,
 )
 
+from vitsweep.extras.predict.prediction import predict_cell
+from vitsweep.extras.predict.step_time import StepTrace
+from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.memory import peak_memory, reset_peak
-from vitsweep.predict.prediction import predict_cell
-from vitsweep.predict.step_time import StepTrace
-from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.spec.cell_spec import CellSpec
 
 GIB = 2**30

@@ -20,13 +20,13 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from benchmarks.kept import keep
-from vitsweep.cli.calibrate_machine import calibrate
 from vitsweep.composition.composer import Composer
+from vitsweep.extras.predict.calibrate import measure_steps
+from vitsweep.extras.predict.machine import calibrate
+from vitsweep.extras.predict.prediction import predict_cell
+from vitsweep.extras.predict.step_time import StepTimePrediction, StepTrace
+from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.predict.calibrate import measure_steps
-from vitsweep.predict.prediction import predict_cell
-from vitsweep.predict.step_time import StepTimePrediction, StepTrace
-from vitsweep.predict.trace_pool import trace_cells
 from vitsweep.rates.calibration import load_calibration
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec

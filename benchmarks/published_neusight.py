@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of, with_figure
-from vitsweep.predict.closed_memory import Sizes
-from vitsweep.predict.layouts import closed_trace
-from vitsweep.predict.profile_rates import TableRates
-from vitsweep.predict.step_time import predict_step
+from vitsweep.extras.predict.layouts import closed_trace
+from vitsweep.extras.predict.profile_rates import TableRates
+from vitsweep.extras.predict.step_time import predict_step
+from vitsweep.planning.closed_memory import Sizes
 from vitsweep.rates.profile import Profile, profile_named
 
 LABELS, CONFIGS = "scripts/asplos/label", "scripts/asplos/data/DLmodel_configs"

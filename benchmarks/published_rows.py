@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitsweep.predict.step_time import StepTimePrediction
+from vitsweep.extras.predict.step_time import StepTimePrediction
 from vitsweep.rates.profile import Figure, Profile
 from vitsweep.spec.resources import MeshShape
 

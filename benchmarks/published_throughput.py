@@ -32,10 +32,10 @@ from typing import Any
 from benchmarks.kept import keep
 from benchmarks.published_neusight import neusight
 from benchmarks.published_rows import Row, gpt, mesh_of, text_of, with_figure
-from vitsweep.predict.closed_memory import Sizes
-from vitsweep.predict.layouts import closed_trace
-from vitsweep.predict.profile_rates import TableRates
-from vitsweep.predict.step_time import predict_step
+from vitsweep.extras.predict.layouts import closed_trace
+from vitsweep.extras.predict.profile_rates import TableRates
+from vitsweep.extras.predict.step_time import predict_step
+from vitsweep.planning.closed_memory import Sizes
 from vitsweep.rates.profile import profile_named
 
 HALF: dict[str, Any] = {

@@ -27,7 +27,6 @@ from vitsweep.model.build import first_model
 from vitsweep.model.restored import set_to_train
 from vitsweep.model.user_module import counted, problems, without_weights
 from vitsweep.parallelize import parallelize
-from vitsweep.predict.trace import trace_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import evaluate, held_out, train_epochs
 from vitsweep.training.shards import plain_weights
@@ -303,8 +302,9 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
         "problems": lambda: problems(spec.model, 8),  # type: ignore[arg-type]
         "problems without a run": lambda: problems(spec.model, 8, run=False),  # type: ignore[arg-type]
         "counted": lambda: counted(spec.model, 8),  # type: ignore[arg-type]
-        "traced": lambda: trace_cell(spec),
     }
+    if "predict" in extras.FEATURES:
+        looks["traced"] = lambda: extras.load("predict.trace:trace_cell")(spec)
     if "take_home" in extras.FEATURES:
         written, prepare = map(extras.load, ("take_home.write:written", "take_home.prove:_prepare"))
         looks["exported"] = lambda: written(spec, "train.py", [])

@@ -42,7 +42,6 @@ COMMANDING = (
     ("api",),
     ("launchers",),
     ("planning",),
-    ("predict",),
     ("composition", "execution"),
 )
 """What stands above both."""

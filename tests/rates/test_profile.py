@@ -1,13 +1,10 @@
 """Profiles of devices: every figure has a source, unknown ones say what to do."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.predict.traces import product
 from vitsweep.errors import BadValueError
-from vitsweep.predict.profile_rates import TableRates
 from vitsweep.rates.profile import (
     PROFILES,
     Profile,
@@ -103,16 +100,6 @@ def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> Non
     )
     half = profile_named(str(path))
     assert half.matmul_fraction("float32") == half.matmul_fraction("bfloat16") == 0.8
-
-
-def test_a_format_without_units_of_its_own_is_computed_in_float32() -> None:
-    rates = TableRates(profile_named("v100"))
-    times = {
-        dtype: rates.operator_us(replace(product(4096, 4096, 4096), dtype=dtype))
-        for dtype in ("float32", "bfloat16", "float16")
-    }
-    assert times["bfloat16"] > 4 * times["float16"]
-    assert times["float32"] == pytest.approx(times["bfloat16"], rel=0.3)
 
 
 @pytest.mark.parametrize(

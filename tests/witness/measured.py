@@ -81,7 +81,7 @@ def _entered(place: Path) -> None:
     modules = sorted(m for m in sys.modules if m.startswith("vitsweep.") or m == "vitsweep")
     rooms = {
         room: any(m.startswith(f"vitsweep.{room}") for m in modules)
-        for room in ("predict", "extras.race")
+        for room in ("extras.predict", "extras.race")
     }
     counts = {"files entered": len(own), "modules imported": len(modules), "imports": rooms}
     write(place / "plan.json", counts | {"files": own, "modules": modules})

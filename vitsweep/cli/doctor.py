@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
+from vitsweep import extras
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import captured, open_console, print_lines
@@ -45,9 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
     console = open_console()
     if VERBS["doctor"].read(arguments).calibrate:
-        from vitsweep.cli.calibrate_machine import calibrate
-
-        return calibrate(console)
+        return int(extras.option("doctor --calibrate")(console))
     machine = Machine.here()
     rates = _rates(machine)
     for title, rows in (

@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from vitsweep import extras
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
@@ -32,9 +33,7 @@ def run(arguments: Sequence[str]) -> int:
         BadValueError: an option has a wrong value.
     """
     if "--search" in arguments:
-        from vitsweep.cli.layouts import search
-
-        return search(arguments)
+        return int(extras.option("plan --search")(arguments))
     if {"-h", "--help"} & set(arguments):
         VERBS["plan"].parser().print_help()
         return 0
@@ -67,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         launcher.machine(),
         launcher.with_paired_baselines,
         PlanRequest(
-            predict=not known.no_predict and _predicts(known.hardware),
+            predict=not known.no_predict,
             hardware=_parts(known.hardware),
             columns=_parts(known.columns),
             parquet=known.parquet,
@@ -116,12 +115,6 @@ def _refusal(choice: str) -> str:
         f"`plan` lists the cells of a grid; with `{choice}` each batch of cells is chosen from the "
         "results of those before: leave `plan` out, or the sweeper."
     )
-
-
-def _predicts(hardware: str | None) -> bool:
-    from vitsweep.planning.predictions import predicts  # loads torch
-
-    return predicts() or bool(hardware)
 
 
 def _add_own(options: Options) -> None:

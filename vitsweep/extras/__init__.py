@@ -51,6 +51,11 @@ class Feature:
         charts: of a report -> the chart after which each is shown; `charts/NAME.py` has its `CHART`.
         rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
             `planning.rounds.Rounds` with `check`, which refuses, and `outlook`, what `plan` says.
+        admission: a module that is asked of cells before they run: `admitted` (a plan without those that are
+            refused, with the reasons), and `minutes` of their runs.
+        columns: of a plan: a function that returns its rows with more columns, and lines to print below.
+        options: of a verb of the core -> what runs instead of it.
+        settings: keys of `sweep`, which are refused without the feature.
     """
 
     words: tuple[str, ...]
@@ -66,9 +71,28 @@ class Feature:
     of_two: dict[str, str] = field(default_factory=dict)
     charts: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
+    admission: str = ""
+    columns: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
 
 
 KNOWN: dict[str, Feature] = {
+    "predict": Feature(
+        words=(
+            "calibrate_machine",
+            "earlier_errors",
+            "keep_predictions",
+            "predict_",
+            "predicts",
+            "StepTrace",
+        ),
+        pages=("before_you_submit.md",),
+        admission="admission",
+        columns="columns:predicted",
+        options={"plan --search": "search:search", "doctor --calibrate": "machine:calibrate"},
+        settings=("only", "max_gpu_hours"),
+    ),
     "explain": Feature(
         words=(
             "ExplainRequest",
@@ -199,6 +223,31 @@ OF_TWO = {what: f"{n}.{place}" for n, f in FEATURES.items() for what, place in f
 
 ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.rounds.items()}
 """Value of `sweep.search` -> what chooses the blocks, the feature first."""
+
+ADMISSION = tuple(f"{n}.{f.admission}" for n, f in FEATURES.items() if f.admission)
+"""Modules that are asked of cells before they run."""
+
+COLUMNS = tuple(f"{n}.{f.columns}" for n, f in FEATURES.items() if f.columns)
+"""Places of what adds columns to a plan."""
+
+OPTIONS = {
+    option: f"{n}.{place}" for n, f in FEATURES.items() for option, place in f.options.items()
+}
+"""Verb and option -> the place of what runs."""
+
+ABSENT = [key for n, f in KNOWN.items() if n not in FEATURES for key in f.settings]
+"""Keys of `sweep` whose features are not there."""
+
+
+def option(name: str) -> Any:
+    """Return what runs for a verb and an option.
+
+    Raises:
+        VitsweepError: the folder of the feature was removed.
+    """
+    if name not in OPTIONS:
+        raise VitsweepError(f"`{name}` is of an optional feature that is not installed here.")
+    return load(OPTIONS[name])
 
 
 def load(place: str) -> Any:

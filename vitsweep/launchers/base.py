@@ -15,13 +15,13 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.errors import BadValueError
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
-from vitsweep.planning.predictions import drop_oversized
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import Machine
@@ -124,6 +124,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         BadValueError: a value of a cell or of the sweep is wrong; nothing is written then.
         VitsweepError: the folder cannot be written.
     """
+    _refuse_absent(request.settings)
     plan = plan_of(request.cells, machine, request.composer)
     store = store_of(request.settings)
     if request.settings.search in extras.ROUNDS and not store.root.exists():
@@ -133,6 +134,15 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with locked(store, request.console):
         yield _frozen(store, plan, request, machine)
+
+
+def _refuse_absent(settings: SweepSettings) -> None:
+    """Refuse settings of optional features that are not installed, but what a race uses itself."""
+    absent = [key for key in extras.ABSENT if getattr(settings, key) is not None]
+    if absent and settings.search != "race":
+        raise BadValueError(
+            f"`sweep.{absent[0]}` is of an optional feature that is not installed here: leave it out."
+        )
 
 
 def rounds_of(
@@ -161,6 +171,16 @@ def rounds_of(
     )
     added.check()
     return added
+
+
+def expected_minutes(
+    entries: Sequence[PlannedCell], store: Store, machine: Machine
+) -> dict[str, float]:
+    """Return cell id -> minutes of a run that an optional feature expects, which keeps what it predicts."""
+    found: dict[str, float] = {}
+    for module in extras.ADMISSION:
+        found |= extras.load(f"{module}:minutes")(entries, store, machine)
+    return found
 
 
 def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: Console) -> None:
@@ -212,7 +232,9 @@ def _frozen(
 ) -> PreparedSweep:
     if request.settings.minutes is not None and request.settings.search == "grid":
         plan = within_minutes(plan, request.settings.minutes)
-    plan = drop_oversized(plan, request.settings, request.console, machine, store)
+    for module in extras.ADMISSION:
+        admit = extras.load(f"{module}:admitted")
+        plan = admit(plan, request.settings, request.console, machine, store)
     code = code_state()
     command = request.command or command_line()
     freeze(store, plan, request.settings, code, request.metrics, command=command)

@@ -32,6 +32,7 @@ from vitsweep.launchers.base import (
     PreparedSweep,
     announce,
     announce_undecided,
+    expected_minutes,
     frozen_sweep,
     prepared,
     rounds_of,
@@ -46,7 +47,6 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
-from vitsweep.planning.predictions import keep_predictions
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.metrics import METRICS
@@ -269,7 +269,7 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         sweep.store.only_rounds() if is_race else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
-        keep_predictions(sweep.plan.runnable, sweep.store, Machine.here())
+        expected_minutes(sweep.plan.runnable, sweep.store, Machine.here())
         interrupted = _run(sweep, request, settings.parallel)
 
         yield LaunchResult(

@@ -18,8 +18,8 @@ from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import key_of
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import plan_of
-from vitsweep.predict.closed_memory import Sizes, memory
 from vitsweep.rates.profile import device_name, free_gpu_gib
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from tests.cells import GPU_NODE, entry
 from tests.choices import choice
 from tests.shapes import NANO, assert_equal_step, build, replace
-from vitsweep.predict.trace import trace_cell
 from vitsweep.techniques.memory import offloaded_blocks
 from vitsweep.techniques.memory.offloaded_blocks import BlockSaves
 
@@ -112,6 +111,7 @@ def test_without_gradients_nothing_is_saved() -> None:
 @pytest.mark.full
 def test_activations_of_a_gpu_are_predicted_not_to_grow_with_the_depth() -> None:
     """The fake device has no streams: the order of copies and frees is that of the code."""
+    trace_cell = pytest.importorskip("vitsweep.extras.predict.trace").trace_cell
 
     def activations(depth: int, memory: str) -> int:
         planned = entry(

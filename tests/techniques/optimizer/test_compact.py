@@ -16,7 +16,6 @@ from tests.ranks import on_ranks, placed
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.equivalence import prove
 from vitsweep.measure.memory import optimizer_tensors
-from vitsweep.predict.trace import trace_cell
 from vitsweep.training.update import parameter_groups
 from vitsweep.world import World
 
@@ -119,6 +118,7 @@ def test_compact_states_train_like_adamw_under_ddp_and_fsdp(
 
 
 def test_the_prediction_counts_the_compact_state() -> None:
+    trace_cell = pytest.importorskip("vitsweep.extras.predict.trace").trace_cell
     large = ("model=vit_tiny", "model.depth=2", "data=synthetic", "batch.images_per_step=2")
     state = {
         name: trace_cell(

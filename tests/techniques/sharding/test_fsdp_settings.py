@@ -7,7 +7,7 @@ import pytest
 
 from tests.cells import GPU_NODE, TINY, cell, entry
 from tests.equivalence import differences
-from tests.predict.test_bytes_sent import predicted, same, sent
+from tests.extras.predict.test_bytes_sent import predicted, same, sent
 from tests.ranks import on_ranks
 from vitsweep.spec.cell_spec import CellSpec
 

@@ -13,6 +13,7 @@ from vitsweep.launchers.base import (
     PreparedSweep,
     announce,
     announce_undecided,
+    expected_minutes,
     locked,
     prepared,
     rounds_of,
@@ -33,7 +34,6 @@ from vitsweep.launchers.slurm.submit.sbatch import (
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups
 from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
 from vitsweep.planning.freeze import code_folder
-from vitsweep.planning.predictions import keep_predictions, predicted_minutes
 from vitsweep.planning.rounds import Rounds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
@@ -223,10 +223,8 @@ class _GridSubmission(_Submission):
             are = "is" if num == 1 else "are"
             self._console.print(f"{count(num, 'run')} {are} in live jobs of this sweep already.")
         lacking = [plan.entries[cell_id] for cell_id in state.missing_blocks]
-        predicted = keep_predictions(lacking, self._sweep.store, machine_of(settings))
-        minutes = run_minutes(
-            plan, rounds.earlier, predicted_minutes(predicted), settings.minutes_per_run
-        )
+        expected = expected_minutes(lacking, self._sweep.store, machine_of(settings))
+        minutes = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
         size, order = sweep_settings.cells_per_block, BalancedOrder.after(rounds.earlier)
         most = sweep_settings.prune_slowdown
 

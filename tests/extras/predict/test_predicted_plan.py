@@ -1,0 +1,124 @@
+"""Predictions in a plan: columns, files, other hardware, cells that do not fit."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cells import TINY
+from tests.command import Command
+from vitsweep.api.plan import machine_with
+from vitsweep.cli.plan import run
+from vitsweep.errors import BadValueError
+from vitsweep.extras.predict.columns import fastest_predicted, sums
+from vitsweep.rates.profile import profile_named
+from vitsweep.report.html import plan_page
+
+
+def test_a_plan_predicts_and_writes_all_columns(
+    vitsweep: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cells = (*TINY[:-1], "data=synthetic", "batch.scope=per_replica", "precision=fp32")
+    batches = ("batch.images_per_step=16,65536", "sweep.baseline=null")
+    files = ("--parquet", "p.parquet", "--html", "p.html")
+    shown = vitsweep(
+        "plan", "-m", *cells, *batches, "--hardware", "h100", "--nodes", "2", *files, quick=False
+    ).stdout
+    assert "will not fit: " in shown
+    assert "GiB per rank are predicted" in shown
+    table = pd.read_parquet(tmp_path / "p.parquet").set_index("batch.images_per_step")
+    assert list(table["state"]) == ["runnable", "will not fit"]
+    small = table.loc["16"]
+    assert small["hardware"] == "h100"
+    assert small["step_time_low_ms"] < small["step_time_ms"] < small["step_time_high_ms"]
+    assert small["gradient_bytes_per_step"] == 2 * 15 / 16 * 4 * small["num_parameters"]
+    assert small["optimizer_state_gib"] > 2 * small["parameter_gib"]
+    assert "will not fit" in (tmp_path / "p.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hardware", "h1000"], "Did you mean"),
+        (["--columns", "peak_gb", "--no-predict"], "there is no such column"),
+        (["--frob"], "--frob"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], words: str, vitsweep: Command) -> None:
+    done = vitsweep("plan", *TINY, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("nodes", ["two", "0", "-1", ""])
+def test_nodes_are_whole_numbers_from_one_on(nodes: str) -> None:
+    with pytest.raises(BadValueError, match="whole numbers from 1 on"):
+        run([f"--nodes={nodes}"])
+
+
+def test_a_node_of_named_hardware_has_as_many_devices_as_its_profile_says() -> None:
+    for name in ("h100", "rtx_4090"):
+        assert (
+            machine_with(profile_named(name)).devices_per_node
+            == profile_named(name)["devices_per_node"]
+        )
+
+
+def test_counts_on_the_page_are_whole_numbers() -> None:
+    page = plan_page("x", pd.DataFrame({"state": ["runnable"], "runs": [5], "hours": [5.0]}))
+    assert '<td class="number">5</td>' in page
+    assert '<td class="number">5.000</td>' in page
+
+
+def test_the_proposed_stack_is_the_last_combination_that_this_machine_has(
+    vitsweep: Command,
+) -> None:
+    typed = ("model=vit_nano", "batch.images_per_step=8", "batch.resolution_px=32")
+    shown = vitsweep("plan", "--stack", "--no-predict", *typed, quick=False).stdout
+    [proposed] = [line for line in shown.splitlines() if line.startswith("Proposed:")]
+    words = proposed.split()
+    assert {"precision=bf16_masters", "compilation=compile_blocks", *typed} <= {*words}
+    assert "attention=sdpa_cudnn_first" not in words
+    assert not any(word.startswith("sweep") for word in words)
+
+
+def test_groups_that_cross_nodes_are_named_in_a_plan(vitsweep: Command) -> None:
+    common = (
+        "--no-predict",
+        "--hardware",
+        "h100",
+        "--nodes",
+        "2",
+        "model=vit_large",
+        "data=synthetic",
+    )
+    tensor, ulysses = "tensor_parallel=megatron", "sequence_parallel=ulysses"
+    for choices, crossing in (
+        ((tensor, "mesh.tensor=8"), ""),
+        ((tensor, "mesh.tensor=16"), "`mesh.tensor=16`"),
+        ((tensor, ulysses, "mesh.tensor=4", "mesh.ulysses=4"), "`mesh.ulysses=4`"),
+        (
+            (tensor, "mesh.tensor=4", "resources.ranks_per_node=6", "batch.images_per_step=96"),
+            "`mesh.tensor=4`",
+        ),
+    ):
+        shown = vitsweep("plan", "-m", *common, *choices, quick=False).stdout
+        said = f"{crossing}: ranks of one group lie on several nodes"
+        assert (said in " ".join(shown.split())) == bool(crossing), choices
+
+
+def test_faster_is_not_predicted_where_intervals_overlap() -> None:
+    def row(cell: str, ms: float, low: float, high: float, **other: object) -> dict[str, object]:
+        step = {"step_time_ms": ms, "step_time_low_ms": low, "step_time_high_ms": high}
+        speed = {"images_per_second": 64_000 / ms}
+        return {"cell": cell, "state": "runnable", "runs": 1, "reasons": []} | step | speed | other
+
+    rows = [row("O1", 46, 21, 102), row("fp32", 138, 60, 300), row("O2", 45, 21, 100)]
+    assert sums(rows, "one rank") == [
+        "Which is fastest is not predicted: the 80 % intervals of O2, O1 and 1 other overlap. Measure them."
+    ]
+    apart = [row("O1", 46, 41, 52), row("fp32", 138, 120, 160), row("big", 9, 8, 10, reasons=["-"])]
+    assert sums(apart, "one rank") == ["Predicted to be fastest: O1."]
+    assert sums(apart[:1], "one rank") == []
+    assert "of a and b overlap" in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])

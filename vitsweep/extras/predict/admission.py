@@ -1,0 +1,377 @@
+"""Predictions of the cells of a command: to show beside what was measured, and to choose among cells.
+
+A prediction never stops a command and delays no run. Whatever goes wrong leaves the cell without one, and is
+said. With `VITSWEEP_PREDICT=never` in the environment none is made.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from pandas import DataFrame
+from rich.console import Console
+
+from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.console import periodic_status
+from vitsweep.errors import VitsweepError
+from vitsweep.extras.predict.prediction import (
+    CellPrediction,
+    limit_bytes,
+    predict_cells,
+    process_bytes,
+    run_seconds,
+)
+from vitsweep.extras.predict.step_time import NO_RESIDUALS, ResidualModel, fit_residuals
+from vitsweep.planning.closed_memory import surely_fits
+from vitsweep.planning.freeze import code_state
+from vitsweep.planning.pending import resume_state
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.rates.profile import device_name
+from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.resources import HERE, Machine
+from vitsweep.tables.load import load
+
+# Cells that their predictions leave out: too large, or beyond `sweep.max_gpu_hours`.
+
+Predictions = Mapping[str, CellPrediction]
+"""Cell id -> prediction; cells without one stay in a plan."""
+
+
+def without_left_out(
+    plan: SweepPlan, settings: SweepSettings, found: Predictions, missing: Mapping[str, int]
+) -> SweepPlan:
+    """Refuse the cells that `sweep.only` and `sweep.max_gpu_hours` leave out, with the figures.
+
+    Args:
+        plan: the cells.
+        settings: of the sweep; with `try_anyway` nothing is left out.
+        found: predictions.
+        missing: cell id -> number of blocks it lacks.
+    """
+    if settings.try_anyway:
+        return plan
+    if settings.only == "fits":
+        plan = mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.why_not})
+    hours = settings.max_gpu_hours
+    if hours is not None:
+        plan = _within_hours(plan, found, missing, settings.cells_per_block, hours)
+    return plan
+
+
+def mark_invalid(plan: SweepPlan, reasons: Mapping[str, str]) -> SweepPlan:
+    """Make cells invalid; those whose baseline is among them have none.
+
+    Args:
+        plan: the cells.
+        reasons: cell id -> why it is left out.
+    """
+    entries = dict(plan.entries)
+    for cell_id, entry in plan.entries.items():
+        if cell_id in reasons:
+            reason = reasons[cell_id]
+            entries[cell_id] = replace(entry, reasons=(*entry.reasons, reason), baseline_id=None)
+        elif entry.baseline_id in reasons:
+            entries[cell_id] = replace(entry, baseline_id=None)
+    return SweepPlan(entries)
+
+
+def _within_hours(
+    plan: SweepPlan,
+    found: Predictions,
+    missing: Mapping[str, int],
+    cells_per_block: int,
+    most: float,
+) -> SweepPlan:
+    """Refuse what the hours do not cover, in the order of the command.
+
+    A cell costs the runs it lacks and those of its baseline in blocks that are not counted yet.
+    """
+    spent, reasons = 0.0, dict[str, str]()
+    counted = _CountedRuns(missing, cells_per_block)
+    for entry in plan.runnable:
+        if entry.is_added_baseline:
+            continue
+        runs = counted.with_cell(entry)
+        hours = sum(n * _run_hours(found.get(cell_id)) for cell_id, n in runs.items() if n)
+        if hours == inf:
+            reasons[entry.cell_id] = _unbounded(entry, most)
+        elif spent + hours > most:
+            reasons[entry.cell_id] = (
+                f"needs {hours:.2g} of the {max(0.0, most - spent):.2g} predicted hours of devices that "
+                f"`sweep.max_gpu_hours={most:g}` leaves it: raise it, or measure fewer cells."
+            )
+        else:
+            spent += hours
+            counted.add(entry)
+    kept = mark_invalid(plan, reasons).entries
+    wanted = {entry.baseline_id for entry in kept.values()}
+    return SweepPlan({c: e for c, e in kept.items() if not e.is_added_baseline or c in wanted})
+
+
+def _run_hours(prediction: CellPrediction | None) -> float:
+    """Return the device-hours of a run: 0 without a step time, infinite for unknown lengths."""
+    if prediction is None or prediction.step_time is None:
+        return 0.0
+    hours = prediction.run_device_hours
+    return inf if hours is None else hours[0]
+
+
+def _unbounded(entry: PlannedCell, most: float) -> str:
+    return (
+        f"`data={entry.spec.data.name}` does not say how many images it trains on, so that "
+        f"`sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or use `task=measure`."
+    )
+
+
+@dataclass
+class _CountedRuns:
+    """Runs of the cells that are kept so far, as `blocks.runs_per_cell` counts them.
+
+    Attributes:
+        missing: cell id -> number of blocks it lacks.
+        cells_per_block: cells of a block, its baseline not counted.
+        variants: baseline -> round -> cells that are compared with it in that round.
+        own_rounds: baseline -> rounds in which it runs even where no cell is compared with it.
+    """
+
+    missing: Mapping[str, int]
+    cells_per_block: int
+    variants: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    own_rounds: dict[str, int] = field(default_factory=dict)
+
+    def with_cell(self, entry: PlannedCell) -> dict[str, int]:
+        """Return cell id -> runs that keeping a cell adds: its own and those of its baseline."""
+        lacking, baseline = self.missing.get(entry.cell_id, 0), entry.baseline_id
+        if baseline is None or baseline == entry.cell_id:
+            beside = self.variants[entry.cell_id]
+            return {entry.cell_id: sum(not beside[round_] for round_ in range(lacking))}
+        added = sum(self._begins_block(baseline, round_) for round_ in range(lacking))
+        return {entry.cell_id: lacking, baseline: added}
+
+    def add(self, entry: PlannedCell) -> None:
+        """Keep a cell."""
+        lacking, baseline = self.missing.get(entry.cell_id, 0), entry.baseline_id
+        if baseline is None or baseline == entry.cell_id:
+            self.own_rounds[entry.cell_id] = lacking
+        else:
+            self.variants[baseline].update(range(lacking))
+
+    def _begins_block(self, baseline: str, round_: int) -> bool:
+        """Whether one more cell of a round needs another run of its baseline."""
+        beside = self.variants[baseline][round_]
+        if not beside:
+            return round_ >= self.own_rounds.get(baseline, 0)
+        return beside % self.cells_per_block == 0
+
+
+# What the records of earlier sweeps say about predicted step times on a device.
+
+
+MOST_SWEEPS = 30
+"""The latest sweeps beside the planned one whose records count."""
+PREDICTED = "predicted_uncorrected_step_time_ms"
+
+
+def earlier_errors(store: Store, device: str | None) -> ResidualModel:
+    """Fit corrections to the records of the sweeps beside `store`, itself included.
+
+    Args:
+        store: of the sweep that is planned; it need not exist.
+        device: name as in the `device` column of records; None where it is unknown.
+
+    Returns:
+        No correction where there are too few records with a prediction on that device.
+    """
+
+    settings: list[dict[str, str]] = []
+    measured: list[float] = []
+    predicted: list[float] = []
+    for cells in _tables(store) if device else ():
+        if not {PREDICTED, "step_time_ms", "device", *GROUPS} <= set(cells):
+            continue
+        counted = (cells["device"] == device) & (cells["status"] == "measured")
+        if "shared_device" in cells:  # slower by what others did
+            counted &= ~cells["shared_device"].eq(True).fillna(False).astype(bool)
+        rows = cells[counted]
+        for row in rows.dropna(subset=[PREDICTED, "step_time_ms"]).to_dict("records"):
+            chosen = {group: str(row[group]) for group in GROUPS}
+            settings.append(
+                {"model": str(row["model"]), "ranks": str(int(row["world_size"])), **chosen}
+            )
+            measured.append(float(row["step_time_ms"]))
+            predicted.append(float(row[PREDICTED]))
+    return fit_residuals(settings, measured, predicted)
+
+
+def _tables(store: Store) -> Iterator[DataFrame]:
+    paths = store.root.parent.glob("*/cells.parquet")
+    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in latest[:MOST_SWEEPS]:
+        try:
+            yield load(path)
+        except (VitsweepError, OSError, ValueError):  # damaged, or of another version
+            continue
+
+
+SECONDS_BEFORE_A_SUBMISSION = 60.0
+"""So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
+STORED = (
+    "step_time_ms",
+    "step_time_low_ms",
+    "step_time_high_ms",
+    "images_per_second",
+    "peak_gib",
+    "parameter_gib",
+    "gradient_gib",
+    "optimizer_state_gib",
+    "parameter_bytes_per_step",
+    "gradient_bytes_per_step",
+    "activation_bytes_per_step",
+)
+"""Columns of a prediction that go into the record."""
+
+
+def predicts() -> bool:
+    """Whether predictions are made beside runs."""
+    return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
+
+
+def keep_predictions(
+    entries: Sequence[PlannedCell], store: Store, machine: Machine
+) -> dict[str, CellPrediction]:
+    """Keep what `plan` predicts of the cells that it has traced and that have no run yet.
+
+    Beside what is measured stands only what was predicted before. Nothing is traced here.
+
+    Args:
+        entries: cells that will run.
+        store: of the sweep.
+        machine: on which they will run.
+
+    Returns:
+        Cell id -> prediction.
+    """
+    found = _traced(entries)
+    if found and machine.described_by == HERE:
+        found = _traced(entries, earlier_errors(store, device_name(machine.device)))
+    for cell_id, prediction in found.items():
+        if prediction.trace and not (store.has_runs(cell_id) or store.is_predicted(cell_id)):
+            with suppress(OSError):  # it stops no command
+                _keep(prediction, cell_id, store)
+    return found
+
+
+def minutes(entries: Sequence[PlannedCell], store: Store, machine: Machine) -> dict[str, float]:
+    """Keep predictions; return cell id -> minutes of a run at the upper end of its interval of 80 %."""
+    return {
+        cell_id: (run_seconds(each.cell, each.step_time.high_ms) or 0.0) / 60
+        for cell_id, each in keep_predictions(entries, store, machine).items()
+        if each.step_time and not each.cell.task.epochs
+    }
+
+
+def _traced(
+    entries: Sequence[PlannedCell], residuals: ResidualModel | None = None
+) -> dict[str, CellPrediction]:
+    """Return the predictions of cells that were traced before."""
+
+    specs = {entry.cell_id: entry.spec for entry in entries}
+    return (
+        predict_cells(specs, None, residuals or NO_RESIDUALS, only_cached=True)
+        if predicts()
+        else {}
+    )
+
+
+def _keep(found: "CellPrediction", cell_id: str, store: Store) -> None:
+    columns = found.columns()
+    kept = {name: columns.get(name) for name in STORED}
+    kept["uncorrected_step_time_ms"] = found.uncorrected_ms
+    numbers = {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    store.keep_prediction(cell_id, numbers)
+
+
+def admitted(
+    plan: SweepPlan,
+    settings: SweepSettings,
+    console: Console,
+    machine: Machine,
+    store: Store,
+) -> SweepPlan:
+    """Leave out cells that predictions exclude: they become invalid, with the figures.
+
+    `sweep.only` and `sweep.max_gpu_hours` are for any machine (`without_left_out`). Before jobs are
+    submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory, are
+    left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits.
+
+    Args:
+        plan: the cells.
+        settings: of the sweep.
+        console: for what the user should know while cells are traced.
+        machine: on which the cells will run.
+        store: of the sweep; its records say which runs are missing, and how far predictions are off.
+    """
+    if settings.try_anyway:
+        return plan
+    if settings.only is None and settings.max_gpu_hours is None:
+        submitted = machine.described_by != HERE
+        if submitted and settings.limit.key is None and predicts():
+            return _without_too_large(plan, console, machine)
+        return plan
+
+    here = machine.described_by == HERE
+    residuals = earlier_errors(store, device_name(machine.device) if here else None)
+    with tracing(console) as progress:
+        found = predict_cells(
+            {entry.cell_id: entry.spec for entry in plan.runnable},
+            residuals=residuals,
+            progress=progress,
+            gib_per_device=machine.gib_per_device,
+        )
+    runs = list(store.runs()) if store.cells.is_dir() else []
+    missing = resume_state(plan, runs, settings, code_state()).missing_blocks
+    return without_left_out(plan, settings, found, missing)
+
+
+@contextmanager
+def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Say how many steps are traced, while it lasts and whenever there are more."""
+    traced, said = [0, 0], [""]
+
+    def progress(done: int, of: int) -> None:
+        traced[:] = [done, of]
+
+    def line() -> str:
+        text = f"Predictions: {traced[0]} of {traced[1]} steps traced" if traced[1] else ""
+        news, said[0] = text != said[0], text
+        return text if news else ""
+
+    with periodic_status(console, line):
+        yield progress
+
+
+def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> SweepPlan:
+    """Refuse what will not fit; traced are only cells of which a formula does not show that they fit."""
+
+    doubtful = {}
+    for entry in plan.runnable:
+        resources = entry.spec.resources
+        if resources.device == "cpu" and resources.memory_gib_per_rank is None:
+            continue  # what a node of the cluster has is not known here
+        limit = limit_bytes(entry.spec, gib_per_device=machine.gib_per_device)
+        if limit and not surely_fits(entry.spec, limit - process_bytes(entry.spec)):
+            doubtful[entry.cell_id] = entry.spec
+    if not doubtful:
+        return plan
+    with tracing(console) as progress:
+        found = predict_cells(
+            doubtful,
+            progress=progress,
+            seconds=SECONDS_BEFORE_A_SUBMISSION,
+            gib_per_device=machine.gib_per_device,
+        )
+    return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})

@@ -1,0 +1,473 @@
+"""What is known about a cell before it runs: memory, bytes sent, step time, hours, cost (no torch)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import psutil
+
+from vitsweep.execution.rank_processes import Context
+from vitsweep.extras.predict.calibrate import time_operators
+from vitsweep.extras.predict.measured_rates import measured_rates
+from vitsweep.extras.predict.profile_rates import TableRates
+from vitsweep.extras.predict.step_time import (
+    NO_RESIDUALS,
+    PARTS,
+    Rates,
+    ResidualModel,
+    StepTimePrediction,
+    StepTrace,
+    predict_step,
+)
+from vitsweep.extras.predict.trace_pool import trace_cells
+from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
+from vitsweep.rates.calibration import kept_calibration, load_calibration, torch_here
+from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_parallel import BYTES
+
+# The step time of a cell: its trace, the rates of the machine it would run on, and what records taught.
+
+
+DECODE_MS = 2.0
+"""Decoding and resizing one JPEG of 500 x 375 pixels: 0.62 + 1.40 ms with Pillow 13 on one core of a
+Xeon."""
+
+
+def predict_cell(
+    cell: CellSpec,
+    trace: StepTrace,
+    hardware: str | None = None,
+    residuals: ResidualModel = NO_RESIDUALS,
+) -> StepTimePrediction:
+    """Predict the step time of a cell.
+
+    Args:
+        cell: the cell; its number of ranks per node says what shares a node.
+        trace: of its busiest rank.
+        hardware: name of a device or path of a profile file; None for this machine.
+        residuals: of this machine's earlier records.
+
+    Raises:
+        BadValueError: the hardware is unknown.
+    """
+    rates, notice = rates_for(cell, hardware)
+    found = predict_step(
+        trace,
+        rates,
+        tf32=cell.precision.plan().tf32,
+        captured=cell.compilation.scope == "model" and not cell.compilation.fuses_kernels,
+        input_ms=_input_ms(cell),
+        settings=settings_of(cell),
+        residuals=residuals,
+    )
+    return replace(found, notes=(*found.notes, notice)) if notice else found
+
+
+def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
+    """Return (rates, notice or ""): of a named device, else this machine's calibration or profile.
+
+    Raises:
+        BadValueError: the hardware is unknown.
+    """
+    if hardware is not None:
+        return TableRates(profile_named(hardware)), ""
+    return _rates_here(cell)
+
+
+def settings_of(cell: CellSpec) -> dict[str, str]:
+    """Return group -> choice, and the model: by what `residuals` tells records apart."""
+    chosen = {group: technique.name for group, technique in cell.techniques.items()}
+    return {"model": cell.model.name, "ranks": str(cell.resources.world_size), **chosen}
+
+
+def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
+    device = _device_here(cell.resources.device)
+    if device is None:
+        return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
+    calibration, notice = load_calibration(device, torch_here())
+    known = calibration or kept_calibration(device)
+    if rates := measured_rates(known, calibration is not None, cell):
+        return rates, notice
+    if cell.resources.device == "cpu":
+        raise ValueError("its operators were not timed on this machine; `plan` times them")
+    profile = profile_of(device, complete=True)
+    if profile:
+        return TableRates(profile), notice
+    return TableRates(generic_gpu()), f"No profile of {device} is known. {notice}"
+
+
+@cache
+def _device_here(device: str) -> str | None:
+    return device_name(device)
+
+
+def _input_ms(cell: CellSpec) -> float:
+    """Time in which the workers of one rank prepare the images of a step; 0 where they are in memory."""
+    workers = getattr(cell.data, "num_workers", None)
+    if workers is None:
+        return 0.0
+    images = cell.micro_batch * cell.batch.accumulation_steps
+    return images * DECODE_MS / max(1, workers)
+
+
+# How long one run of a cell takes, given its step time: set-up, timed steps, training.
+
+
+SETUP_SECONDS = 15.0
+"""Start of the processes, imports, rendezvous, model and proof of one run (assumed)."""
+SETUP_INTERVAL_SECONDS = (5.0, 45.0)
+"""80 % of runs are meant to lie between: from a small model on one node to many nodes that import from a
+network file system (assumed)."""
+CPU_SETUP_SECONDS = (1.5, 0.5, 10.0)
+"""The same and its interval on one node without a GPU: 0.65 to 0.9 s a run, with the proof 2 to 5 s, on two
+cores of a Xeon; the processes are forked from one that has imported all."""
+INSTRUMENTED_STEPS = 4
+"""Steps after the timed ones that measure memory and communication."""
+FORWARD_SHARE = 1 / 3
+"""Time of an evaluated image over that of a trained one: of the three products of each layer, two belong
+to the backward pass."""
+
+
+def run_seconds(
+    cell: CellSpec, step_time_ms: float, setup_seconds: float = SETUP_SECONDS
+) -> float | None:
+    """Return the duration of one run; None for a training on an unknown number of images.
+
+    Args:
+        cell: the cell.
+        step_time_ms: of a timed step.
+        setup_seconds: from the start of the processes to the first step.
+    """
+    m, step = cell.measurement, step_time_ms / 1e3
+    warm_up = max(m.warmup_steps * step, m.warmup_min_seconds)
+    window = max(m.least_steps * step, m.min_seconds)
+    if m.max_seconds < max(warm_up, window):
+        warm_up = min(warm_up, max(m.max_seconds, step))
+        window = min(window, max(m.max_seconds, 2 * step))
+    after = (m.phase_steps + INSTRUMENTED_STEPS) * step
+    training = training_seconds(cell, step_time_ms)
+    return None if training is None else setup_seconds + warm_up + window + after + training
+
+
+def training_seconds(cell: CellSpec, step_time_ms: float) -> float | None:
+    """Return the duration of `task.epochs` with their evaluations, from newly initialised weights.
+
+    It ends after its last epoch whether or not `task.target_accuracy` is reached before. Writing checkpoints
+    is left out.
+
+    Returns:
+        0 where the cell does not train; None where the number of images is unknown.
+    """
+    if not cell.task.epochs:
+        return 0.0
+    sizes = cell.data.split_sizes()
+    if sizes is None:
+        return None
+    train, test = sizes
+    steps = cell.task.epochs * (train // cell.images_per_step)
+    evaluated = _evaluations(cell) * test / cell.images_per_step * FORWARD_SHARE
+    return (steps * _size_share(cell) + evaluated) * step_time_ms / 1e3
+
+
+def _evaluations(cell: CellSpec) -> int:
+    """Number of evaluations of a training; the last epoch is always evaluated."""
+    epochs, every = cell.task.epochs, cell.task.evaluate_every_epochs
+    return -(-epochs // every) if every else 1
+
+
+def _size_share(cell: CellSpec) -> float:
+    """Work of an epoch over that of one of full size, mean over the epochs."""
+    if not cell.schedule.changes_sizes:
+        return 1.0
+    from vitsweep.training.epochs import flops_share  # loads torch
+
+    return flops_share(cell)
+
+
+GIB = 2**30
+PROCESS_GIB = 0.41
+"""Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
+MEMORY_LOG_ERROR = 0.05
+"""Largest error of a traced peak beside torch's trackers, as a share (see `benchmarks/README.md`)."""
+PURPOSES = ("parameter", "gradient", "activation")
+HOURS = "hours device_hours device_hours_low device_hours_high cost_low_usd cost_high_usd".split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellPrediction:
+    """A cell's prediction on one kind of device.
+
+    Attributes:
+        cell: what is predicted.
+        trace: of its busiest rank; None where it could not be traced.
+        step_time: None where there is no trace.
+        uncorrected_ms: step time without what earlier records taught, or None.
+        limit_bytes: memory of one rank; None where it is unknown.
+        price_usd_per_hour: lowest and highest price of one device, or None.
+        reason: why there is no trace or no step time, or "".
+    """
+
+    cell: CellSpec
+    trace: StepTrace | None
+    step_time: StepTimePrediction | None
+    uncorrected_ms: float | None
+    limit_bytes: float | None
+    price_usd_per_hour: tuple[float, float] | None
+    reason: str = ""
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Peak of the busiest rank, on CPU with that of the process itself."""
+        if self.trace is None:
+            return None
+        return self.trace.memory.peak + process_bytes(self.cell)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak is below the limit; None where either is unknown."""
+        if self.peak_bytes is None or self.limit_bytes is None:
+            return None
+        return self.peak_bytes <= self.limit_bytes
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether even a peak that is smaller by twice the error would not fit.
+
+        False where the trace counts a choice as another one, which may need more memory.
+        """
+        if self.trace is None or self.trace.notes or self.limit_bytes is None:
+            return False
+        assert self.peak_bytes is not None
+        return (1 - 2 * MEMORY_LOG_ERROR) * self.peak_bytes > self.limit_bytes
+
+    @property
+    def why_not(self) -> str:
+        """A sentence that says why the cell will not fit; "" where it may."""
+        if self.fits is not False:
+            return ""
+        assert self.peak_bytes is not None
+        assert self.limit_bytes is not None
+        digits = 1 if round(self.peak_bytes / GIB, 1) != round(self.limit_bytes / GIB, 1) else 3
+        return (
+            f"{self.peak_bytes / GIB:.{digits}f} GiB per rank are predicted at the peak, and "
+            f"there are {self.limit_bytes / GIB:.{digits}f}: use a smaller batch, "
+            "`memory=recompute_blocks` or `sharding=fsdp`, or `sweep.try_anyway=true`"
+        )
+
+    @property
+    def run_device_hours(self) -> tuple[float, float, float] | None:
+        """(expected, low, high) hours x ranks of one run with its training, the ends of an interval of 80 %.
+
+        None where the step time or the length of the training is unknown.
+        """
+        if self.step_time is None:
+            return None
+        step, resources = self.step_time, self.cell.resources
+        is_light = resources.device == "cpu" and resources.nodes == 1
+        setup = CPU_SETUP_SECONDS if is_light else (SETUP_SECONDS, *SETUP_INTERVAL_SECONDS)
+        steps = (step.step_time_ms, step.low_ms, step.high_ms)
+        each = zip(steps, setup, strict=True)
+        expected, low, high = (run_seconds(self.cell, ms, start) for ms, start in each)
+        if expected is None or low is None or high is None:
+            return None
+        ranks = resources.world_size
+        return expected / 3600 * ranks, low / 3600 * ranks, high / 3600 * ranks
+
+    def columns(self, runs: int = 0) -> dict[str, float | str | bool | None]:
+        """Return the columns of a plan; None where a figure is not known.
+
+        Args:
+            runs: of the cell that are to be made.
+        """
+        if self.trace is None:
+            return {"why_not_predicted": self.reason}
+        memory = self.trace.memory
+        sent = {
+            f"{purpose}_bytes_per_step": sum(
+                c.bytes_sent for c in self.trace.collectives if c.purpose == purpose
+            )
+            for purpose in PURPOSES
+        }
+        by_collective = {
+            f"{c.name}_{c.purpose}_bytes_per_step": 0.0 for c in self.trace.collectives
+        }
+        for c in self.trace.collectives:
+            by_collective[f"{c.name}_{c.purpose}_bytes_per_step"] += c.bytes_sent
+        return {
+            "num_parameters": self.trace.parameters,
+            "flops_per_step_and_rank": self.trace.flops_per_step,
+            "peak_gib": (self.peak_bytes or 0) / GIB,
+            "parameter_gib": memory.parameters / GIB,
+            "gradient_gib": memory.gradients / GIB,
+            "optimizer_state_gib": memory.optimizer / GIB,
+            "activation_gib": memory.activations / GIB,
+            "gathered_parameter_gib": memory.gathered / GIB,
+            "buffer_gib": memory.buffers / GIB,
+            "kept_weights_gib": runs * self._kept_bytes / GIB,
+            "limit_gib": self.limit_bytes / GIB if self.limit_bytes else None,
+            "fits": self.fits,
+            **sent,
+            **by_collective,
+            **self._time_columns(runs),
+            "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
+            **({"why_not_predicted": self.reason} if self.reason else {}),
+        }
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Bytes of the weights that a run leaves in files."""
+        cell = self.cell
+        if self.trace is None or not cell.task.epochs or cell.task.keep == "none":
+            return 0
+        copies = 1 if cell.averaging.name == "none" else 2
+        return copies * self.trace.parameters * BYTES[cell.precision.plan().param_dtype]
+
+    def _time_columns(self, runs: int) -> dict[str, float | str | bool | None]:
+        if self.step_time is None:
+            return {}
+        step = self.step_time
+        images_per_second = self.cell.images_per_step / step.step_time_ms * 1e3
+        return {
+            "step_time_ms": step.step_time_ms,
+            "step_time_low_ms": step.low_ms,
+            "step_time_high_ms": step.high_ms,
+            **{f"{part}_ms": step.parts_ms[part] for part in PARTS},
+            "regime": step.regime,
+            "images_per_second": images_per_second,
+            "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
+            **self._hours_columns(runs),
+            "rates": step.rates,
+        }
+
+    def _hours_columns(self, runs: int) -> dict[str, float | str | bool | None]:
+        """Hours and cost of `runs` runs; None where their length is unknown."""
+        per_run, price = self.run_device_hours, self.price_usd_per_hour
+        if per_run is None:
+            return dict.fromkeys(HOURS)
+        expected, low, high = (runs * hours for hours in per_run)
+        return {
+            "hours": expected / self.cell.resources.world_size,
+            "device_hours": expected,
+            "device_hours_low": low,
+            "device_hours_high": high,
+            "cost_low_usd": low * price[0] if price else None,
+            "cost_high_usd": high * price[1] if price else None,
+        }
+
+
+def predict_cells(
+    cells: Mapping[str, CellSpec],
+    hardware: str | None = None,
+    residuals: ResidualModel = NO_RESIDUALS,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    only_cached: bool = False,
+    context: Context | None = None,
+    seconds: float | None = None,
+    gib_per_device: float | None = None,
+) -> dict[str, CellPrediction]:
+    """Return name -> prediction of each cell.
+
+    Nothing that goes wrong in a prediction is raised: it is the `reason` why a cell has none.
+
+    Args:
+        cells: name -> cell.
+        hardware: a device or a profile file, see `rates.profile`; None for this machine.
+        residuals: what earlier records say about errors on this device.
+        progress: called with how many traces are done, and how many are made.
+        only_cached: predict only cells that were traced before, and time nothing.
+        context: see `trace_cells`.
+        seconds: see `trace_cells`; with a limit no operators are timed.
+        gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
+            hardware's, or this machine's.
+
+    Raises:
+        BadValueError: the hardware is unknown.
+    """
+    profile = profile_named(hardware) if hardware else None
+    on_cpu = {n for n, cell in cells.items() if profile and cell.resources.device == "cpu"}
+    elsewhere = {name: cell for name, cell in cells.items() if name not in on_cpu}
+    traces: dict[str, StepTrace | str]
+    try:
+        traces = trace_cells(
+            elsewhere, progress=progress, only_cached=only_cached, context=context, seconds=seconds
+        )
+    except Exception as error:  # such as no process could be started
+        traces = dict.fromkeys(elsewhere, f"no step can be traced here ({_text(error)})")
+    untimed = ""
+    if not (hardware or only_cached or seconds):
+        pairs = [(cells[n], t) for n, t in traces.items() if isinstance(t, StepTrace)]
+        try:
+            time_operators((c, t) for c, t in pairs if c.resources.device == "cpu")
+        except Exception as error:  # such as a busy machine: the command goes on
+            untimed = f" ({error})"
+    traces |= dict.fromkeys(
+        on_cpu,
+        f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
+    )
+    return {
+        name: _predict(
+            cells[name], traces[name], hardware, profile, residuals, gib_per_device, untimed
+        )
+        for name in cells
+        if name in traces
+    }
+
+
+def _predict(
+    cell: CellSpec,
+    trace: StepTrace | str,
+    hardware: str | None,
+    profile: Profile | None,
+    residuals: ResidualModel,
+    gib_per_device: float | None,
+    untimed: str,
+) -> CellPrediction:
+    profile = profile or _profile_here(cell)
+    traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
+    step = plain = None
+    if traced:
+        try:
+            step = predict_cell(cell, traced, hardware, residuals)
+            plain = predict_cell(cell, traced, hardware)
+        except Exception as error:  # of a formula: the command goes on
+            reason = f"its step time is unknown: {error}{untimed}"
+    return CellPrediction(
+        cell=cell,
+        trace=traced,
+        step_time=step,
+        uncorrected_ms=plain.step_time_ms if plain else None,
+        limit_bytes=limit_bytes(cell, profile, gib_per_device),
+        price_usd_per_hour=profile.price_usd_per_hour if profile else None,
+        reason=reason,
+    )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _profile_here(cell: CellSpec) -> Profile | None:
+    name = device_name("cuda") if cell.resources.device == "cuda" else None
+    return profile_of(name, complete=True) if name else None
+
+
+def process_bytes(cell: CellSpec) -> float:
+    """Memory of a rank's process beside its tensors, on a CPU; what a GPU holds is tensors."""
+    return PROCESS_GIB * GIB if cell.resources.device == "cpu" else 0.0
+
+
+def limit_bytes(
+    cell: CellSpec, profile: Profile | None = None, gib_per_device: float | None = None
+) -> float | None:
+    """Memory of one rank: its budget, the GPU's, or its share of this machine's; None if unknown.
+
+    A budget is for what a process takes beyond what it has in use before it builds the model.
+    """
+    if cell.resources.device == "cuda":
+        known = gib_per_device * GIB if gib_per_device else None
+        return profile.usable_bytes if profile and not known else known
+    if cell.resources.memory_gib_per_rank:
+        return cell.resources.memory_gib_per_rank * GIB + process_bytes(cell)
+    return float(psutil.virtual_memory().total) / cell.resources.ranks_per_node

@@ -1,0 +1,476 @@
+"""The time of a training step from its trace and the rates of a device, with an interval.
+
+Each phase lasts as long as the larger of device time and dispatch time on a GPU, and their sum on a
+CPU. Gathering of parameters and exchange of gradients overlap with computing, all but the first (last)
+message; exchange of activations does not. A pipeline adds its bubble.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from vitsweep.planning.closed_memory import MemoryParts
+
+Phase = Literal["forward", "backward", "optimizer"]
+OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTotal:
+    """All calls of one operator with equal shapes in one phase of a step.
+
+    Attributes:
+        kind: `matmul`; `convolution`; `attention` (fused kernels); `optimizer` (all else in the phase
+            of this name); `memory` (all else: element-wise operators, norms, reductions and copies,
+            bound by memory bandwidth).
+        name: of the PyTorch operator, such as `addmm`.
+        phase: of the step; recomputation counts as backward.
+        dtype: of the inputs, such as `bfloat16`.
+        shape: of `matmul` and `convolution` (batch, m, n, k), a convolution as the product that
+            computes it (m output pixels of all images, n output channels, k inputs of one of them);
+            of `attention` (batch, heads, queries, keys, head_width); of `memory` (elements,) of the
+            largest tensor of one call; of `optimizer` (elements, tensors) of the list of tensors, or
+            the one tensor, that one call works on.
+        count: calls in one step.
+        flops: of all calls, one multiply-add = 2; 0 where PyTorch counts none (`memory`, `optimizer`).
+        bytes_moved: bytes of all inputs and outputs of all calls.
+    """
+
+    kind: OperatorKind
+    name: str
+    phase: Phase
+    dtype: str
+    shape: tuple[int, ...]
+    count: int
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTotal:
+    """All calls of one collective over one group of ranks, with equal sizes, in one phase of a step.
+
+    Attributes:
+        name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`.
+        purpose: `parameter`, `gradient` or `activation`, as in the columns of measured bytes.
+        phase: of the step.
+        axis: mesh axes that the group spans, joined by `+`, such as `shard`; `world` for all ranks.
+        group_ranks: number of ranks in the group.
+        group_nodes: number of nodes on which these lie.
+        count: calls in one step.
+        bytes_whole: bytes of the whole tensor of one call: gathered, or before it is scattered; a
+            message for `send`.
+        bytes_sent: bytes that this rank sends in all calls (`measure.communication` counts the same).
+        dtype: of the tensor; gloo sums bfloat16 as slowly per element as float32.
+    """
+
+    name: str
+    purpose: str
+    phase: Phase
+    axis: str
+    group_ranks: int
+    group_nodes: int
+    count: int
+    bytes_whole: int
+    bytes_sent: float
+    dtype: str = "float32"
+
+
+def memory_parts(peaks: Mapping[str, Mapping[str, int]], **held: int) -> MemoryParts:
+    """Find the peak, and what makes up that of forward and backward.
+
+    Args:
+        peaks: as in `StepTrace`.
+        held: parameters, gradients, optimizer, buffers.
+    """
+    training = [alive for half, alive in peaks.items() if not half.startswith("optimizer")]
+    highest = max(training, key=lambda alive: sum(alive.values()))
+    return MemoryParts(
+        **held,
+        activations=highest.get("activations", 0),
+        gathered=highest.get("gathered", 0),
+        peak=max(sum(alive.values()) for alive in peaks.values()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTrace:
+    """What one rank does in one training step.
+
+    Attributes:
+        operators: of this rank.
+        collectives: of this rank.
+        memory: of this rank.
+        dispatches: phase -> operators that the host dispatches, views included.
+        parameters: number of parameters of the whole model.
+        flops_per_step: of this rank, recomputation included: the sum over `operators`.
+        images_per_step: of all ranks together.
+        ranks: number of all ranks.
+        device: `cpu` or `cuda`, the device type for which the cell was resolved.
+        pipeline_ranks: number of pipeline stages that wait for one another, 1 without a pipeline.
+        pipeline_chunks: micro-batches that pass through a pipeline in one step, times the stages of
+            one rank; its bubble is (pipeline_ranks - 1) / pipeline_chunks of the computing time.
+        compiled: what is compiled: `nothing`, `block` or `model`. The operators are those of the
+            eager step.
+        notes: what was left out or approximated, as full sentences.
+        peaks: half of a phase (`backward end`) -> kind of tensor -> bytes alive when their sum was
+            largest in it.
+    """
+
+    operators: tuple[OperatorTotal, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    memory: MemoryParts
+    dispatches: dict[str, int]
+    parameters: int
+    flops_per_step: int
+    images_per_step: int
+    ranks: int
+    device: str
+    pipeline_ranks: int = 1
+    pipeline_chunks: int = 1
+    compiled: str = "nothing"
+    notes: tuple[str, ...] = ()
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that this rank sends in one step."""
+        return sum(total.bytes_sent for total in self.collectives)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a tree of dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> "StepTrace":
+        """Read what `to_json` returned.
+
+        Raises:
+            ValueError: a field is missing or has a wrong value.
+        """
+        return _adapter().validate_python(tree)
+
+
+@cache
+def _adapter() -> TypeAdapter[StepTrace]:
+    return TypeAdapter(StepTrace)
+
+
+# The time of a step from its trace and the rates of a device.
+
+
+# Rates: how long one operator and one collective take on a device.
+
+
+class Rates(ABC):
+    """Times of operators and collectives on one device.
+
+    Attributes:
+        asynchronous: whether the host only queues operators (GPU), so that dispatching one and
+            computing another happen at once. On a CPU the times add up, and communication takes
+            cores from computing.
+    """
+
+    asynchronous: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Of which device these are, and where they come from."""
+
+    @property
+    @abstractmethod
+    def dispatch_us(self) -> float:
+        """Host time of one dispatched operator in microseconds, beside what it computes."""
+
+    @property
+    def step_overhead(self) -> float:
+        """Whole steps over the sum of their parts."""
+        return 1.0
+
+    @abstractmethod
+    def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
+        """Microseconds of one call.
+
+        Args:
+            operator: its kind, shape and bytes.
+            tf32: whether float32 products may use TensorFloat-32.
+        """
+
+    @abstractmethod
+    def collective_us(self, collective: CollectiveTotal) -> float:
+        """Microseconds of one call, with nothing else running."""
+
+    @abstractmethod
+    def log_error(self, part: str) -> float:
+        """Standard deviation of log(measured / predicted) of a part of the step.
+
+        Args:
+            part: `compute`, `optimizer`, `communication`, `launch`, `bubble`, `data` or `step` (what all
+                parts have in common).
+        """
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom behind `log_error`: few make intervals wider."""
+        return math.inf
+
+    def far_error(self, step_ms: float) -> float:
+        """Return the standard deviation that a step far from all that was timed adds to the log."""
+        return 0.0
+
+    def compiled_dispatch(self, captured: bool) -> float:
+        """Host time of a compiled step relative to eager; `captured` by CUDA graphs."""
+        return 1.0
+
+    @property
+    def compiled_memory(self) -> float:
+        """Bytes that element-wise kernels move when a compiler fuses them, relative to eager."""
+        return 1.0
+
+    def overlap_charge(self, collective: CollectiveTotal) -> float:
+        """Share by which computing slows down while this collective runs beside it."""
+        return 0.0
+
+    def notes(self, dtypes: set[str]) -> tuple[str, ...]:
+        """Full sentences on what is not known of this device, for the dtypes of a step."""
+        return ()
+
+
+# What earlier records say about the errors of predictions on one device.
+#
+# The logarithm of measured over predicted step time is explained by one term for the device and one for
+# each choice of a technique group, all shrunken towards zero (ridge regression: a normal prior of
+# standard deviation `PRIOR` on every term), so that one record changes little and twenty change much.
+# What remains gives the width of intervals.
+
+
+PRIOR = 0.15
+"""Standard deviation of a choice's term before any record: choices are mispredicted by some 15 %."""
+DEVICE_PRIOR = 0.5
+"""The same of the term of the device."""
+FEWEST_RECORDS = 3
+FEWEST_FOR_WIDTH = 8
+"""Records from which their own spread, instead of the rates' stated error, sets the interval."""
+
+
+@dataclass(frozen=True)
+class ResidualModel:
+    """Corrections of log(step time).
+
+    Attributes:
+        device: log correction that all cells of the device share.
+        terms: (group, choice) -> log correction.
+        spread: standard deviation of what the terms leave unexplained; None without enough records.
+        records: number of records behind it.
+    """
+
+    device: float = 0.0
+    terms: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    spread: float | None = None
+    records: int = 0
+
+    @property
+    def title(self) -> str:
+        """By how many records the prediction is corrected."""
+        return f", corrected by {self.records} records" if self.records else ""
+
+    def correction(self, settings: Mapping[str, str], log_error: float) -> tuple[float, float]:
+        """Return (log shift, standard deviation of the log) for a cell.
+
+        Args:
+            settings: choices of the technique groups.
+            log_error: the standard deviation that the rates state by themselves.
+        """
+        shift = self.device + sum(self.terms.get(item, 0.0) for item in settings.items())
+        if self.spread is None:
+            return shift, log_error
+        unseen = sum(item not in self.terms for item in settings.items())
+        return shift, math.hypot(self.spread, PRIOR * math.sqrt(unseen) if unseen else 0.0)
+
+
+NO_RESIDUALS = ResidualModel()
+
+
+def fit_residuals(
+    settings: Sequence[Mapping[str, str]],
+    measured_ms: Sequence[float],
+    predicted_ms: Sequence[float],
+) -> ResidualModel:
+    """Fit the corrections of one device.
+
+    Args:
+        settings: choices of the technique groups of each record.
+        measured_ms: step time of each record.
+        predicted_ms: step time that the rates alone predict for it, without any correction.
+    """
+    logs = [
+        math.log(m / p) if m > 0 and p > 0 else math.nan
+        for m, p in zip(measured_ms, predicted_ms, strict=True)
+    ]
+    kept = [(dict(s), log) for s, log in zip(settings, logs, strict=True) if math.isfinite(log)]
+    if len(kept) < FEWEST_RECORDS:
+        return NO_RESIDUALS
+    names = sorted({item for chosen, _ in kept for item in chosen.items()})
+    matrix = np.array([[1.0, *(item in s.items() for item in names)] for s, _ in kept], dtype=float)
+    target = np.array([log for _, log in kept])
+    noise = max(0.05, float(np.std(target)) / 2)
+    penalty = np.diag([(noise / DEVICE_PRIOR) ** 2, *[(noise / PRIOR) ** 2] * len(names)])
+    inner = np.linalg.inv(matrix.T @ matrix + penalty)
+    terms = inner @ matrix.T @ target
+    spread = None
+    if len(kept) >= FEWEST_FOR_WIDTH:
+        # Leave-one-out errors: in-sample ones would be too small where terms are many.
+        hat = np.einsum("ij,jk,ik->i", matrix, inner, matrix)
+        left_out = (target - matrix @ terms) / (1 - np.minimum(hat, 0.95))
+        spread = max(0.03, float(np.sqrt(np.mean(left_out**2))))
+    return ResidualModel(
+        device=float(terms[0]),
+        terms=dict(zip(names, map(float, terms[1:]), strict=True)),
+        spread=spread,
+        records=len(kept),
+    )
+
+
+def student_80(degrees: float) -> float:
+    """Return half the width of an interval of 80 % in standard deviations that are known so well."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(min(degrees, 1e9), 0.9))
+
+
+PARTS = ("compute", "communication", "optimizer", "launch", "bubble", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimePrediction:
+    """The predicted time of one step on the slowest rank.
+
+    Attributes:
+        step_time_ms: median of what is expected.
+        low_ms: lower end of the interval that is meant to hold 80 % of measurements.
+        high_ms: its upper end.
+        parts_ms: part (see `PARTS`) -> milliseconds; they sum up to `step_time_ms`.
+            `communication` is what computing does not hide; `launch` is host time beyond it.
+        regime: what the step mostly waits for: `compute`, `communication`, `launch`, `optimizer`,
+            `bubble` or `data`.
+        rates: of which device the rates are, and where they come from.
+        notes: what is uncertain, as full sentences.
+    """
+
+    step_time_ms: float
+    low_ms: float
+    high_ms: float
+    parts_ms: dict[str, float]
+    regime: str
+    rates: str
+    notes: tuple[str, ...] = ()
+
+
+def predict_step(
+    trace: StepTrace,
+    rates: Rates,
+    *,
+    tf32: bool = False,
+    captured: bool = False,
+    input_ms: float = 0.0,
+    settings: dict[str, str] | None = None,
+    residuals: ResidualModel = NO_RESIDUALS,
+) -> StepTimePrediction:
+    """Predict the time of one step.
+
+    Args:
+        trace: what a rank does.
+        rates: of its device.
+        tf32: whether float32 products may use TensorFloat-32.
+        captured: whether the step is replayed as a CUDA graph.
+        input_ms: time in which the loader prepares one step's images; what the step does not hide counts.
+        settings: choices of the technique groups, by which `residuals` corrects.
+        residuals: what earlier records say about errors on this device.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    for phase in ("forward", "backward", "optimizer"):
+        _add_phase(parts, trace, rates, phase, tf32, captured)
+    if trace.pipeline_ranks > 1:
+        busy = parts["compute"] + parts["launch"]
+        parts["bubble"] = busy * (trace.pipeline_ranks - 1) / trace.pipeline_chunks
+    parts = {part: value * rates.step_overhead for part, value in parts.items()}
+    computed = sum(parts.values())
+    parts["data"] = max(0.0, input_ms - computed)
+    shift, spread = residuals.correction(settings or {}, _log_error(parts, rates))
+    parts = {part: value * math.exp(shift) for part, value in parts.items()}
+    total = sum(parts.values())
+    half = spread * student_80(rates.degrees if residuals.spread is None else residuals.records - 1)
+    return StepTimePrediction(
+        step_time_ms=total,
+        low_ms=total * math.exp(-half),
+        high_ms=total * math.exp(half),
+        parts_ms=parts,
+        regime=max(parts, key=lambda part: parts[part]),
+        rates=rates.title + residuals.title,
+        notes=(*trace.notes, *rates.notes({o.dtype for o in trace.operators if o.flops})),
+    )
+
+
+def _add_phase(
+    parts: dict[str, float],
+    trace: StepTrace,
+    rates: Rates,
+    phase: str,
+    tf32: bool,
+    captured: bool,
+) -> None:
+    compiled = trace.compiled != "nothing" and phase != "optimizer"
+    device_us = 0.0
+    for operator in trace.operators:
+        if operator.phase != phase:
+            continue
+        fused = rates.compiled_memory if compiled and operator.kind == "memory" else 1.0
+        device_us += fused * operator.count * rates.operator_us(operator, tf32)
+    host_us = trace.dispatches.get(phase, 0) * rates.dispatch_us
+    if compiled or captured:
+        host_us *= rates.compiled_dispatch(captured)
+    collectives = [c for c in trace.collectives if c.phase == phase]
+    exposed_us, charge_us = _exposed(collectives, device_us, rates)
+    device_us += charge_us
+    launch_us = max(0.0, host_us - device_us - exposed_us) if rates.asynchronous else host_us
+    parts["optimizer" if phase == "optimizer" else "compute"] += device_us / 1e3
+    parts["communication"] += exposed_us / 1e3
+    parts["launch"] += launch_us / 1e3
+
+
+def _exposed(
+    collectives: Sequence[CollectiveTotal], computing_us: float, rates: Rates
+) -> tuple[float, float]:
+    """Return the communication that computing does not hide, and by what computing is slowed down."""
+    exposed = hidden_at_most = charge = messages = 0.0
+    for collective in collectives:
+        time = collective.count * rates.collective_us(collective)
+        if collective.purpose == "activation" or not rates.asynchronous:
+            exposed += time  # on a CPU the exchange takes the cores that compute
+            continue
+        hidden_at_most += time
+        charge += time * rates.overlap_charge(collective)
+        messages += collective.count
+    if not hidden_at_most:
+        return exposed, 0.0
+    first = hidden_at_most / max(
+        1.0, messages
+    )  # nothing computes yet (or any more) beside one message
+    rest = hidden_at_most - first
+    room = computing_us * (1 - 1 / (messages + 1))
+    hidden = min(rest, room)
+    return exposed + first + rest - hidden, charge * hidden / hidden_at_most
+
+
+def _log_error(parts: dict[str, float], rates: Rates) -> float:
+    """Combine errors of the parts, taken as independent, and the one that all share."""
+    total = sum(parts.values()) or 1.0
+    own = sum((value / total * rates.log_error(part)) ** 2 for part, value in parts.items())
+    return math.sqrt(own + rates.log_error("step") ** 2 + rates.far_error(total) ** 2)
