@@ -1,5 +1,6 @@
 """Which operators are timed: each on tensors of the size that is written beside its time."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,17 @@ def test_products_in_float8_take_the_second_operand_by_columns() -> None:
     product = operators._matmul(64, torch.float8_e4m3fn, world)()  # type: ignore[arg-type]
     assert isinstance(product, torch.Tensor)
     assert (product.shape, product.dtype) == ((64, 64), torch.bfloat16)
+
+
+def test_the_time_of_one_thread_holds_nothing_of_what_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call that the system lets wait takes what it computes, not what it waits; an exchange takes both."""
+    cpu = torch.device("cpu")
+    for threads, alone, waits in ((1, True, False), (2, True, True), (1, False, True)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        seconds = operators._chunk_seconds(lambda: time.sleep(0.5), 1, cpu, alone)
+        assert (seconds >= 0.5) == waits
 
 
 @pytest.mark.gpu(count=1)

@@ -54,7 +54,8 @@ class RankSetup:
         dispatch_us: host time of one dispatched operator beside what the operators take alone.
         scale: computing time in training steps relative to operators alone.
         sent_scale: time of an exchange within a step relative to it alone.
-        log_error: standard deviation of log(measured / predicted) of a step that is measured once more.
+        sent_error: standard deviation of log(measured / predicted) of the exchange.
+        log_error: the same of a step that is measured once more.
         degrees: of freedom of that.
         step_ms: shortest and longest of the steps that gave all these.
     """
@@ -66,6 +67,7 @@ class RankSetup:
     dispatch_us: float = 0.0
     scale: float = 1.0
     sent_scale: float = 1.0
+    sent_error: float = 0.2
     log_error: float = 0.1
     degrees: float = 5.0
     step_ms: tuple[float, float] = (0.0, math.inf)
