@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import composer
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
 from vitsweep.cli.verbs import VERBS
+from vitsweep.composition.sweep_settings import sweep_settings
+from vitsweep.errors import BadValueError, VitsweepError
 
 DOOR = PACKAGE / "extras"
 WORDS = {word for feature in extras.KNOWN.values() for word in feature.words}
@@ -127,3 +130,16 @@ def test_the_front_door_loads_no_feature() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_settings_and_options_of_a_removed_feature_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "ABSENT", ["only", "max_gpu_hours"])
+    monkeypatch.setattr(extras, "OPTIONS", {})
+    sweep_settings(composer().compose([]).tree)
+    sweep_settings(composer().compose(["sweep.search=race", "sweep.max_gpu_hours=3.25"]).tree)
+    with pytest.raises(BadValueError, match=r"`sweep\.max_gpu_hours` is of an optional feature"):
+        sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
+    with pytest.raises(VitsweepError, match="`plan --search` is of an optional feature"):
+        extras.option("plan --search")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from vitsweep import extras
 from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.results.record import RETRIABLE
 from vitsweep.spec.from_yaml import section_from_tree
@@ -107,6 +108,12 @@ def _checked(node: str) -> SweepSettings:
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
     problems += _race_problems(settings)
+    if settings.search != "race":  # which reads some of them itself
+        problems += [
+            f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
+            for key in extras.ABSENT
+            if getattr(settings, key) is not None
+        ]
     if settings.published:
         from vitsweep.tables.published import entry_problem  # loads pandas
 

@@ -15,7 +15,6 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
@@ -124,7 +123,6 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         BadValueError: a value of a cell or of the sweep is wrong; nothing is written then.
         VitsweepError: the folder cannot be written.
     """
-    _refuse_absent(request.settings)
     plan = plan_of(request.cells, machine, request.composer)
     store = store_of(request.settings)
     if request.settings.search in extras.ROUNDS and not store.root.exists():
@@ -134,15 +132,6 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with locked(store, request.console):
         yield _frozen(store, plan, request, machine)
-
-
-def _refuse_absent(settings: SweepSettings) -> None:
-    """Refuse settings of optional features that are not installed, but what a race uses itself."""
-    absent = [key for key in extras.ABSENT if getattr(settings, key) is not None]
-    if absent and settings.search != "race":
-        raise BadValueError(
-            f"`sweep.{absent[0]}` is of an optional feature that is not installed here: leave it out."
-        )
 
 
 def rounds_of(

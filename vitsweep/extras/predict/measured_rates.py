@@ -30,7 +30,7 @@ UNCALIBRATED = RankSetup(
     log_error=0.25,
     degrees=8.0,
 )
-"""A setup without short trainings (assumed, after the errors of ten cells with AVX2, AVX-512 and its bfloat16)."""
+"""A setup without short trainings (assumed, after errors of ten cells with AVX2 and with AVX-512)."""
 FAR_ERROR = 0.1
 """Error of a step that is 4 times longer than all that the calibration timed (assumed)."""
 
