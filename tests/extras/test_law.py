@@ -138,7 +138,6 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
     monkeypatch.setattr(extras, "ABSENT", ["only", "max_gpu_hours"])
     monkeypatch.setattr(extras, "OPTIONS", {})
     sweep_settings(composer().compose([]).tree)
-    sweep_settings(composer().compose(["sweep.search=race", "sweep.max_gpu_hours=3.25"]).tree)
     with pytest.raises(BadValueError, match=r"`sweep\.max_gpu_hours` is of an optional feature"):
         sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
     with pytest.raises(VitsweepError, match="`plan --search` is of an optional feature"):

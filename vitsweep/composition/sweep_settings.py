@@ -108,12 +108,11 @@ def _checked(node: str) -> SweepSettings:
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
     problems += _race_problems(settings)
-    if settings.search != "race":  # which reads some of them itself
-        problems += [
-            f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
-            for key in extras.ABSENT
-            if getattr(settings, key) is not None
-        ]
+    problems += [
+        f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
+        for key in extras.ABSENT
+        if getattr(settings, key) is not None
+    ]
     if settings.published:
         from vitsweep.tables.published import entry_problem  # loads pandas
 

@@ -36,6 +36,14 @@ def solve_positive(matrix: Floats, values: Floats) -> Floats:
     return found
 
 
+def non_negative(matrix: Floats, values: Floats) -> Floats:
+    """Return x >= 0 with the least squares of matrix x - values (Lawson and Hanson)."""
+    from scipy.optimize import nnls
+
+    found: Floats = nnls(matrix, values)[0]
+    return found
+
+
 def minimized(function: Callable[[Floats], float], start: Floats, bounds: Sequence[Any]) -> Floats:
     """Return where a function of several numbers is smallest within bounds, from a start (L-BFGS-B)."""
     from scipy.optimize import minimize

@@ -10,7 +10,7 @@ from vitsweep.extras.predict.admission import PREDICTED, earlier_errors
 from vitsweep.extras.predict.step_time import NO_RESIDUALS
 from vitsweep.results.store import Store
 
-SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+SAMPLE = Path(__file__).parents[3] / "analysis" / "sample"
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from vitsweep.rates.calibration import (
 )
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.tables.stats import non_negative
 from vitsweep.world import World, device_mesh
 
 SECONDS = 165.0
@@ -293,7 +294,6 @@ def _with_scales(
 ) -> RankSetup:
     """Return a setup with the host time and the scales that explain these steps (in ms) best."""
     import numpy as np
-    from scipy.optimize import nnls
 
     alone = [predict_step(trace, _rates(setup, asynchronous)).parts_ms for trace in traces]
     operators = np.array([parts["compute"] + parts["optimizer"] for parts in alone])
@@ -308,11 +308,11 @@ def _with_scales(
             scale=float(np.median((measured / operators)[known])) if known.any() else 1.0,
         )
     columns = np.stack([operators, dispatches / 1e3, sent], axis=1) / measured[:, None]
-    scale, host_us, sent_scale = nnls(columns, np.ones(len(measured)))[0]
+    scale, host_us, sent_scale = non_negative(columns, np.ones(len(measured)))
     if sent.any():  # the others once more beside it
         sent_scale = min(MOST_SENT, max(1.0, sent_scale))
         rest = np.maximum(0.05, 1 - sent_scale * columns[:, 2])
-        scale, host_us = nnls(columns[:, :2], rest)[0]
+        scale, host_us = non_negative(columns[:, :2], rest)
     return replace(
         setup,
         scale=max(0.3, float(scale)),

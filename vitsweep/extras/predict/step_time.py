@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitsweep.planning.closed_memory import MemoryParts
+from vitsweep.tables.stats import half_width
 
 Phase = Literal["forward", "backward", "optimizer"]
 OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
@@ -340,9 +341,7 @@ def fit_residuals(
 
 def student_80(degrees: float) -> float:
     """Return half the width of an interval of 80 % in standard deviations that are known so well."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(min(degrees, 1e9), 0.9))
+    return float(half_width(1.0, min(degrees, 1e9), 0.2))
 
 
 PARTS = ("compute", "communication", "optimizer", "launch", "bubble", "data")
