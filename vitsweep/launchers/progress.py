@@ -13,8 +13,8 @@ from rich.table import Table
 
 from vitsweep.console import can_be_redrawn, periodic_status
 from vitsweep.planning.blocks import least_seconds_beyond_look
+from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell
-from vitsweep.predict.prediction import run_seconds
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
 from vitsweep.tables.formatting import count, duration, number, shortened, times

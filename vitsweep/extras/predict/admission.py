@@ -22,12 +22,12 @@ from vitsweep.extras.predict.prediction import (
     limit_bytes,
     predict_cells,
     process_bytes,
-    run_seconds,
 )
 from vitsweep.extras.predict.step_time import NO_RESIDUALS, ResidualModel, fit_residuals
 from vitsweep.planning.closed_memory import surely_fits
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import resume_state
+from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.profile import device_name
 from vitsweep.results.store import Store

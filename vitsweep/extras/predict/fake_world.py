@@ -271,7 +271,7 @@ SHIMS = (
              "the same, for the mesh of `reshard_after_forward=<number>`"),
 )  # fmt: skip
 """All that is replaced of torch, known in 2.11 to 2.13. What begins with `_` is private to torch: another
-version may lack it, and `tests/extras/predict/test_fake_world.py` names what is missing or behaves otherwise."""
+version may lack it; `tests/extras/predict/test_fake_world.py` names what is missing or behaves otherwise."""
 
 
 def float32_layer_norm() -> Any:
