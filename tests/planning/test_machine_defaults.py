@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from tests.command import Command
 from vitsweep.api.plan import machine_with
+from vitsweep.api.session import open_session
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import key_of
@@ -147,6 +149,22 @@ def test_the_baseline_of_the_blog_is_tf32_where_the_gpu_has_it():
         old = replace(machine, has_tf32=False)
         plan = plan_of(cells_for([f"+sweep={name}"], COMPOSER, old)[0], old, COMPOSER)
         assert "tf32" not in {entry.spec.precision.name for entry in plan.runnable}
+
+
+def test_a_cluster_is_what_its_profile_says():
+    found = {}
+    for gpu in ("a100", "v100", "mystery"):
+        site = ["hydra/launcher=slurm_example_site", f"hydra.launcher.gpu_type={gpu}"]
+        session = open_session(["+sweep=first", *site], Console(quiet=True))
+        texts = dict(text.split("=", 1) for text in session.cells[0].overrides)
+        found[gpu] = session.settings.baseline, texts["model"], texts["batch.images_per_step"]
+        assert session.settings.name == "first-cuda"
+        assert "sharding=fsdp" in techniques(session.cells)[-1]
+    assert found == {
+        "a100": ({"precision": "tf32"}, "vit_base", "128"),
+        "v100": ({"precision": "fp32"}, "vit_base", "64"),
+        "mystery": ({"precision": "fp32"}, "vit_base", "32"),
+    }
 
 
 def test_a_machine_is_one_for_all_cells():
