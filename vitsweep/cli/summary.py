@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
@@ -60,7 +61,7 @@ def summarize(
     store, (tables, mine) = result.store, collected(result)
     console.print()
     said: list[str] = []
-    if result.is_race:
+    if tables.race and tables.commands[-1].get("search") in extras.ROUNDS:
         show_race(tables, console)
     else:
         key = replicate_key(store.commands())

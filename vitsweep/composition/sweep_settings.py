@@ -175,7 +175,11 @@ def _folder_problem(folder: str) -> str:
 
 def _race_problems(settings: SweepSettings) -> list[str]:
     """Say what does not go with a race, and what only a race has."""
-    if settings.search == "race":
+    if settings.search not in ("grid", *extras.ROUNDS):
+        return [
+            f"`sweep.search={settings.search}` is an optional feature that is not installed here."
+        ]
+    if settings.search != "grid":
         unfit = {
             "sweep.limit.key": settings.limit.key,
             "sweep.max_gpu_hours": settings.max_gpu_hours,

@@ -189,7 +189,7 @@ KNOWN: dict[str, Feature] = {
         ),
     ),
     "race": Feature(
-        words=("RaceRounds", "halving", "within_reach"),
+        words=("RaceRounds", "halving", "is_race", "within_reach"),
         pages=("race.md",),
         rounds={"race": "rounds:RaceRounds"},
     ),

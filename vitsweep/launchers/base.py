@@ -57,14 +57,12 @@ class LaunchResult:
         plan: the cells of the command with their baselines.
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
-        is_race: the launcher ran a race, see `extras.ROUNDS`.
     """
 
     store: Store
     plan: SweepPlan
     interrupted: bool = False
     submitted: bool = False
-    is_race: bool = False
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
@@ -263,10 +264,10 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         BadValueError: a value is wrong; nothing has run.
         VitsweepError: a race of the same sweep runs on a cluster.
     """
-    is_race = request.settings.search == "race"
+    is_added = request.settings.search in extras.ROUNDS
     with (
         prepared(request, Machine.here()) as sweep,
-        sweep.store.only_rounds() if is_race else nullcontext(),
+        sweep.store.only_rounds() if is_added else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
         expected_minutes(sweep.plan.runnable, sweep.store, Machine.here())
@@ -276,7 +277,6 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
             store=sweep.store,
             plan=sweep.plan,
             interrupted=interrupted,
-            is_race=is_race,
         )
 
 

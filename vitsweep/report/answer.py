@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
+from vitsweep import extras
 from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
@@ -86,7 +87,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     latest = tables.commands[-1] if tables.commands else {}
     if cells is None and tables.limit_key:
         return [limit_answer(tables.limits, tables.limit_key)]
-    if cells is None and tables.race and latest.get("search") == "race":
+    if cells is None and tables.race and latest.get("search") in extras.ROUNDS:
         return race_lines(tables.race)
     cells = tables.cells if cells is None else cells
     table = replicates(cells, tables.replicate_key)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 
+from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.launchers.base import (
     LaunchRequest,
@@ -107,8 +108,9 @@ def _launched(
     request: LaunchRequest, settings: SlurmSettings, held: ExitStack
 ) -> Iterator[LaunchResult]:
     """Do what `launch` says; `held` is what the command keeps until its end."""
-    is_race, minutes = request.settings.search == "race", request.settings.minutes
-    if typed := "sweep.search=race" if is_race else f"sweep.minutes={minutes:g}" if minutes else "":
+    search, minutes = request.settings.search, request.settings.minutes
+    typed = f"sweep.minutes={minutes:g}" if minutes else ""
+    if typed := f"sweep.search={search}" if search in extras.ROUNDS else typed:
         check_rounds(settings, typed)
     require_slurm()
     console = request.console
@@ -129,15 +131,13 @@ def _launched(
             again = ", and the same command goes on" if typed else ""
             detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
             console.print(detached)
-            yield LaunchResult(
-                store=store, plan=plan, interrupted=True, submitted=True, is_race=is_race
-            )
+            yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True)
             return
         with locked(store, console):
             arrays = submission.next()
     submission.announce_end()
     with locked(store, console):
-        yield LaunchResult(store=store, plan=plan, is_race=is_race)
+        yield LaunchResult(store=store, plan=plan)
 
 
 class _Submission:
@@ -288,7 +288,7 @@ class _RoundSubmission(_Submission):
         """Refuse cells that are to be compared and cannot share a job."""
         plan, settings = self._sweep.plan, self._settings
         compared: Iterable[Sequence[PlannedCell]] = [plan.runnable]
-        if self._sweep_settings.search != "race":
+        if self._sweep_settings.search not in extras.ROUNDS:
             pairs = ((e, plan.entries.get(e.baseline_id or "", e)) for e in plan.runnable)
             compared = pairs
         for entries in compared:
