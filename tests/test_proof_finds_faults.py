@@ -170,7 +170,7 @@ def test_what_the_twin_is_too_small_for_is_found_by_the_first_timed_steps(
     assert missed == set(HIDDEN.get(name, ()))
     assert not found["reason"].str.startswith("The nano twin").any()
     if "gradients" in name:
-        assert found["reason"].str.startswith("The gradients of the first timed step differ").all()
+        assert found["reason"].str.startswith("The gradient of step 1 differs").all()
 
 
 HONEST = {

@@ -30,6 +30,7 @@ from vitsweep.measure.environment import (
     machine,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
+from vitsweep.measure.module_trace import naming_modules
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -46,7 +47,7 @@ from vitsweep.training.timed_steps import (
     instrumented_steps,
     timed_steps,
 )
-from vitsweep.training.trainer import MicroBatch, Trainer
+from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
 from vitsweep.training.unmoved_weights import Unmoved, watch_weights
 from vitsweep.world import World, process_flags_kept
 
@@ -303,7 +304,10 @@ def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
 
 def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
     if trainer.cell.measurement.trace:
-        traced(lambda: trainer.step(stream), context.folder, trainer.world)
+        # hooks would compile or record a compiled or recorded step anew
+        is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
+        with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
+            traced(lambda: trainer.step(stream), context.folder, trainer.world)
 
 
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:

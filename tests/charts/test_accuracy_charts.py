@@ -15,7 +15,7 @@ from pandas import DataFrame
 
 from tests.builders import run
 from vitsweep.charts import accuracy, style, training_curves
-from vitsweep.report.figures import CHARTS, ChartWarning
+from vitsweep.report.figures import ChartWarning
 from vitsweep.report.html import write_report
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -272,9 +272,3 @@ def test_a_setting_that_never_reached_the_target_and_diverged_leaves_room_for_th
     figure = style.freeze_layout(accuracy.draw(found))
     assert "O3: diverged" in legend(figure)
     assert figure.axes[0].get_position().width > 0.4
-
-
-def test_the_caption_says_which_interval_the_whiskers_are() -> None:
-    reading = next(chart.reading for chart in CHARTS if chart.name == "accuracy")
-    assert isinstance(reading, str)
-    assert "over pairs of the same repetition" in reading

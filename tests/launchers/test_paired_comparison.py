@@ -231,10 +231,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     assert compare("seed=1", "seed=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"seed=1 has \d\.\d\dx \[.*\] the throughput of seed=1 over 8 blocks", shown)
-    assert "this tests the comparison itself" in shown
     assert in_report(tmp_path, shown, "seed=1")
-    page = (tmp_path / "results" / "compare" / "report" / "index.html").read_text()
-    assert "this tests the comparison itself" in page
 
 
 @pytest.mark.full

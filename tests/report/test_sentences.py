@@ -10,25 +10,48 @@ from string import Formatter
 from typing import Any
 
 import numpy as np
+import pytest
+from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import run, table
+from tests.tables.test_first_losses import PLAIN, judged, measured
+from tests.tables.test_roofline import METRICS
+from tests.traced import traced
+from vitsweep import extras
+from vitsweep.charts import per_chip, scaling, speedup
 from vitsweep.report.answer import answers, next_command
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.spec.measurement import TimeClass
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.comparison import compared
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
+from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.race import race_lines
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
+from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
 
+OTHERS = ("paper.py", "published.py", "race.py")
+"""Method sections, sources of published figures and races have words of their own."""
 HOUSE = Path(__file__).parents[2] / "vitsweep"
-ROOMS = ("report/answer.py", "tables/diagnostics.py", "tables/speedup.py")
+ROOMS = sorted(
+    path
+    for pattern in (
+        "charts/*.py",
+        "tables/*.py",
+        "report/*.py",
+        "extras/explain/**/*.py",
+        "extras/gate/*.py",
+    )
+    for path in HOUSE.glob(pattern)
+    if path.name not in OTHERS and not path.name.startswith("verb_")
+)
 MOST = 60
 BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
 ONE = (1.0, 1.0, 1.0, 1.0, 1.0)
@@ -241,14 +264,95 @@ def diagnosed() -> Iterator[str]:
     yield compared(2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]).sentence("A", "B")
 
 
-def words_in(path: Path) -> list[str]:
-    """Texts of a file with four words and more that are neither documentation nor of an error."""
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
-    told = [n for n in nodes if isinstance(n, ast.Raise | ast.Expr)]
-    aside = {id(part) for node in told for part in ast.walk(node)}
+def explained_and_drawn() -> Iterator[str]:
+    """What `explain` says of two cells and of one, and how charts are read."""
+    explain_cells = extras.load("explain.causes:explain_cells")
+    cell_roofline = extras.load("explain.cell_roofline:cell_roofline")
+
+    waiting, work = str(TimeClass.ranks), str(TimeClass.products)
+    late = [[0, 0, waiting, "all_reduce", "", 0, 90.0, 0.0], [1, 0, work, "mm", "", 1, 20.0, 1.0]]
+    known = METRICS | {"copy_gb_per_s": 10.0}
+    every = [
+        traced(record, late, 20.0, critical_rank=1)
+        for record in [*of("base", metrics=known), *of("sure", SURE, metrics=known)]
+    ]
+    tables = SweepTables.from_runs(table(*every), {"base": "base", "sure": "base"})
+    tables.__dict__["_records"] = {None: every}
+    found = explain_cells(tables, "sure", "base", ("sure", "base"))
+    yield from (found.sentence, *found.notes)
+    alone = cell_roofline(tables.cells, "sure", "sure")
+    yield from (alone.sentence, *alone.notes)
+    sizes = {"world_size": 1}, {"world_size": 2, "resources.threads_per_rank": 1}
+    cores = {"precision": "fp32", "resources.cores_per_node": 4, "resources.threads_per_rank": 4}
+    ranks = [r for n, size in enumerate(sizes) for r in of(f"n{n}", ONE, 9 * n, **cores | size)]
+    curves = scaling_efficiency(table(*ranks), {})
+    yield from (*curves["efficiency_note"], scaling.hollow(curves), str(speedup.CHART.reading))
+    yield per_chip.differing(DataFrame({"cores_per_rank": [1, 2], "images_per_rank": [8, 8]}))
+    yield judged(measured("base", PLAIN), measured("fast", (3.0, 2.2, 2.1)))["reason"].iloc[-1]
+    grid = [
+        *of("base"), *of("sure", SURE), *of("c", SURE, sharding="fsdp", optimizer="adamw_fused"),
+        *of("d", SURE, sharding="zero1"),
+    ]  # fmt: skip
+    yield from effects(table(*grid), dict.fromkeys(("base", "sure", "c", "d"), "base"))["note"]
+
+
+def gated() -> Iterator[str]:
+    """What the gate says, and two sweeps beside each other."""
+    gate = extras.load("gate.gate:gate")
+    sweep_diff = extras.load("gate.sweep_diff:sweep_diff")
+    changes_in_words = extras.load("gate.sweep_diff:changes_in_words")
+
+    yield changes_in_words(
+        sweep_diff(
+            *(table(*of("base"), *of("sure", r)) for r in (SURE, ONE)), *2 * [{"sure": "base"}]
+        )
+    )
+    kept, now = (table(*of("base"), *of("sure", ratios)) for ratios in (SURE, SURE[:2]))
+    baselines = {"base": "base", "sure": "base"}
+    for runs in (kept, now):
+        found = gate(runs, kept, baselines=baselines)
+        yield from (*found.sentences, found.verdict)
+
+
+SENTENCE = re.compile(r"[A-Za-z]+ [a-z]+,? [a-z]+ [a-z]+")
+TITLES = ("Chart", "title", "set_xlabel", "set", "add_argument", "number", "flag")
+"""Calls whose texts are a title, a label of an axis, or an option's help."""
+NO_RESULTS = {
+    "first run of a block", "blocks on several devices", "noise of a ratio",  # names of diagnostics
+    "ran out of memory", "which are left out",  # how a block ended
+    "more than on average", "less than on average",  # claims of an interaction
+    "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles
+    "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent",  # a unit
+    "` could not be drawn: ", "no unit is defined for ", ": add them to results/metrics.py",  # warnings
+    "What was frozen for it is not shown: ", "it is not true or false for each row",  # refusals
+}  # fmt: skip
+"""Texts that state no result by themselves."""
+
+
+def is_aside(node: ast.AST) -> bool:
+    """Documentation, errors and warnings, names of columns, titles and labels."""
+    if isinstance(node, ast.Raise) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    ):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in (*TITLES, "warn", "split") or name.endswith("Error")
+
+
+def words_in(source: str) -> list[str]:
+    """Texts with four words and more that may state a result."""
+    nodes = [*ast.walk(ast.parse(source))]
+    aside = {id(part) for node in nodes if is_aside(node) for part in ast.walk(node)}
+    aside |= {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys}
+    labels = [
+        n.value for n in nodes if isinstance(n, ast.keyword) and n.arg and n.arg.endswith("label")
+    ]
+    aside |= {id(part) for label in labels for part in ast.walk(label)}
     texts = [n.value for n in nodes if isinstance(n, ast.Constant) and id(n) not in aside]
-    words = re.compile(r"[a-z]+ [a-z]+,? [a-z]+ [a-z]+")
-    return [text for text in texts if isinstance(text, str) and words.search(text)]
+    return [t for t in texts if isinstance(t, str) and SENTENCE.search(t) and t not in NO_RESULTS]
 
 
 def pattern(template: str) -> re.Pattern[str]:
@@ -271,17 +375,36 @@ def raced() -> Iterator[str]:
 
 
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    texts = [*answered(), *noted(), *diagnosed(), *raced()]
+    for feature in ("explain", "gate"):
+        pytest.importorskip(f"vitsweep.extras.{feature}")
+    every = "\n".join(
+        [*answered(), *noted(), *diagnosed(), *explained_and_drawn(), *gated(), *raced()]
+    )
     known = {name: each["says"] for name, each in sentences().items()}
     known |= {
         f"flag {flag}": f"{f.caption[:1].upper()}{f.caption[1:]} (`{flag}`)."
         for flag, f in FLAGS.items()
     }
-    clauses = {f"{room}: {words}": words for room in ROOMS for words in words_in(HOUSE / room)}
-    every = "\n".join(texts)
     unsaid = [name for name, says in known.items() if not pattern(says).search(every)]
-    unsaid += [name for name, words in clauses.items() if words not in every]
-    print(f"{len(known)} sentences and {len(clauses)} clauses of rooms, of which unsaid: {unsaid}")
+    print(f"{len(known)} sentences, of which unsaid: {unsaid}")
     assert unsaid == []
     assert len(known) <= MOST
     assert all(each["fact"] for each in sentences().values())
+
+
+def test_rooms_that_state_results_have_no_sentence_of_their_own() -> None:
+    found = {f"{p.relative_to(HOUSE)}: {text}" for p in ROOMS for text in words_in(p.read_text())}
+    assert len(ROOMS) > 40
+    assert found == set()
+
+
+def test_a_sentence_beside_the_registry_is_found_wherever_it_stands() -> None:
+    for planted in (
+        'def f(x):\n    return f"{x} is faster than all the others."',
+        'NOTE = "this cell was measured twice"',
+        'def f(rows):\n    rows["note"] = [f"it took {n} blocks more than asked" for n in rows]',
+        'CHART = Chart("A title", table_of, draw, reading)\nreading = "Bars show the mean of all"',
+    ):
+        assert words_in(planted), planted
+    assert not words_in('"""A docstring of some words."""\nraise E("an error of some words")')
+    assert not words_in('CHART = Chart("A title of some words", table_of, draw)')

@@ -149,9 +149,8 @@ def table_concat(*tables: DataFrame) -> DataFrame:
 def test_a_probable_winner_is_named_with_its_interval_among_all_cells():
     runs, baselines = sweep(likely=1.025, **{f"c{i}": 1.0 for i in range(12)})
     [text] = answers(SweepTables.from_runs(runs, baselines))
-    assert "is probably faster than the baseline" in text
+    assert "is probably faster: 1.03x [" in text
     assert re.search(r": 1\.0\dx \[0\.9\d*, 1\.\d+\] among 13 cells over 5 blocks", text)
-    assert re.search(r"alone, \[1\.\d+, 1\.\d+\], excludes 1; of another size: ", text)
 
 
 EQUAL = {"base": 1.0} | {f"c{i}": 1.0 for i in range(16)}
@@ -196,7 +195,7 @@ def test_diagnostics_estimate_what_is_there_and_are_silent_where_nothing_is():
     row = diagnostics(cold, baselines).set_index("diagnostic").loc["first run of a block"]
     assert row["estimate"] == pytest.approx(0.94, abs=0.01)
     assert row["low"] < 0.94 < row["high"]
-    assert "look slower" in row["sentence"]
+    assert "0.943 [0.940, 0.946] times" in row["sentence"]
     alarms = 0
     for seed in range(60):
         quiet, baselines = simulate(settings, normal(), np.random.default_rng(seed), num_blocks=6)
@@ -268,15 +267,15 @@ def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None
     )
     row = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert not row.loc["autocorrelation of blocks", "threatens"]
-    assert "fewer than 8 blocks" in row.loc["autocorrelation of blocks", "sentence"]
-    for blocks, words in ((11, "perhaps no more than"), (12, "as wide as that asks for")):
+    assert row.loc["autocorrelation of blocks", "sentence"] == ""
+    for blocks in (11, 12):
         more = table(
             *(run("base", f"b{i}", 100, minute=i) for i in range(blocks)),
             *(run("a", f"b{i}", 100 * np.exp(0.05 * i), minute=i) for i in range(blocks)),
         )
         row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
         assert row.loc["autocorrelation of blocks", "threatens"]
-        assert words in row.loc["autocorrelation of blocks", "sentence"]
+        assert "resemble each other" in row.loc["autocorrelation of blocks", "sentence"]
 
 
 @pytest.mark.full
@@ -294,23 +293,19 @@ def test_the_rates_of_the_diagnostic_of_neighbouring_blocks() -> None:
     assert found["0.6, 20 blocks"] > 0.7
 
 
-def test_load_and_noise_stand_among_the_diagnostics() -> None:
+def test_noise_stands_among_the_diagnostics() -> None:
     spread = [1.0, 1.4, 0.7, 1.2, 0.9]
     runs = table(
-        *(run("base", f"b{i}", 100, minute=i, validity={"shared_device": True}) for i in range(5)),
-        *(run("a", f"b{i}", 100 * s, minute=i, validity={"shared_device": i != 2})
-          for i, s in enumerate(spread)),
+        *(run("base", f"b{i}", 100, minute=i) for i in range(5)),
+        *(run("a", f"b{i}", 100 * s, minute=i) for i, s in enumerate(spread)),
     )  # fmt: skip
     found = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
-    assert found.loc["runs on a shared device", "estimate"] == pytest.approx(0.9)
-    assert "9 of 10 runs" in found.loc["runs on a shared device", "sentence"]
     noise = found.loc["noise of a ratio"]
     assert noise["estimate"] == pytest.approx(np.std(np.log(spread), ddof=1))
     assert noise["threatens"]
     assert noise[["low", "high"]].isna().all(), "no interval is known"
     quiet = table(*(run(c, f"b{i}", 100 + i % 2) for c in ("base", "a") for i in range(5)))
     rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
-    assert "runs on a shared device" not in rows.index
     assert not rows.loc["noise of a ratio", "threatens"]
 
 

@@ -38,7 +38,7 @@ def test_after_an_edit_the_new_runs_alone_count() -> None:
     fast = row(found, "fast")
     assert fast["speedup"] == pytest.approx(1.1, abs=0.01)
     assert (fast["blocks"], fast["num_pairs"]) == (3, 3)
-    assert fast["speedup_note"] == "without 3 blocks of its own older code"
+    assert fast["speedup_note"] == "without 3 blocks in which it had other code"
     assert row(found, "base")["blocks"] == 6, "its own code is the same"
     assert len(found) == 2
 

@@ -14,7 +14,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import within_blocks
 from vitsweep.tables.effect_model import Factor, Grid
-from vitsweep.tables.effects import effects, sentences
+from vitsweep.tables.effects import effects
 
 LEVELS = {
     "precision": ["fp32", "O1"],
@@ -89,10 +89,6 @@ def test_an_average_a_company_and_what_is_said_of_them():
     given = one(found, "compilation=compile", "attention=sdpa_math")
     assert given["effect"] == pytest.approx(np.exp(0.02), rel=0.02)
     assert given["interaction"] == "less than on average"
-    text = next(s for s in sentences(found) if s.startswith("compilation=compile"))
-    assert "gives 1.21x [1." in text
-    assert "on average over the other choices, 1.0" in text
-    assert text.endswith("with attention=sdpa_math.")
 
 
 def test_without_noise_every_effect_comes_back():
@@ -197,7 +193,7 @@ def test_an_effect_of_cells_whose_slow_runs_failed_is_not_called_faster():
     failed = (runs["block"] == "b1") & (runs["cell_id"] == "compile-sdpa_math")
     found = effects(runs.assign(status=runs["status"].mask(failed, "failed")), baselines)
     lost = one(found, "compilation=compile")
-    assert (lost["claim"], lost["note"]) == ("blocks lost", "blocks lost runs of its faster side")
+    assert (lost["claim"], lost["note"]) == ("blocks lost", "")
     assert one(found, "attention=sdpa_math")["claim"] == "slower"
 
 
@@ -241,7 +237,7 @@ def test_choices_that_never_met_are_named_and_the_average_leaves_them_out():
     assert average["effect"] == pytest.approx(np.exp(0.27), rel=0.02)
     given = one(found, "compilation=compile", "attention=sdpa_math")
     assert np.isnan(given["effect"])
-    assert "was not measured with it" in given["note"]
+    assert "not measured with attention=sdpa_math" in given["note"]
     assert given["claim"] == ""
 
 
@@ -252,7 +248,7 @@ def test_choices_that_only_come_together_are_not_told_apart():
     )
     found = effects(runs, baselines)
     assert found["effect"].isna().all()
-    why = "never measured with the same sharding as precision=fp32"
+    why = "not measured with the same sharding as precision=fp32"
     assert one(found, "precision=O1")["note"] == why
 
 

@@ -47,9 +47,7 @@ def test_the_table_is_read_with_its_units_and_the_answer_names_both_ends(found):
     text = limits_text(found, KEY)
     assert text["largest model.depth"].tolist() == ["32", "18", "none"]
     assert text["parameters"].tolist() == ["32,000", "18,000", ""]
-    assert limit_answer(found, KEY) == (
-        "fsdp goes furthest: model.depth=32 trains; ddp least far, model.depth=18."
-    )
+    assert limit_answer(found, KEY) == ("Largest model.depth that trains: 32 fsdp, 18 ddp.")
 
 
 def test_worlds_have_limits_of_their_own():

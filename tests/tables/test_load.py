@@ -38,7 +38,7 @@ def test_without_the_log_of_commands_it_is_said_why_there_is_no_speedup(store):
     rows = load(store.root).set_index("cell_id")
     assert rows["speedup"].isna().all()
     note = rows.loc["fast", "speedup_note"]
-    assert note.startswith("no speedup: `commands.jsonl` of the sweep is missing or empty")
+    assert note.startswith("no speedup: `commands.jsonl` missing or empty")
     assert rows.loc["dead", "speedup_note"] != note
     assert any("`commands.jsonl`" in sentence for sentence in answers(SweepTables.of(store)))
 

@@ -38,7 +38,7 @@ def test_per_chip_counts_ranks_not_machines():
     )
     found = per_chip(both)
     assert found["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
-    assert CHART.reading(found).endswith("ratio. Images per rank differ: 8, 64.")
+    assert CHART.reading(found) == "The rows differ in images per rank 8, 64."
 
 
 def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():

@@ -51,7 +51,7 @@ def test_three_phases_by_hand():
 def test_measured_rates_come_before_published_ones():
     forward = points().loc["forward"]
     assert forward["limit_tflops"] == pytest.approx(500.0)
-    assert forward["limit_source"] == "matmul rate measured on this machine"
+    assert forward["limit_source"] == "measured matmul rate"
     assert forward["limit_gb_per_s"] == 4800.0
     assert "H200 datasheet" in forward["bandwidth_source"]
     published = points(mfu_of_measured_peak=None).loc["forward"]

@@ -4,11 +4,14 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables.scaling import (
     exposed_communication,
     scaling_efficiency,
 )
+
+SHARED = FLAGS["oversubscribed"].caption
 
 
 def point(cell, world, speed, images, block="b0", **kwargs):
@@ -144,14 +147,14 @@ def test_ranks_that_share_cores_another_device_and_another_torch_are_named():
     curve = scaling_efficiency(table(*rows), {}, mixed_hardware=True)
     assert curve["efficiency_note"].tolist() == [
         "",
-        "ranks share cores here",
+        SHARED,
         "H here, AMD EPYC 7B13 at 1 rank; PyTorch 2.12.0 here, 2.13.0 at 1 rank",
         "0.5 cores per rank here, 1 at 1 rank",
     ]
     assert curve["efficiency"].notna().tolist() == [True, False, False, False]
     shared = [on_cores(n, 1, 90.0, validity={"oversubscribed": n == 1}) for n in (1, 2)]
     note = scaling_efficiency(table(*shared), {})["efficiency_note"].tolist()
-    assert note == ["ranks share cores here", "ranks share cores at 1 rank"]
+    assert note == [SHARED, SHARED]
 
 
 def test_rows_whose_key_is_not_known_raise_nothing():

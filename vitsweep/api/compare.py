@@ -40,7 +40,6 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.tables.comparison import (
-    SELF_TEST,
     Comparison,
     as_self_test,
     blocks_wanted,
@@ -325,8 +324,6 @@ def _sentences(pair: PairedComparison, result: Comparison) -> Iterator[str]:
         yield result.sentence(a, b)
     elif pair.slowdown:
         yield f"{a} is {one_look(1 / pair.slowdown, f' than {b}')}."
-    if pair.is_self_test:
-        yield SELF_TEST
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if pair.stop_reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."

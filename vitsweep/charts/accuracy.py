@@ -15,6 +15,7 @@ from vitsweep.charts.style import NOTHING, Chart, Look, looks, mixed, settings
 from vitsweep.results.record import Status
 from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
 from vitsweep.tables.formatting import missing
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -155,13 +156,4 @@ def _front(axes: Axes, table: DataFrame, column: str) -> None:
     )
 
 
-CHART = Chart(
-    "Accuracy beside speed",
-    table_of,
-    draw,
-    "Points: means over repetitions. Vertical whiskers: the mean difference from the baseline is at "
-    "least and at most this, each with 95 %, over pairs of the same repetition; none with fewer than "
-    "3 pairs. Horizontal: 95 % intervals. Filled: shown to lose less than 0.5 points of the "
-    "baseline's accuracy (the grey band) after Holm's correction over the settings, or the baseline; "
-    "cross: a repetition diverged. The line joins settings that no other beats in both axes.",
-)
+CHART = Chart("Accuracy beside speed", table_of, draw, say("whiskers"))

@@ -59,4 +59,4 @@ def _names(table: DataFrame, shown: DataFrame) -> list[str]:
     ]
 
 
-CHART = Chart("Communication", table_of, draw, "Counted at the collectives, mean of ranks.")
+CHART = Chart("Communication", table_of, draw)

@@ -8,6 +8,7 @@ from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.formatting import times
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 24
@@ -77,11 +78,4 @@ def _text(average: float, given: DataFrame) -> str:
     return f"{times(average)}; {times(row['effect'])} with {str(row['given']).partition('=')[2]}"
 
 
-CHART = Chart(
-    "Techniques on average over the other choices",
-    table_of,
-    draw,
-    "Filled: the mean ratio to the baselines' choice over the other choices, with its "
-    "95 % interval, from a mixed model within blocks; hollow: together with one other choice, "
-    "shrunken as far as noise explains them.",
-)
+CHART = Chart("Techniques on average over the other choices", table_of, draw, say("whiskers"))

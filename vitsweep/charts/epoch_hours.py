@@ -43,9 +43,4 @@ def draw(hours: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "Hours per ImageNet-1k epoch",
-    table_of,
-    draw,
-    "1,281,167 images at the measured throughput.",
-)
+CHART = Chart("Hours per ImageNet-1k epoch of 1,281,167 images", table_of, draw)

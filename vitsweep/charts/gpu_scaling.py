@@ -55,11 +55,4 @@ def draw(curves: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "Speedup by number of ranks",
-    table_of,
-    draw,
-    lambda table: (
-        f"Over each bar the speedup over the baseline with as many ranks.{scaling.hollow(table)}"
-    ),
-)
+CHART = Chart("Speedup by number of ranks", table_of, draw, scaling.hollow)

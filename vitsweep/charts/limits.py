@@ -46,9 +46,4 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "How far each goes",
-    table_of,
-    draw,
-    "Found by bisection; x: the smallest value that ran out of memory.",
-)
+CHART = Chart("How far each goes", table_of, draw)

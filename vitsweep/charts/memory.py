@@ -43,4 +43,4 @@ def draw(cells: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart("Peak memory", table_of, draw, "The worst rank's peak.")
+CHART = Chart("Peak memory", table_of, draw)

@@ -89,4 +89,4 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart("The optimizer step", table_of, draw, "Cells that change nothing but the optimizer.")
+CHART = Chart("The optimizer step", table_of, draw)

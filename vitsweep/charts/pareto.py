@@ -82,10 +82,4 @@ def _sureness(row: Series) -> str:
     return f" ({100 * _chance(row):.0f} %)" if _chance(row) else ""
 
 
-CHART = Chart(
-    "Throughput, memory, accuracy",
-    table_of,
-    draw,
-    "Filled: no other cell of which the same was measured is better in one and worse in none of it; in "
-    "brackets the probability of that, given the noise. Cells with an accuracy are compared with each other.",
-)
+CHART = Chart("Throughput, memory, accuracy", table_of, draw)

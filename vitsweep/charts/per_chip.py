@@ -9,6 +9,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import varying_columns
 from vitsweep.tables.scaling import cores_per_rank
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, row_keys
 
@@ -87,19 +88,12 @@ def draw(table: DataFrame) -> Figure:
 def differing(table: DataFrame) -> str:
     """Return what else than device and technique differs between the rows; empty for nothing."""
     several = {name: sorted(table[name].dropna().unique()) for name in ALIKE}
-    named = [
-        f" {name.replace('_', ' ').capitalize()} differ: {', '.join(map(plain, values))}."
+    listed = [
+        f"{name.replace('_', ' ')} {', '.join(map(plain, values))}"
         for name, values in several.items()
         if len(values) > 1
     ]
-    return "".join(named)
+    return say("differing", listed="; ".join(listed)) if listed else ""
 
 
-CHART = Chart(
-    "Throughput per chip",
-    table_of,
-    draw,
-    lambda table: (
-        f"Devices were never in one block, so there is no interval on this ratio.{differing(table)}"
-    ),
-)
+CHART = Chart("Throughput per chip, without an interval", table_of, draw, differing)

@@ -50,9 +50,4 @@ def draw(cells: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "Where the step's time goes",
-    table_of,
-    draw,
-    "Phases come from instrumented steps of their own; the diamond is the timed step.",
-)
+CHART = Chart("Where the step's time goes", table_of, draw)

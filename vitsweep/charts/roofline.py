@@ -10,7 +10,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.style import MARKERS, Chart
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.roofline import roofline
+from vitsweep.tables.roofline import roofline, roofs
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST_CELLS = len(MARKERS)
@@ -60,24 +60,6 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-def reading(table: DataFrame) -> str:
-    """Return what the caption has to say of bytes and limits."""
-    parts = [
-        "Bytes are a lower bound from "
-        + ", ".join(dict.fromkeys(table["bytes_from"]))
-        + ", so the true points lie further left.",
-        "The backward pass includes the gradient exchange.",
-    ]
-    sources = [
-        s for c in ("limit_source", "bandwidth_source") for s in dict.fromkeys(table[c]) if s
-    ]
-    lines = {"limit_tflops": "matmul rate", "limit_gb_per_s": "memory bandwidth"}
-    unknown = [name for column, name in lines.items() if table[column].isna().all()]
-    parts += [f"Lines: {'; '.join(sources)}."] if sources else []
-    parts += [f"No {' and no '.join(unknown)} of this device is known."] if unknown else []
-    return " ".join(parts)
-
-
 def _roofs(axes: Axes, points: DataFrame) -> None:
     by_dtype = points.groupby("compute_dtype", sort=False)[["limit_tflops", "limit_gb_per_s"]]
     limits = by_dtype.median()  # measured rates differ a little from run to run
@@ -99,4 +81,4 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     axes.set_xlim(left, right)
 
 
-CHART = Chart("Rate and arithmetic intensity of each phase", table_of, draw, reading)
+CHART = Chart("Rate and arithmetic intensity of each phase", table_of, draw, roofs)

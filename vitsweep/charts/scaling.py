@@ -10,6 +10,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, Look, fastest, labels, looks, mixed
 from vitsweep.tables.formatting import count
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {
@@ -112,19 +113,9 @@ def hollow(curves: DataFrame) -> str:
     without = curves[curves["efficiency"].isna()].sort_values("world_size")
     notes = without["efficiency_note"].groupby(without["world_size"]).unique()
     listed = "; ".join(f"at {count(n, 'rank')} {' or '.join(said)}" for n, said in notes.items())
-    return (
-        f" Hollow or hatched: no efficiency, since more than the ranks differs: {listed}."
-        * bool(listed)
-    )
+    return say("hollow", listed=listed) if listed else ""
 
 
 CHART = Chart(
-    "Scaling",
-    table_of,
-    draw,
-    lambda table: (
-        "Dotted: ideal. Efficiencies without an interval are of worlds "
-        "that shared fewer than 3 blocks; without any they are unpaired, and include differences between "
-        f"jobs and nodes.{hollow(table)}"
-    ),
+    "Scaling", table_of, draw, lambda table: f"{say('whiskers')} {hollow(table)}".rstrip()
 )

@@ -83,10 +83,4 @@ def _apart(lengths: Sequence[float]) -> list[float]:
     return kept
 
 
-CHART = Chart(
-    "Throughput by length of the sequence",
-    table_of,
-    draw,
-    "Both axes are logarithmic. Points are joined where ranks, mesh, cores per rank and images of a step are "
-    "the same.",
-)
+CHART = Chart("Throughput by length of the sequence", table_of, draw)

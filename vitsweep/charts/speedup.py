@@ -13,6 +13,7 @@ from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.published import with_published
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -70,12 +71,7 @@ def draw(cells: DataFrame) -> Figure:
     return figure
 
 
-CHART = Chart(
-    "Speedup over the baseline",
-    table_of,
-    draw,
-    "Whiskers: 95 % interval of the ratio over paired blocks. Hatched: no difference is claimed.",
-)
+CHART = Chart("Speedup over the baseline", table_of, draw, f"{say('whiskers')} {say('hatched')}")
 
 
 # Speedups of the same cells on two days or machines, the largest changes on top.

@@ -424,13 +424,13 @@ class Chart:
         title: heading.
         table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
-        reading: how to read it, the first sentences of the caption; may depend on the table.
+        reading: its caption, of `tables/sentences.yaml`; may depend on the table.
     """
 
     title: str
     table: Callable[[SweepTables], DataFrame]
     draw: Callable[[DataFrame], Figure]
-    reading: str | Callable[[DataFrame], str]
+    reading: str | Callable[[DataFrame], str] = ""
 
     @property
     def name(self) -> str:

@@ -99,11 +99,4 @@ def _frame(axes: Axes, column: str) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
 
 
-CHART = Chart(
-    "Accuracy over training",
-    table_of,
-    draw,
-    "Thick: mean over the trainings of a setting, at the epochs that all of them evaluated; a "
-    "training that diverged is no part of it. Seconds are those of training, without evaluations; the "
-    "time to the target is that of the first evaluation on or above the dashed line.",
-)
+CHART = Chart("Accuracy over training", table_of, draw)

@@ -7,6 +7,7 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, mixed
 from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -75,5 +76,5 @@ CHART = Chart(
     "Techniques alone and on top of each other",
     table_of,
     draw,
-    "In brackets the gain over the row above. Hatched: no difference is claimed.",
+    f"{say('whiskers')} {say('hatched')}",
 )

@@ -107,8 +107,8 @@ KNOWN: dict[str, Feature] = {
             AddedVerb(
                 "explain",
                 "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
-                "[--operators N] [--modules] [--json]",
-                "say why A is faster than B, cause by cause; of A alone, how far each is from its bound",
+                "[--operators N] [--json]",
+                "say why A is faster than B, cause by cause; of A alone, its roofline",
                 names_a_sweep=False,
             ),
         ),
@@ -117,7 +117,7 @@ KNOWN: dict[str, Feature] = {
         recorded="trace",
         section="causes:section",
         heading="Why",
-        charts={"causes": "waterfall", "bounds": "causes"},
+        charts={"causes": "waterfall"},
     ),
     "judge": Feature(
         words=("judge_request", "JudgeRequest", "judging"),

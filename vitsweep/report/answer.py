@@ -1,6 +1,5 @@
 """The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
-from collections.abc import Sequence
 from math import ceil, log
 
 import numpy as np
@@ -11,9 +10,9 @@ from vitsweep import extras
 from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
-from vitsweep.tables.accuracy import TOO_FEW, WORSE
+from vitsweep.tables.accuracy import WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.formatting import count, end, missing, number, percent, told
+from vitsweep.tables.formatting import count, missing, number, percent, told
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
 from vitsweep.tables.race import race_lines
@@ -94,7 +93,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     table = checked_cells(table if len(table) else cells, *COMPARED)
     measured = table[table["status"] == Status.measured]
     if measured.empty:
-        return [say("nothing_measured", statuses=formatting.tally(table["status"]))]
+        return [say("nothing_measured", why=formatting.tally(table["status"]))]
     parts = name_parts(table).loc[measured.index]
     measured = measured.assign(name=cell_names(table)[measured.index], change=parts["change"])
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
@@ -104,15 +103,16 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
     where = len({key[1:] for key in keys}) > 1
+    without = measured[measured["speedup"].isna()]
+    top = without["images_per_second"].groupby(row_keys(without, "baseline_cell_id")).max()
     found = []
     for key, group in compared.groupby(keys, sort=False):
         base = bases.get(key, UNKNOWN)
         group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
         leaders = _leaders(group, cells, tables.runs)
-        found.append((group, leaders, base))
-    if same := _the_same_everywhere(found):
-        return [same, *lost][:MOST]
-    return [*lost, *(_over_baseline(*each, where) for each in found)][:MOST]
+        is_topped = bool(top.get(key, 0) > group["images_per_second"].max())
+        found.append(_over_baseline(group, leaders, base, where, is_topped))
+    return [*lost, *found][:MOST]
 
 
 # The rule: which cells are named.
@@ -195,8 +195,18 @@ def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
 # The words.
 
 
-def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bool) -> str:
-    """Return the answer for the cells of one baseline; `where` adds their sweep and device."""
+def _over_baseline(
+    group: DataFrame, leaders: DataFrame, base: Series, where: bool, is_topped: bool
+) -> str:
+    """Return the answer for the cells of one baseline.
+
+    Args:
+        group: its cells.
+        leaders: those that are named.
+        base: the baseline.
+        where: add sweep and device.
+        is_topped: some cell without a speedup has a higher throughput.
+    """
     first = leaders.iloc[0] if len(leaders) else group.iloc[0]
     against = _the_baseline(str(base.get("name", "")))
     against += _without_tf32(group, base)
@@ -205,18 +215,13 @@ def _over_baseline(group: DataFrame, leaders: DataFrame, base: Series, where: bo
         return _nothing_shown(group, base, against)
     higher = group[(group["speedup"] > first["speedup"]) & ~group.index.isin(leaders.index)]
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
-    kind = "fastest" if len(leaders) == 1 else "not_told_apart"
+    is_probable = first["claim"] == Claim.probably_faster
+    what = "probably faster" if is_probable else "fastest, not told apart"
+    if len(leaders) == 1 and not is_probable:
+        what = "fastest" if higher.empty and not is_topped else "the fastest shown"
     names = f"{first['name']} is" if len(leaders) == 1 else f"{_listed(leaders['name'])} are"
-    text = say(
-        "probably_faster" if first["claim"] == Claim.probably_faster else kind,
-        name=first["name"],
-        names=names,
-        fastest="fastest" if higher.empty else "the fastest that is shown",
-        size=_sizes(leaders),
-        base=against,
-        rates=_rates(first, base),
-        own=f"[{end(first['speedup_low'])}, {end(first['speedup_high'])}]",
-    )
+    told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
+    text = say("named", size=_sizes(leaders), **told)
     return f"{text}{_accuracy(first, base)}{_size_note(first)}{_unnamed(higher, base)}."
 
 
@@ -229,39 +234,28 @@ def _without_tf32(group: DataFrame, base: Series) -> str:
 
 def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     """Return the sentence where no cell is named: the highest estimate, and why it shows nothing."""
-    best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
-    told = {"name": best["name"], "size": _size(best), "rates": _rates(best, base), "base": against}
-    after = f"{_accuracy(best, base)}{_size_note(best)}."
-    slower = group["claim"].isin([Claim.slower, Claim.probably_slower, *NO_INTERVAL])
-    if slower.all() and (group["speedup"] < 1).all():
-        return f"{say('none_faster', **told)}{after}"
     faster = group["lost_accuracy"] & group["claim"].isin([Claim.faster, Claim.probably_faster])
     if faster.any():
-        return f"{say('none_as_accurate', base=against)}{_unnamed(group[faster], base)}."
-    return f"{say('none_shown', why=_why(best), **told)}{after}"
+        return say("none_shown", base=against, best=_unnamed(group[faster], base)[2:])
+    best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+    estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}{_size_note(best)}"
+    told = {"name": best["name"], "which": "the highest", "others": ""}
+    text = say("estimate", size=estimate, why=_why(best), **told)
+    return say("none_shown", base=against, best=text)
 
 
 def _why(row: Series) -> str:
-    """Return why a ratio above 1 shows nothing, or what it shows."""
+    """Return what is claimed of a cell that is not named, and what was measured that says why."""
     notes = [] if missing(row["speedup_note"]) else str(row["speedup_note"]).split("; ")
-    lost = "; ".join(n for n in notes if n.endswith(LEFT_OUT)) or "not all repetitions ended"
-    if row["claim"] == Claim.no_difference_shown:
-        of_place = next((note for note in notes if note.startswith(ITS_RATIO)), "")
-        if of_place:
-            return f"{INCONCLUSIVE}, {of_place}"
-        if row["block_noise"] > NOISY:
-            return say("noisy", noise=100 * row["block_noise"])
-        wide = say("wide", blocks=_over(row))
-        return wide if is_inconclusive(row) else row["claim"]
-    why = {
-        Claim.unpaired: "they ran in different jobs",
-        Claim.too_few_blocks: f"fewer than {MIN_BLOCKS} blocks",
-        TOO_FEW: f"fewer than {MIN_BLOCKS} repetitions",
-        Claim.blocks_lost: lost,
-        Claim.one_look: "one short run",
-        Claim.screened: "runs that chose",
-    }.get(row["claim"])
-    return say("nothing_claimed", why=why) if why else str(row["claim"])
+    if row["claim"] == Claim.blocks_lost:
+        return "; ".join([n for n in notes if n.endswith(LEFT_OUT)] or [str(row["claim"])])
+    if row["claim"] != Claim.no_difference_shown:
+        return str(row["claim"])
+    where = next((note for note in notes if note.startswith(ITS_RATIO)), "")
+    is_noisy = row["block_noise"] > NOISY
+    why = where or (say("noisy", noise=100 * row["block_noise"]) if is_noisy else "")
+    claim = INCONCLUSIVE if is_inconclusive(row) or why else str(row["claim"])
+    return f"{claim}, {why}" if why else claim
 
 
 def _unnamed(rows: DataFrame, base: Series) -> str:
@@ -272,12 +266,12 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
         more = len(some) - 1
         verb = ("nor is", "nor are") if is_less_accurate else ("so has", "so have")
         others = f"; {verb[more > 1]} {count(more, 'other cell')}" if more else ""
-        told = {"name": row["name"], "size": _size(row), "others": others}
+        told = {"name": row["name"], "size": _size(row), "others": others, "which": "a higher"}
         if is_less_accurate:
             told |= {"claim": row["claim"], "accuracy": _accuracy(row, base)}
             text += f"; {say('less_accurate', **told)}"
         else:
-            text += f"; {say('higher_estimate', why=_why(row), **told)}"
+            text += f"; {say('estimate', why=_why(row), **told)}"
     return text
 
 
@@ -286,14 +280,11 @@ def _accuracy(row: Series, base: Series) -> str:
     own, other = row["accuracy_top1"], base.get("accuracy_top1")
     if missing(own) and missing(other):
         return ""
-    if missing(own) or missing(other):
-        whose = "it" if missing(own) else "the baseline"
-        return f", and {say('accuracy_unknown', whose=whose)}"
     pairs = row["accuracy_pairs"]
     how = "one seed" if missing(pairs) or pairs < 2 else f"{pairs:.0f} {row['replicated']}s"
     claim = "" if missing(row["accuracy_claim"]) else f": {row['accuracy_claim']}"
-    told = {"own": percent(own), "base": percent(other), "how": f"{how}{claim}"}
-    return f", {say('accuracy', **told)}"
+    ends = ("not measured" if missing(v) else percent(v) for v in (own, other))
+    return f", {say('accuracy', own=next(ends), base=next(ends), how=how + claim)}"
 
 
 def _size_note(row: Series) -> str:
@@ -344,46 +335,34 @@ def _rates(row: Series, base: Series) -> str:
 
 
 def _without_speedups(measured: DataFrame, compared: DataFrame) -> list[str]:
-    """Return what has no speedup, with the reason: all cells of a baseline, or the one of most images/s."""
+    """Return what has no speedup, with the reason: of each baseline the fastest, or the fastest of all."""
     noted = measured[measured["speedup"].isna() & measured["speedup_note"].fillna("").ne("")]
     keys = row_keys(noted, "baseline_cell_id")
     alone = ~keys.isin(row_keys(compared, "baseline_cell_id"))
-    names = dict(zip(measured["cell_id"], measured["name"], strict=True))
-    found = []
-    for _, rows in noted[alone].groupby(keys[alone], sort=False):
-        note, base = str(rows["speedup_note"].iloc[0]), rows["baseline_cell_id"].iloc[0]
-        if missing(base):
-            found.append(f"{note[:1].upper()}{note[1:]}.")
-            continue
-        told = {"base": _the_baseline(names.get(base, "")), "name": rows["name"].iloc[0]}
-        found.append(say("no_speedup", cells=count(len(rows), "cell"), note=note, **told))
-    most = noted[~alone].nlargest(1, "images_per_second")
-    for _, row in most[most["images_per_second"] > compared["images_per_second"].max()].iterrows():
-        told = {"rate": number(row["images_per_second"]), "note": row["speedup_note"]}
-        found.append(say("not_compared", name=row["name"], **told))
-    return found
-
-
-def _the_same_everywhere(found: Sequence[tuple[DataFrame, DataFrame, Series]]) -> str:
-    """Return one sentence where one change is fastest against each of several baselines, else nothing."""
-    best = pd.concat([leaders for _, leaders, _ in found])
-    highest = [float(group["speedup"].max()) for group, _, _ in found]
-    is_sure = len(best) == len(found) > 1 and (best["claim"] == Claim.faster).all()
-    if not is_sure or (best["speedup"] < highest).any() or best["accuracy_top1"].notna().any():
-        return ""
-    if best["change"].nunique() > 1:
-        return ""
-    ends = formatting.span(best["speedup"], formatting.times)
-    low, high = (best[f"claim_{side}"].fillna(best[f"speedup_{side}"]) for side in ("low", "high"))
-    told = {"name": best["change"].iloc[0], "bases": len(best), "ends": ends}
-    return say("same_everywhere", low=end(low.min()), high=end(high.max()), **told)
+    first = noted.sort_values(["images_per_second", "cell_id"], ascending=[False, True])
+    found = [rows.iloc[0] for _, rows in first[alone].groupby(keys[alone], sort=False)]
+    most = first[~alone].head(1)
+    found += [
+        r
+        for _, r in most.iterrows()
+        if r["images_per_second"] > compared["images_per_second"].max()
+    ]
+    return [
+        say(
+            "not_compared",
+            name=r["name"],
+            rate=number(r["images_per_second"]),
+            note=r["speedup_note"],
+        )
+        for r in found
+    ]
 
 
 def _fastest(measured: DataFrame) -> str:
     """Return which cells had the highest throughput where nothing was compared, whichever ran first."""
     most = measured["images_per_second"].max()
     if missing(most):
-        return say("no_throughput")
+        return say("nothing_measured", why="no steps counted")
     names = measured.loc[measured["images_per_second"] == most, "name"].sort_values()
     said = names.iloc[0] if len(names) == 1 else _listed(names)
     return say("no_baseline", names=said, rate=number(most))
@@ -415,20 +394,20 @@ def next_command(cells: DataFrame, typed: str) -> str:
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
     looks = measured[measured["claim"] == Claim.one_look]
     if (looks["speedup"] > NEAR_LOOK).any():
-        return say("goes_on", now="Not decided yet", command=typed)
+        return say("surer", command=typed)
     return ""
 
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
     if not missing(best["any_look"]) and best["any_look"]:
-        return say("goes_on", now="To be surer", command=typed)
+        return say("surer", command=typed)
     difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
     half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
     if half == half:
         wanted = ceil(done * (half / difference) ** 2)
     if wanted > MOST_BLOCKS:
-        return say("many_blocks", most=MOST_BLOCKS)
+        return ""
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
     return say("surer", command=f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
 

@@ -14,18 +14,13 @@ from vitsweep.results.record import Status
 from vitsweep.tables import stats
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import following
-from vitsweep.tables.formatting import count, times
+from vitsweep.tables.formatting import count, number, times
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import is_flattered, lost_blocks
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
 from vitsweep.tables.valid_runs import checked_runs, is_look, one_device
 
 """In the text of a command of `compare`."""
-
-SELF_TEST = (
-    "Both settings are the same cell, so this tests the comparison itself: the true ratio is 1, and 95 of "
-    "100 such intervals hold it."
-)
 
 MOST_BLOCKS = 10**6
 """Of a comparison that needs more the number is not computed."""
@@ -77,7 +72,11 @@ class Comparison:
             "blocks": count(self.num_blocks, "block"),
         }
         text = say("compared", name=variant, base=baseline, claim=claim, **told)
-        return f"{text} {say('correlated', value=self.correlation)}" if self.correlation else text
+        return (
+            f"{text} {say('autocorrelation', value=number(self.correlation))}"
+            if self.correlation
+            else text
+        )
 
 
 def paired(
@@ -181,7 +180,6 @@ class RecordedComparison:
         variant: cell of A; in a self-test one half of the cell's runs.
         baseline: cell of B; in a self-test the other half.
         result: the ratio over the blocks that the command used.
-        is_self_test: A and B are the same cell.
         is_latest: no later command names the variant's cell.
     """
 
@@ -189,13 +187,12 @@ class RecordedComparison:
     variant: str
     baseline: str
     result: Comparison
-    is_self_test: bool
     is_latest: bool = True
 
     @property
     def sentences(self) -> list[str]:
         """The result in words; in a self-test also what it tests."""
-        return [self.result.sentence(*self.names), *([SELF_TEST] if self.is_self_test else [])]
+        return [self.result.sentence(*self.names)]
 
 
 def self_test_arms(cell_id: str) -> tuple[str, str]:
@@ -259,7 +256,7 @@ def _recorded(
         return None
     used = runs[runs["cell_id"].isin([variant, baseline])]
     used = used[~used["block"].isin(facts.get("left_out_blocks") or [])]
-    if is_self_test := variant == baseline:
+    if variant == baseline:
         used = as_self_test(used)
         variant, baseline = self_test_arms(variant)
     try:
@@ -268,7 +265,7 @@ def _recorded(
         return None
     if not result.num_blocks:
         return None
-    return RecordedComparison((names[0], names[1]), variant, baseline, result, is_self_test)
+    return RecordedComparison((names[0], names[1]), variant, baseline, result)
 
 
 def with_comparisons(

@@ -24,21 +24,17 @@ from vitsweep.tables.names import cell_names
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import differs_by_place
 from vitsweep.tables.stats import (
-    BLOCKS_FOR_CORRELATION,
     BLOCKS_TO_TELL,
     LEVEL,
     MIN_BLOCKS,
     correlation_in_time,
-    half_width,
-    mean_variance_factor,
     order_p_value,
-    two_sided,
 )
 from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, keyed, text
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
-HALF, NOISY = 0.5, 0.1
-"""Share of runs on a shared device, and noise of a block's ratio, above which a sentence says so."""
+NOISY = 0.1
+"""Noise of a block's ratio above which a sentence says so."""
 
 Floats = NDArray[np.float64]
 
@@ -52,10 +48,9 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     - `autocorrelation of blocks`: correlation of a cell's log ratio with that of the block before,
       over all cells, corrected for its bias of -1 / blocks (Marriott and Pope 1954). Blocks that
       are alike contain less information than Student's t assumes. Whether there is any is decided by
-      shuffling the blocks, from 8 blocks on; with fewer, independence is assumed and nothing said.
+      shuffling the blocks, from 8 blocks on; with fewer, independence is assumed.
     - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
       Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
-    - `runs on a shared device`: share of the runs beside which other processes used the device.
     - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells, and whether the
       node or the version of torch explains it.
 
@@ -66,8 +61,8 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     Returns:
         One row per diagnostic that can be estimated: `diagnostic, estimate, low, high, num_runs,
         threatens, sentence`. `threatens` says that the interval excludes the harmless value and the
-        estimate is large enough to matter; `sentence` then says what follows. Of others it says
-        why nothing can be found, or "". A number that is only counted has no interval.
+        estimate is large enough to matter; `sentence` then says so. A number that is only
+        counted has no interval.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -79,7 +74,6 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
         _first_run(good),
         _autocorrelation(good, known.baselines),
         _mixed_devices(checked),
-        _shared_device(good),
         _noise(known),
     ]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
@@ -91,8 +85,7 @@ def _first_run(runs: DataFrame) -> dict[str, object] | None:
         return None
     effect, half = found.effect, found.half
     ratio, interval = exp(effect), (exp(effect - half), exp(effect + half))
-    looks = "slower" if ratio < 1 else "faster"
-    sentence = say("first_run", ratio=ratio, low=interval[0], high=interval[1], looks=looks)
+    sentence = say("first_run", ratio=ratio, low=interval[0], high=interval[1])
     return _row("first run of a block", ratio, interval, found.num_runs, found.threatens, sentence)
 
 
@@ -110,21 +103,10 @@ def _autocorrelation(
     low, high = (tanh(np.arctanh(estimate) + side * 1.96 * error) for side in (-1, 1))
     enough = [g for g in groups if g.shape[1] >= BLOCKS_TO_TELL]
     threatens = bool(enough) and estimate > 0 and order_p_value(enough) <= LEVEL
-    few = min(g.shape[1] for g in groups)
-    covered = 100 * coverage_when_correlated(high, few)
-    follows = (
-        "their intervals are as wide as that asks for"
-        if few >= BLOCKS_FOR_CORRELATION
-        else f"the intervals of fewer than {BLOCKS_FOR_CORRELATION} blocks cover the truth less often than "
-        f"95 %, perhaps no more than {covered:.0f} % (at {high:.2f})"
-    )
-    told = {"value": estimate, "low": low, "high": high, "pairs": count(pairs, "pair")}
-    sentence = say("autocorrelation", follows=follows, **told)
-    assumed = "" if enough else say("independence", blocks=BLOCKS_TO_TELL)
+    told = f"{estimate:.2f} [{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}"
+    sentence = say("autocorrelation", value=told)
     interval = low, high
-    return _row(
-        "autocorrelation of blocks", estimate, interval, pairs, threatens, sentence, assumed
-    )
+    return _row("autocorrelation of blocks", estimate, interval, pairs, threatens, sentence)
 
 
 def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> list[Floats]:
@@ -143,18 +125,6 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
     return [np.stack(found) for found in own.values()]
 
 
-def coverage_when_correlated(correlation: float, blocks: int) -> float:
-    """Return how often Student's 95 % interval over AR(1) blocks covers the mean, about.
-
-    The variance of the mean is f sigma^2 / n with f of `mean_variance_factor`, and the mean of the sample
-    variance is sigma^2 (n - f) / (n - 1).
-    """
-    factor = mean_variance_factor(correlation, blocks)
-    shrunk = (blocks - factor) / (blocks - 1)
-    limit = float(half_width(1.0, blocks - 1.0)) * sqrt(max(shrunk, 0.0) / max(factor, 1e-9))
-    return 1 - float(two_sided(limit, 1.0, blocks - 1.0))
-
-
 def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     measured = runs[(runs["status"] == Status.measured) & runs["device"].fillna("").ne("")]
     devices = measured.groupby(["sweep", "block"], observed=True, dropna=False)["device"].unique()
@@ -166,17 +136,6 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     sentence = say("mixed_devices", blocks=blocks, block=block, devices=found)
     number = float(len(mixed))
     return _row("blocks on several devices", number, None, len(measured), True, sentence)
-
-
-def _shared_device(runs: DataFrame) -> dict[str, object] | None:
-    if "shared_device" not in runs or not len(runs):
-        return None
-    shared = runs["shared_device"].eq(True).fillna(False).astype(bool)
-    if not shared.any():
-        return None
-    share = float(shared.mean())
-    sentence = say("shared_device", shared=shared.sum(), runs=count(len(runs), "run"))
-    return _row("runs on a shared device", share, None, len(runs), share > HALF, sentence)
 
 
 def _noise(known: KeyedRuns) -> dict[str, object] | None:
@@ -200,10 +159,9 @@ def _row(
     num_runs: int,
     threatens: bool,
     sentence: str,
-    otherwise: str = "",
 ) -> dict[str, object]:
     low, high = interval or (nan, nan)
-    said = sentence if threatens else otherwise
+    said = sentence if threatens else ""
     values = (name, estimate, low, high, num_runs, threatens, said)
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -13,8 +13,9 @@ from vitsweep.results.record import Status
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, within_blocks
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
-from vitsweep.tables.formatting import plain, told
+from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import flattered, is_flattered, lost_blocks
 from vitsweep.tables.stats import (
     LEVEL,
@@ -103,32 +104,6 @@ def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     yield from ((str(name), some) for name, some in runs.groupby(devices, sort=False))
 
 
-def sentences(table: DataFrame, most: int = 8) -> list[str]:
-    """Return the largest average effects in words, each with the choice that changes it most.
-
-    "compilation=compile gives 1.31x [1.29, 1.33] on average over the other choices, 1.02x with
-    attention=sdpa_math."
-    """
-    average = table[(table["kind"] == "average") & table["effect"].notna()]
-    size = average["effect"].astype(float).map(np.log).abs()
-    words = []
-    for row in average.loc[size.sort_values(ascending=False).index].head(most).to_dict("records"):
-        text = f"{row['technique']} gives {_effect(row)} on average over the other choices"
-        same = [(table[c] == row[c]) for c in ("device", "technique")]
-        given = table[same[0] & same[1] & table["interaction"].astype(str).str.contains("average")]
-        if len(given):
-            gap = given["ratio_to_average"].astype(float).map(np.log).abs()
-            most_different = given.loc[gap.idxmax()]
-            text += f", {_effect(most_different)} with {most_different['given']}"
-        note = f" ({row['note']})" if row["note"] else ""
-        words.append(f"{text}{note}.")
-    return words
-
-
-def _effect(row: Any) -> str:
-    return told(row["effect"], row["effect_low"], row["effect_high"])
-
-
 def _of_device(
     runs: DataFrame, baselines: Mapping[str, str | None]
 ) -> tuple[DataFrame, dict[str, float]]:
@@ -184,21 +159,14 @@ def _rows(column: str, grid: Grid) -> Iterator[Row]:
         shared = {o: grid.measured_with_both(column, level, o) for o in others}
         apart = [o for o in others if not shared[o]]
         average = None if apart else grid.effect(column, level, shared)
-        note = (
-            f"never measured with the same {apart[0].replace('_', ' ')} as {against}"
-            if apart
-            else "; ".join(_left_out(grid, shared))
-        )
+        same = f"the same {apart[0].replace('_', ' ')} as {against}" if apart else ""
+        note = say("not_measured_with", what=same) if apart else "; ".join(_left_out(grid, shared))
         yield told | {"kind": "average", "given": "", "note": note}, average, None
         for other in others:
             for given, choice in enumerate(grid.factors[other].names):
                 row = told | {"kind": "given", "given": f"{other}={choice}"}
                 if average is None or given not in shared[other]:
-                    reason = (
-                        note
-                        if apart
-                        else f"{told['technique']} or {against} was not measured with it"
-                    )
+                    reason = note if apart else say("not_measured_with", what=row["given"])
                     yield row | {"note": reason}, None, None
                     continue
                 rest = {o: kept for o, kept in shared.items() if o != other}
@@ -278,14 +246,9 @@ def _claimed(table: DataFrame) -> DataFrame:
         "no interaction shown": ~(table["ratio_p_holm"] < LEVEL),
         "more than on average": table["ratio_to_average"] > 1,
     }
-    unclear = table["effect"].isna() & (table["note"] == "")
-    lost = table["_flattered"] & (table["note"] == "")
     return table.assign(
         claim=chosen(speed, Claim.slower, table.index),
         interaction=chosen(together, "less than on average", table.index),
-        note=table["note"]
-        .mask(unclear, "cannot be told apart from the effect of another column")
-        .mask(lost, "blocks lost runs of its faster side"),
     )
 
 

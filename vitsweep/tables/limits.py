@@ -113,12 +113,9 @@ def limits_text(table: DataFrame, key: str) -> DataFrame:
 def limit_answer(table: DataFrame, key: str) -> str:
     """Return which combination reaches the largest value and which the smallest, in one sentence."""
     found = table[table["fits"] > 0]
-    if found.empty:
-        return say("no_limit", key=key)
-    names = [name or "the cell" for name in limit_names(found)]
-    best, least = found.iloc[0], found.iloc[-1]
-    rest = "" if len(found) == 1 else f"; {names[-1]} least far, {key}={least['fits']:,}"
-    return say("limit", name=names[0], key=key, most=best["fits"], rest=rest)
+    values_ = zip(limit_names(found), found["fits"], strict=True)
+    listed = ", ".join(f"{most:,} {name}".strip() for name, most in values_)
+    return say("limit", key=key, found=listed or "none")
 
 
 assert set(AT_THE_LIMIT) <= {*METRICS, "num_tokens", "cell_id"}

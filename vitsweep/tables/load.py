@@ -22,6 +22,7 @@ from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.names import in_menu_order
+from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import in_order, newest_code
 
 # The first timed steps beside those of the baseline: a cell that leaves them is wrong.
@@ -67,7 +68,9 @@ def with_wrong_steps(runs: DataFrame, baselines: Mapping[str, str | None]) -> Da
         for _, row in pairs.assign(apart=apart, allowed=allowed)[wrong].iterrows():
             if runs.at[row["place"], "status"] == Status.measured:
                 runs.at[row["place"], "status"] = Status.wrong.value
-                runs.at[row["place"], "reason"] = told_of.format_map(row)
+                runs.at[row["place"], "reason"] = say(
+                    "wrong", what=told_of, apart=row["apart"], allowed=row["allowed"]
+                )
     return runs
 
 
@@ -78,23 +81,14 @@ def _distances(pairs: DataFrame) -> Iterator[tuple[str, Series, Series, str]]:
     """
     tolerance, rounding = (pairs[c] + pairs[f"{c}_base"] for c in ("loss_tolerance", GRADIENTS[1]))
     own, base = _sketches(pairs[GRADIENTS[0]]), _sketches(pairs[f"{GRADIENTS[0]}_base"])
-    differ = (
-        "The gradients of the first timed step differ from the baseline's in the same block by {apart:.2g} "
-        "of their norm, where rounding explains {allowed:.2g}."
-    )
     for step, same in SAME.items():
         loss, wanted = f"loss_step_{step}", f"loss_step_{step}_base"
         apart = (pairs[loss] - pairs[wanted]).abs() / pairs[wanted].abs()
-        told_of = (
-            f"The loss of timed step {step} is {{{loss}:.5f}}, and that of the baseline in the same "
-            f"block {{{wanted}:.5f}}: they differ by {{apart:.2g}}, where rounding explains "
-            "{allowed:.2g}."
-        )
-        yield same, apart, (FIRST_SHARE if step == 1 else 1.0) * tolerance, told_of
+        yield same, apart, (FIRST_SHARE if step == 1 else 1.0) * tolerance, f"loss of step {step}"
         if step == 1:
             apart = ((own - base).drop(columns=0) ** 2).mean(axis=1) ** 0.5
-            yield SAME[1], apart, rounding, differ
-            yield SAME[2], (own[0] / base[0] - 1).abs(), rounding, differ
+            yield SAME[1], apart, rounding, "gradient of step 1"
+            yield SAME[2], (own[0] / base[0] - 1).abs(), rounding, "gradient of step 1"
 
 
 def _sketches(texts: Series) -> DataFrame:
@@ -281,12 +275,6 @@ def cells_of(store: Store) -> DataFrame:
     return cells_from(store, runs_of(store), store.baselines())
 
 
-NO_COMMANDS = (
-    "no speedup: `commands.jsonl` of the sweep is missing or empty, so that no baseline is known; the same "
-    "command again writes it and measures nothing anew"
-)
-
-
 def cells_from(
     store: Store | None, runs: DataFrame, baselines: Mapping[str, str | None]
 ) -> DataFrame:
@@ -296,7 +284,9 @@ def cells_from(
     table = cells(runs, baselines, unrun_of(store), families_of(store))
     if len(runs) and not store.commands():
         alone = (table["status"] == Status.measured) & table["speedup"].isna()
-        table["speedup_note"] = table["speedup_note"].mask(alone, NO_COMMANDS)
+        table["speedup_note"] = table["speedup_note"].mask(
+            alone, say("no_speedup", why="`commands.jsonl` missing or empty")
+        )
     if damaged := store.damaged_runs():
         table["damaged_runs"] = [damaged.get(cell_id, 0) for cell_id in table["cell_id"]]
     return with_comparisons(table, newest_code(runs), store.commands())

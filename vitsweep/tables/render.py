@@ -61,9 +61,6 @@ GAP = 2
 NARROWEST_NAME, NARROWEST_RESULT = 16, 13
 """Characters below which these columns are not folded, although the table becomes too wide."""
 
-FAR_FROM_OWN = 0.1
-"""Where paired images per second differ more from the median of the runs, a note says so."""
-
 LONGEST_REASON = 300
 """Characters of a footnote; `coverage.csv` of the report has the whole reason."""
 
@@ -389,10 +386,6 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
-    if note := _paired_note(shown):
-        notes.append(note)
-    if (shown["claim"] == Claim.one_look).any():
-        notes.append(say("looks"))
     return marks, notes
 
 
@@ -403,17 +396,6 @@ def _not_proved(proved: object) -> str:
     if MEAN_OVER_PARTS in told:
         found.append(say("mean_over_parts", mean=MEAN_OVER_PARTS.capitalize()))
     return " ".join(found)
-
-
-def _paired_note(shown: DataFrame) -> str:
-    """Say where images per second, which follow the speedup, are far from the runs' own median."""
-    if "unadjusted_images_per_second" not in shown:
-        return ""
-    own = shown["unadjusted_images_per_second"].astype(float)
-    apart = (shown["images_per_second"].astype(float) / own - 1).abs().max()
-    if not apart > FAR_FROM_OWN:
-        return ""
-    return say("paired_rate", most=100 * apart)
 
 
 def _explanation(flag: str) -> str:

@@ -9,6 +9,7 @@ from vitsweep.rates.profile import profile_of
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.names import varying_columns
+from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_cells
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
@@ -121,7 +122,7 @@ def _bytes(row: Series, phase: str, per_element: int) -> tuple[float, str]:
         parts = [_number(row, f"{p}_gib") for p in ("parameter", "gradient", "optimizer_state")]
         if not np.isnan(parts).any():
             return (2 * parts[0] + parts[1] + 2 * parts[2]) * 2**30, "held tensors"
-        return 28 * _updated_parameters(row), "float32 parameters, gradients and two moments"
+        return 28 * _updated_parameters(row), "parameters, gradients, moments"
     degrees = [_number(row, f"mesh.{axis}") for axis in ("tensor", "pipeline")]
     split = float(np.prod([d if d > 1 else 1.0 for d in degrees]))
     parameters = _number(row, "num_parameters") * per_element / split
@@ -136,7 +137,7 @@ def _bytes(row: Series, phase: str, per_element: int) -> tuple[float, str]:
 def _matmul_limit(row: Series) -> tuple[float, str]:
     share, rate = _number(row, "mfu_of_measured_peak"), _number(row, "model_tflops_per_rank")
     if share > 0 and rate > 0:
-        return rate / share, "matmul rate measured on this machine"
+        return rate / share, "measured matmul rate"
     peak = _number(row, "peak_tflops")
     source = row.get("peak_source")
     return peak, ("" if missing(source) else str(source)) if peak == peak else ""
@@ -145,7 +146,7 @@ def _matmul_limit(row: Series) -> tuple[float, str]:
 def _memory_limit(row: Series) -> tuple[float, str]:
     measured = _number(row, "copy_gb_per_s")
     if measured > 0:
-        return measured, "copy rate measured on this machine"
+        return measured, "measured copy rate"
     profile = None if missing(row.get("device")) else profile_of(str(row["device"]))
     bandwidth = profile.figures.memory_tb_s if profile else None
     if bandwidth is None:
@@ -156,3 +157,15 @@ def _memory_limit(row: Series) -> tuple[float, str]:
 def _number(row: Series, column: str) -> float:
     value: Any = row.get(column)
     return float("nan") if missing(value) or isinstance(value, str) else float(value)
+
+
+def roofs(points: DataFrame) -> str:
+    """Return where the limits of a roofline are from, and which are not known."""
+    told = []
+    for column, source, name in (
+        ("limit_tflops", "limit_source", "matmul rate"),
+        ("limit_gb_per_s", "bandwidth_source", "memory bandwidth"),
+    ):
+        known = ", ".join(s for s in dict.fromkeys(points[source]) if s)
+        told.append(known if points[column].notna().any() else f"no {name} is known")
+    return say("roofs", limits="; ".join(told))

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
@@ -24,6 +25,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
@@ -159,8 +161,7 @@ def scaling_efficiency(
     return pd.concat(curves, ignore_index=True)
 
 
-UNPAIRED = "unpaired: the smallest world ran in other jobs"
-SHARED = "ranks share cores"
+SMALLEST = "the smallest world"
 KEPT = {"strong": "images_per_step", "weak": "images_per_rank"}
 """Kind of scaling -> the column that is constant along a curve."""
 
@@ -220,18 +221,17 @@ def _differences(points: DataFrame) -> list[str]:
 
 
 def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> Iterator[str]:
-    at = f"at {count(int(first['world_size']), 'rank')}"
+    ranks = count(int(first["world_size"]), "rank")
     here, there = point["cores_per_rank"], first["cores_per_rank"]
     if not (missing(here) or missing(there)) and here != there:
-        yield f"{here:g} {'core' if here == 1 else 'cores'} per rank here, {there:g} {at}"
-    elif plain(point.get("oversubscribed")) == "True":
-        yield f"{SHARED} here"
-    elif plain(first.get("oversubscribed")) == "True":
-        yield f"{SHARED} {at}"
+        cores = f"{here:g} {'core' if here == 1 else 'cores'} per rank"
+        yield say("point_differs", here=cores, there=f"{there:g}", ranks=ranks)
+    elif "True" in (plain(point.get("oversubscribed")), plain(first.get("oversubscribed"))):
+        yield FLAGS["oversubscribed"].caption
     for column, prefix in (("device", ""), ("torch", "PyTorch ")):
         here, there = point.get(column), first.get(column)
         if not (missing(here) or missing(there)) and here != there:
-            yield f"{prefix}{here} here, {there} {at}"
+            yield say("point_differs", here=f"{prefix}{here}", there=there, ranks=ranks)
 
 
 def _curve_names(points: DataFrame, kind: str) -> Series:
@@ -271,7 +271,7 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     is_first = (points["_key"] == points["reference"]).to_numpy()
     differences = np.array(_differences(points), dtype=object)
     growth = np.where(differences == "", growth, np.nan)
-    unpaired = np.where(apart & ~is_first, UNPAIRED, "")
+    unpaired = np.where(apart & ~is_first, say("unpaired", what=SMALLEST), "")
     return points.assign(
         relative_throughput=relative,
         efficiency=relative / growth,
@@ -464,5 +464,5 @@ def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
             else float("nan"),
             "exposed_share": exposed / step,
             "num_blocks": curve.num_blocks,
-            "note": "" if curve.num_blocks else UNPAIRED,
+            "note": "" if curve.num_blocks else say("unpaired", what=SMALLEST),
         }

@@ -13,7 +13,6 @@ from vitsweep.results.record import CHOOSING, Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.technique import PHASES
 from vitsweep.tables.blocks import (
-    BLOCK,
     ROW,
     log_ratios,
     log_throughput_per_block,
@@ -179,6 +178,8 @@ Families = Sequence[Collection[str]]
 Integers = NDArray[np.int64]
 ITS_OWN, ITS_BASELINE = "it", "its baseline"
 ITS_RATIO = "its ratio is"
+NO_PAIR = "no paired runs"
+"""No block holds runs of both on the same nodes that counted steps."""
 
 
 def speedup_over(
@@ -330,7 +331,7 @@ def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
 EQUAL_AT_A_LOOK = 1.05
 """A ratio below this is told as equal, of a single short run."""
 ENDED = {
-    str(Status.measured): "had no throughput above 0",
+    str(Status.measured): "had no throughput",
     str(Status.wrong): "was wrong",
     str(Status.diverged): "diverged",
     str(Status.timed_out): "timed out",
@@ -439,8 +440,10 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     others = table["others"].where(compared & ~earlier, 0)
     older = table["older"].where(compared, 0)
     codes, own_codes = (
-        number.map(lambda n, kind=kind: say(kind, blocks=count(n, "block")) if n else "")
-        for number, kind in ((others, "other_code"), (older, "older_code"))
+        number.map(
+            lambda n, w=whose: say("other_code", whose=w, blocks=count(n, "block")) if n else ""
+        )
+        for number, whose in ((others, ITS_BASELINE), (older, ITS_OWN))
     )
     codes = codes.mask(earlier, say("earlier_baseline"))
     sizes = other_size(known)
@@ -451,7 +454,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     if without_pairs.empty:
         return plain
     status = known.status.set_index(ROW)["status"].map(str).to_dict()
-    devices, shared = _devices(known.runs), _shared_blocks(known)
+    devices = _devices(known.runs)
 
     def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: str) -> str:
         if look:
@@ -459,48 +462,24 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
-            return "; ".join(filter(None, [say("unpaired"), sizes.get(row)]))
+            return "; ".join(filter(None, [say("unpaired", what=ITS_BASELINE), sizes.get(row)]))
         elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
         other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):
-            ended = f"ran on another device ({', '.join(elsewhere)})"
+            why = f"ran on {', '.join(elsewhere)}"
         elif other == "never run":
-            ended = "was never run"
+            why = "never ran"
         elif other != Status.measured:
-            ended = f"is {other.replace('_', ' ')}"
+            why = f"is {other.replace('_', ' ')}"
         else:
-            why = shared.get(row, "it never shared a block with its baseline")
-            return say("no_shared_block", why=why)
-        return say("no_baseline_runs", status=ended)
+            return say("no_speedup", why=NO_PAIR)
+        return say("no_speedup", why=f"{ITS_BASELINE} {why}")
 
     names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
     columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
     return found.mask(earlier).fillna(plain)
-
-
-def _shared_blocks(known: KeyedRuns) -> dict[int, str]:
-    """Return why the blocks that a row shares with its baseline hold no pair."""
-    good = known.valid
-    blocks = good.drop_duplicates([ROW, *BLOCK])[[ROW, *BLOCK]]
-    base = blocks.rename(columns={ROW: "base"})
-    both = blocks.assign(base=blocks[ROW].map(known.rows["baseline"])).merge(
-        base, on=["base", *BLOCK]
-    )
-    counted = set(
-        log_throughput_per_block(good, ROW)[[ROW, *BLOCK]].itertuples(index=False, name=None)
-    )
-    found = {}
-    for row, some in both.groupby(ROW):
-        ends = some[[ROW, *BLOCK]], some[["base", *BLOCK]]
-        pairs = zip(*(end.itertuples(index=False, name=None) for end in ends), strict=True)
-        has_rate = any(mine in counted and other in counted for mine, other in pairs)
-        found[int(row)] = (  # type: ignore[arg-type]
-            "in each block they share it and its baseline ran on different nodes" if has_rate
-            else "no block they share counted steps of both it and its baseline"
-        )  # fmt: skip
-    return found
 
 
 def one_look(speedup: float, than: str = "", claim: str = Claim.one_look) -> str:

@@ -40,11 +40,11 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     assert explain("adamw_fused", "adamw_loop", "--sweep=compare", "--blocks=1") == 0
     told = capsys.readouterr().out
     assert "measured difference" in told
-    assert "over 1 block, too few for an interval." in told
+    assert "(no interval) a step over 1 block, too few blocks; " in told
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == runs == 2, "nothing ran"
     page = (tmp_path / "results" / "compare" / "report" / "index.html").read_text()
     assert '<figure id="causes"' in page
-    assert "too few for an interval" in page
+    assert "too few blocks; " in page
 
     answer = vitsweep.load("compare").explain("optimizer=adamw_fused", "adamw_loop")
     assert answer.table["ms"].sum() == pytest.approx(found["difference_ms"])
@@ -54,7 +54,8 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
 
     assert explain("adamw_loop", "--sweep=compare", "--json") == 0
     alone = json.loads(capsys.readouterr().out)
-    assert alone["step_ms"] == pytest.approx(sum(row["ms"] for row in alone["causes"]))
+    assert [row["phase"] for row in alone["phases"]] == ["forward", "backward", "optimizer"]
+    assert all(row["flops"] > 0 for row in alone["phases"])
 
 
 def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
@@ -64,8 +65,8 @@ def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
     store = traced_sweep(tmp_path / "results" / "mine")
     assert explain("adamw_fused", "adamw_loop") == explain("adamw_loop") == 0
     told = capsys.readouterr()
-    assert "ms less in optimizer" in told.out
-    assert "adamw_loop takes 39.0 ms a step" in told.out
+    assert "faster; -7.00 ms [-7.00, -7.00] optimizer." in told.out
+    assert "baseline reaches at least these shares" in told.out
     assert told.err.count("Sweep `mine`, the latest.") == 2
     assert len(list(store.runs())) == 6
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["mine"], "nothing ran"
@@ -80,8 +81,8 @@ def test_a_folder_that_takes_no_report_still_gets_the_answer(
         assert explain("aa", "bb", f"--sweep={disk / 'mine'}") == 2
         assert explain("aa", f"--sweep={disk / 'mine'}") == 2
     told = capsys.readouterr()
-    assert "ms less in optimizer" in told.out
-    assert "ms a step; its runs recorded no rate" in told.out
+    assert "faster; -7.00 ms [-7.00, -7.00] optimizer." in told.out
+    assert "reaches at least these shares" in told.out
     assert told.err.count("No space left on device") == 2
 
 
@@ -109,7 +110,7 @@ REFUSED = {
     "no block": (["seed=1", "seed=2", "--blocks=0"], "`--blocks 0` must be from 1 to 10,000"),
     "no step": (["seed=1", "seed=2", "--steps=0"], "`--steps 0` must be from 1 to 100"),
     "no budget": (["seed=1", "seed=2", "--minutes=0"], "`--minutes 0` must be a number above 0"),
-    "an option of pairs": (["O2", "--modules"], "`--modules` is for two cells or settings"),
+    "an option of pairs": (["O2", "--operators=3"], "`--operators` is for two cells or settings"),
     "no sweep": (["O2", "fp32", "--sweep=other"], "There is no sweep `other`"),
     "a cell of no sweep": (["O2", "fp32"], "There is no sweep"),
 }

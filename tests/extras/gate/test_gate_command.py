@@ -44,19 +44,17 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[2].startswith("fast is fastest: 1.50x [1.49, 1.51] over 4 blocks against")
-    assert lines[0].startswith("fast (fast): 1.00x the kept `speedup`, interval [")
-    assert lines[-1].startswith("The gate passed: 2 comparisons, none shown worse beyond the tol")
-    assert lines[-1].endswith(
-        "Ratios only; the baseline itself is at 1.00x [0.98, 1.02] of its throughput."
-    )
+    assert lines[0].startswith("fast (fast): `speedup` at 1.00x [")
+    assert lines[-1].startswith("The gate passed, 2 comparisons: 2 no difference shown; ")
+    assert lines[1].startswith("plain (plain): throughput at 1.00x [")
 
 
 def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     measured("now", SPEEDS | {"plain": (80, 81, 79, 80)})
     assert gate("now", "--against", "results/kept", "--metric", "img/s") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("plain (plain): 0.80x the kept throughput")
-    assert lines[-1] == "The gate failed: 1 worse beyond the tolerance."
+    assert lines[0].startswith("plain (plain): throughput at 0.80x [")
+    assert lines[-1] == "The gate failed, 2 comparisons: 1 worse beyond tolerance."
     assert gate("now", "--against", "kept", "--tolerance", "0.3", "--metric=img/s") == 0
     assert gate("now", "--against", "kept") == 1, "plain itself is slower"
     assert gate("now", "--against", "kept", "--lenient") == 0, "fast is faster than plain"
@@ -86,7 +84,7 @@ def test_a_parquet_of_runs_is_kept_by_copying_it(sweeps, capsys) -> None:
     kept = Path("results/kept/runs.parquet").rename(sweeps / "baseline.parquet")
     measured("default", SPEEDS)
     assert gate("--against", str(kept), "--metric", "img/s,speedup", "--metric", "step ms") == 0
-    assert "The gate passed: 5 comparisons" in capsys.readouterr().out
+    assert "The gate passed, 5 comparisons: " in capsys.readouterr().out
 
 
 def test_kept_runs_are_not_compared_with_themselves(sweeps, capsys) -> None:
@@ -103,7 +101,7 @@ def test_kept_runs_are_not_compared_with_themselves(sweeps, capsys) -> None:
     assert gate("kept", "--against", str(kept)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "8 of 16 runs are those of the kept baseline and left out."
-    assert lines[1].startswith("fast (fast): 0.80x the kept `speedup`")
+    assert lines[1].startswith("fast (fast): `speedup` at 0.80x [")
 
 
 def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> None:
@@ -111,18 +109,18 @@ def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> Non
     store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))
     assert gate("now", "--against", "kept") == 1
     said = capsys.readouterr().out
-    assert "plain (plain) was measured and is now out of memory: No room." in said
-    assert "its baseline was not measured" in said
+    assert "plain (plain): no longer measured (out of memory: No room)." in said
+    assert "no speedup: its baseline" in said
 
 
 def test_too_few_runs_and_a_lost_cell_fail_or_warn(sweeps, capsys) -> None:
     measured("few", {"fast": (150, 151), "plain": SPEEDS["plain"]})
     assert gate("few", "--against", "kept") == 1
-    assert "The gate failed: 1 too few runs" in capsys.readouterr().out
+    assert "The gate failed, 2 comparisons: 1 too few runs" in capsys.readouterr().out
     measured("alone", {"plain": SPEEDS["plain"]})
     assert gate("alone", "--against", "kept") == 1
     assert gate("alone", "--against", "kept", "--lenient") == 0
-    assert "Warning: fast (fast): not in this sweep." in capsys.readouterr().out
+    assert "Warning: fast (fast): not run now." in capsys.readouterr().out
 
 
 BAD = {

@@ -23,15 +23,16 @@ from vitsweep.tables.formatting import (
     count,
     missing,
     number,
+    plain_rows,
     text_columns,
     text_rows,
-    times,
     values,
     with_interval,
 )
 from vitsweep.tables.names import CHOICES, cell_names, names_by_id, varying_columns
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import moved_elsewhere
-from vitsweep.tables.stats import mean_interval
+from vitsweep.tables.stats import Claim, mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_runs, keyed
 
@@ -40,27 +41,17 @@ Operator = tuple[str, str, str]
 """Class, name, and shapes of the inputs."""
 
 TRACING, REST = "tracing itself", "rest"
-TRACED_STEP = "traced step"
 AMOUNTS = ("ms", "calls", "work")
 """What a trace says of an operator; its work is FLOPs of products and attention, bytes read by others."""
-MODULES = "Modules, forward and backward, in traced steps"
-"""Title of the table of the model's parts."""
 MOST_NAMED = 3
 """Causes that the sentence names."""
-WORTH_A_WORD = 0.05
-"""Of the largest cause: a smaller one is not named."""
-FEWER_CALLS = 0.05
-"""A change of the number of launches below this share is not worth a word."""
 SMALL_SHARE = 0.002
 """Operators below this share of a step are shown as one row of their class."""
-LARGE_REST = 0.05
-"""A rest above this share of a step is said."""
 LATE = 0.02
 """Waiting for one rank above this share of a step is said."""
 UNITS = {TimeClass.products: "GFLOP/s", TimeClass.attention: "GFLOP/s",
          TimeClass.elementwise: "GB/s", TimeClass.copies: "GB/s"}  # fmt: skip
 """Class -> unit of the rate that its counted work makes: FLOPs, or bytes read."""
-NO_LAUNCH = {TimeClass.communication, TimeClass.ranks, TimeClass.data, TimeClass.host}
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,6 @@ class TracedRun:
         images_per_second: over the untraced window.
         critical_rank: the rank that the others wait for.
         waited_ms: what each of the others waits for it, on average; 0 where there are none.
-        modules: milliseconds by module, of further traced steps; together the duration of one.
     """
 
     step_ms: float
@@ -83,7 +73,6 @@ class TracedRun:
     images_per_second: float
     critical_rank: int
     waited_ms: float
-    modules: Mapping[str, float]
 
     @cached_property
     def classes(self) -> Mapping[str, Floats]:
@@ -115,11 +104,6 @@ def traced_run(record: RunRecord) -> TracedRun | None:
             operators[key] += [nan if row[c] is None else float(row[c]) / steps for c in AMOUNTS]
         others = [row for row in every if row["rank"] != critical]
         waited = sum(row["ms"] for row in others if row["class"] == TimeClass.ranks)
-        of_modules = trace.get("modules", [])
-        module_steps = len({step for step, _, _ in of_modules})
-        modules: dict[str, float] = defaultdict(float)
-        for _, module, ms in of_modules:
-            modules[str(module)] += float(ms) / module_steps
         return TracedRun(
             step_ms=step_ms,
             plain_ms=float(trace["plain_ms"]),
@@ -127,7 +111,6 @@ def traced_run(record: RunRecord) -> TracedRun | None:
             images_per_second=float(record.metrics.get("images_per_second") or nan),
             critical_rank=critical,
             waited_ms=waited / steps / max(len({row["rank"] for row in others}), 1),
-            modules=modules,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
@@ -169,9 +152,6 @@ class Explanation:
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
             operator, shapes, ms, low, high, shown`, and for A and B milliseconds, calls, work (FLOPs or
             bytes read) and `rate` in `unit`, all per step on the critical rank.
-        modules: one row per part of the model and of the step, in order: `module, ms, low, high, shown`,
-            and the milliseconds of A and B in traced steps; the last row is their sum. Empty where a run
-            traced no modules.
         moved: which phases moved although no technique of A touches them; "" where none is shown to.
         notes: what else is known, in sentences.
     """
@@ -184,7 +164,6 @@ class Explanation:
     causes: DataFrame
     blocks: DataFrame
     operators: DataFrame
-    modules: DataFrame
     moved: str = ""
     notes: tuple[str, ...] = ()
 
@@ -201,53 +180,34 @@ class Explanation:
 
     @property
     def _answer(self) -> str:
-        (a, b), (ms, low, high) = self.names, self.difference
-        if missing(low):
-            few = f"over {count(self.num_blocks, 'block')}, too few for an interval"
-            return f"{a}: {signed(ms)} ms a step against {b}, {few}."
-        if low <= 0 <= high:
-            head = f"No difference shown between {a} and {b}: {signed(ms)} ms [{signed(low)}, {signed(high)}]"
-        else:
-            size = sorted((abs(low), abs(high)))
-            word = "faster" if ms < 0 else "slower"
-            head = (
-                f"{a} is {number(abs(ms))} ms [{number(size[0])}, {number(size[1])}] a step {word} than "
-                f"{b} ({times(self.speedup)} its throughput, without an interval)"
-            )
-        causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
-        large = causes["ms"].abs() >= WORTH_A_WORD * causes["ms"].abs().max()
-        shown = causes[causes["shown"] & large].sort_values("ms", key=abs, ascending=False)
-        if shown.empty:
-            return f"{head}; no cause is shown to differ."
+        ms, low, high = self.difference
+        claim = Claim.slower if low > 0 else Claim.faster if high < 0 else Claim.no_difference_shown
+        causes = self.causes[~self.causes["cause"].isin([TRACING, REST]) & self.causes["shown"]]
+        largest = causes.sort_values("ms", key=abs, ascending=False).head(MOST_NAMED)
         parts = [
-            f"{number(abs(row['ms']))} ms {'less' if row['ms'] < 0 else 'more'} in {row['cause']}"
-            for row in shown.head(MOST_NAMED).to_dict("records")
+            f"{signed(row['ms'])} ms [{signed(row['low'])}, {signed(row['high'])}] {row['cause']}"
+            for row in largest.to_dict("records")
         ]
-        others = causes[~causes["shown"]]["cause"].tolist()
-        named = ", ".join(others) if len(others) <= MOST_NAMED else f"{len(others)} other causes"
-        rest = f"; {named} not shown to differ" if others else ""
-        link = ", but" if low <= 0 <= high else ":"
-        return f"{head}{link} {', '.join(parts)}{self._launches(causes)}{rest}."
+        interval = "(no interval)" if missing(low) else f"[{signed(low)}, {signed(high)}]"
+        return say(
+            "explained",
+            a=self.names[0],
+            b=self.names[1],
+            ms=f"{signed(ms)} ms {interval}",
+            blocks=count(self.num_blocks, "block"),
+            claim=Claim.too_few_blocks if missing(low) else claim,
+            causes=", ".join(parts) or "no cause shown",
+        )
 
-    def _launches(self, causes: DataFrame) -> str:
-        known = causes[~causes["cause"].isin(NO_LAUNCH)]
-        change = known["launches"].sum()
-        if abs(change) < max(FEWER_CALLS * known["b_calls"].sum(), 1):
-            return ""
-        return f"; {abs(change):,.0f} launches {'fewer' if change < 0 else 'more'} in all"
-
-    def texts(self, operators: int = 0, modules: bool = False) -> dict[str, DataFrame]:
+    def texts(self, operators: int = 0) -> dict[str, DataFrame]:
         """Return title -> table as the terminal shows it.
 
         Args:
             operators: rows of the table of operators; 0 for none.
-            modules: add that of the model's parts, where they were traced.
         """
         found = {"Causes": cause_text(self)}
         if operators > 0:
-            found["Operators that differ most, A | B"] = operator_text(self, operators)
-        if modules and len(self.modules):
-            found[MODULES] = module_text(self)
+            found["Operators, A | B"] = operator_text(self, operators)
         return found
 
     def json(self) -> dict[str, Any]:
@@ -264,14 +224,8 @@ class Explanation:
             "blocks": self.num_blocks,
             "causes": plain_rows(self.causes[columns]),
             "operators": plain_rows(self.operators),
-            "modules": plain_rows(self.modules),
             "notes": [*filter(None, [self.moved]), *self.notes],
         }
-
-
-def plain_rows(table: DataFrame) -> list[dict[Any, Any]]:
-    """Return the rows of a table as plain values for JSON."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def signed(value: float) -> str:
@@ -319,7 +273,6 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
         causes=DataFrame(rows).assign(launches=lambda table: table["a_calls"] - table["b_calls"]),
         blocks=DataFrame({c: found[:, 0, 0] - found[:, 1, 0] for c, found in causes.items()}),
         operators=_operators(pairs),
-        modules=_modules(pairs),
     )
 
 
@@ -349,7 +302,7 @@ def _facts(found: Floats) -> dict[str, Any]:
     """Return the difference of milliseconds with its interval, and the mean amounts of A and of B."""
     row = _ends(mean_interval(found[:, 0, 0] - found[:, 1, 0]))
     for side, means in zip("ab", found.mean(axis=0).tolist(), strict=True):
-        row |= {f"{side}_{name}": mean for name, mean in zip(AMOUNTS, means, strict=False)}
+        row |= {f"{side}_{name}": mean for name, mean in zip(AMOUNTS, means, strict=True)}
     return row
 
 
@@ -390,19 +343,6 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     return table
 
 
-def _modules(pairs: Sequence[Pair]) -> DataFrame:
-    """Return the parts of the model with what they take in A and in B, and their sum."""
-    if not all(run.modules for pair in pairs for run in pair):
-        return DataFrame()
-    known = dict.fromkeys(module for pair in pairs for run in pair for module in run.modules)
-    found = {
-        module: np.array([[[run.modules.get(module, 0.0)] for run in pair] for pair in pairs])
-        for module in sorted(known, key=lambda module: module.startswith("("))  # phases last
-    }
-    found[TRACED_STEP] = sum(found.values(), np.zeros(()))
-    return DataFrame([{"module": module, **_facts(each)} for module, each in found.items()])
-
-
 def current_records(tables: SweepTables) -> list[RunRecord]:
     """Return the runs of each cell's newest code."""
     newest = set(tables.runs["run_id"]) if len(tables.runs) else set()
@@ -425,7 +365,7 @@ def explain_cells(
     return replace(
         found,
         moved=f"{moved[:1].upper()}{moved[1:]}." if moved else "",
-        notes=(*filter(None, late), *rest_note(found.causes, max(found.step_ms))),
+        notes=tuple(filter(None, late)),
     )
 
 
@@ -437,7 +377,7 @@ def _late_rank(runs: Sequence[TracedRun], name: str) -> str:
     ranks = Counter(run.critical_rank for run in runs)
     listed = ", ".join(f"rank {rank} in {count(n, 'block')}" for rank, n in ranks.most_common())
     which = listed if len(ranks) > 1 else f"rank {runs[0].critical_rank}"
-    return f"{name}: the other ranks wait {number(waited)} ms a step for {which}."
+    return say("late_rank", name=name, ms=number(waited), which=which)
 
 
 def explanations(tables: SweepTables) -> list[Explanation]:
@@ -458,20 +398,8 @@ def section(tables: SweepTables) -> Markup:
     said = [
         Markup("<p>{}</p>\n").format(" ".join((e.sentence, *e.notes))) for e in explanations(tables)
     ]
-    link = (
-        '<p><a href="#causes">Cause by cause</a>, from blocks whose runs end with traced steps.</p>'
-    )
+    link = '<p><a href="#causes">Cause by cause</a></p>'
     return Markup("").join([*said, Markup(link)] if said else [])
-
-
-def rest_note(causes: DataFrame, step_ms: float) -> list[str]:
-    """Return what a large rest means; nothing where it is small."""
-    rest = causes.loc[causes["cause"] == REST, "ms"].abs().max()
-    said = (
-        f"The rest is more than {100 * LARGE_REST:.0f} % of a step: steps of the timed window and those "
-        "beside the traced ones took different times."
-    )
-    return [said] if rest > LARGE_REST * step_ms else []
 
 
 def find_cell(cells: DataFrame, text: str) -> str:
@@ -521,25 +449,16 @@ def cause_text(found: Explanation) -> DataFrame:
     """Return the table that terminal and report show, the measured difference last."""
     table = pd.concat([found.causes, DataFrame([found.total])])
     columns: dict[str, Column] = {
-        "by less work": values("less_work_ms", signed),
-        "by a better rate": values("better_rate_ms", signed),
-        "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
-    }
-    return text_columns(table, _of_both("cause", found) | columns | {"differs": _differs})
-
-
-def module_text(found: Explanation) -> DataFrame:
-    """Return the table of the parts of the model, their sum last."""
-    return text_columns(found.modules, _of_both("module", found) | {"differs": _differs})
-
-
-def _of_both(name: str, found: Explanation) -> dict[str, Column]:
-    return {
-        name: values(name),
+        "cause": values("cause"),
         "ms a step": DIFFERENCE,
         found.names[0]: values("a_ms", number),
         found.names[1]: values("b_ms", number),
+        "by less work": values("less_work_ms", signed),
+        "by a better rate": values("better_rate_ms", signed),
+        "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
+        "differs": _differs,
     }
+    return text_columns(table, columns)
 
 
 def operator_text(found: Explanation, rows: int) -> DataFrame:

@@ -6,11 +6,10 @@ from html import escape
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import style
+from vitsweep.charts import roofline, style
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.extras.explain.bounds import Bounds, bounds, traced_cells
 from vitsweep.extras.explain.causes import Explanation, explain_cells, find_cell
-from vitsweep.extras.explain.charts import bounds as bounds_chart
+from vitsweep.extras.explain.cell_roofline import CellRoofline, cell_roofline
 from vitsweep.extras.explain.charts import causes
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
@@ -23,11 +22,11 @@ class Explained:
     """Why one cell is faster than another, or where its time goes, as table, figure and sentence.
 
     Attributes:
-        explanation: `Explanation` of two cells, `Bounds` of one.
+        explanation: `Explanation` of two cells, `CellRoofline` of one.
         store: where the runs are.
     """
 
-    explanation: Explanation | Bounds
+    explanation: Explanation | CellRoofline
     store: Store
 
     @property
@@ -37,23 +36,22 @@ class Explained:
 
     @property
     def table(self) -> DataFrame:
-        """One row per cause or class: milliseconds per step with a 95 % interval."""
+        """One row per cause, milliseconds per step with a 95 % interval; of one cell, a row per phase."""
         return self.explanation.causes
 
     @property
-    def figure(self) -> Figure | None:
-        """The picture of causes; None for one cell on a device whose rates are unknown."""
-        if isinstance(self.explanation, Explanation):
-            return style.freeze_layout(causes.draw(causes.rows_of([self.explanation])))
-        rows = bounds_chart.rows_of([self.explanation])
-        return style.freeze_layout(bounds_chart.draw(rows)) if len(rows) else None
+    def figure(self) -> Figure:
+        """The picture of causes, or the roofline of one cell."""
+        found = self.explanation
+        if isinstance(found, Explanation):
+            return style.freeze_layout(causes.draw(causes.rows_of([found])))
+        return style.freeze_layout(roofline.draw(self.table))
 
     def __str__(self) -> str:
         return self.sentence
 
     def _repr_html_(self) -> str:
-        drawn = style.to_svg(self.figure) if self.figure else ""
-        return f"<p>{escape(self.sentence)}</p>{drawn}"
+        return f"<p>{escape(self.sentence)}</p>{style.to_svg(self.figure)}"
 
 
 def explain_of(store: Store, a: str, b: str | None = None) -> Explained:
@@ -62,8 +60,7 @@ def explain_of(store: Store, a: str, b: str | None = None) -> Explained:
     Args:
         store: of the sweep.
         a: a cell, named as in `speedups`, by settings (`precision=O2`), or by its id.
-        b: the cell that it is compared with; without, how far the time of each class is from the bound
-            of its FLOPs and bytes on this device.
+        b: the cell that it is compared with; without, the roofline of A.
 
     Raises:
         VitsweepError: a text names no cell, or no block has traced steps of both; the text says which
@@ -78,21 +75,15 @@ def explain_of(store: Store, a: str, b: str | None = None) -> Explained:
 
 
 def explain_cell(store: Store, a: str) -> Explained:
-    """Return how far each class of a cell's time is from the bound of its work, from stored traces.
+    """Return the roofline of one cell.
 
     Raises:
         BadValueError: the text names no cell of the sweep, or several.
-        VitsweepError: the cell has no traced steps; the text says which command measures some.
+        VitsweepError: its phases or FLOPs were not measured.
     """
-    tables = SweepTables.of(store)
-    cell_id = find_cell(tables.cells, a)
-    if cell_id not in traced_cells(tables):
-        raise VitsweepError(
-            f"`{a}` has no traced steps in `{store.name}`: `python -m vitsweep explain '{a}' B "
-            f"--sweep {sweep_argument(store)}`, with another cell B, measures some of both."
-        )
-    names = names_by_id(tables.cells)
-    return Explained(bounds(tables, cell_id, names[cell_id]), store)
+    cells = SweepTables.of(store).cells
+    cell_id = find_cell(cells, a)
+    return Explained(cell_roofline(cells, cell_id, names_by_id(cells)[cell_id]), store)
 
 
 def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:

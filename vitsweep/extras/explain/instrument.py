@@ -1,14 +1,11 @@
 """The instrument of `measurement.traced_steps` in a rank, and what a record keeps of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from vitsweep.cell import sync_ranks
 from vitsweep.collectives.primitives import gathered
-from vitsweep.extras.explain.module_trace import module_rows, naming_modules
 from vitsweep.extras.explain.step_trace import (
     RankTrace,
     TraceMarks,
@@ -19,13 +16,11 @@ from vitsweep.extras.explain.step_trace import (
 )
 from vitsweep.measure.environment import machine
 from vitsweep.training.timed_steps import mean_step_ms, undisturbed
-from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
+from vitsweep.training.trainer import MicroBatch, Trainer
 
 
 def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -> dict[str, Any]:
-    """Take plain and traced steps, and others by module, whose hooks would cost time in these.
-
-    All empty the loader's queue first, which a pause fills.
+    """Take plain and traced steps; both empty the loader's queue first, which a pause fills.
 
     Returns:
         The fields of a `RankTrace`.
@@ -37,19 +32,13 @@ def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -
         sync_ranks(trainer.world)
         plain_ms = mean_step_ms(trainer, stream, steps, lead_in)
         sync_ranks(trainer.world)
-        record = partial(
-            record_steps,
+        events = record_steps(
             lambda: trainer.step(watched, marks),
             lead_in + steps,
             trainer.world.device,
         )
-        events = record()
-        # hooks would compile or record a compiled or recorded step anew
-        is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
-        with naming_modules(unwrapped(trainer.model)) if is_eager else nullcontext():
-            by_module = record()
     rows = reduced(events, steps, gathered(collectives_of(events)), gathered(machine()))
-    return asdict(RankTrace(plain_ms, rows, module_rows(by_module, steps)))
+    return asdict(RankTrace(plain_ms, rows))
 
 
 def samples_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ does counts only while the device is idle.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -218,7 +218,7 @@ Key = tuple[TimeClass, str, str]
 
 
 def spent_in_steps(
-    segments: Sequence[Segment], borders: Sequence[int], steps: int, unclaimed: str = BETWEEN
+    segments: Sequence[Segment], borders: Sequence[int], steps: int
 ) -> list[dict[Key, Floats]]:
     """Return calls, nanoseconds and work by key in each of the last steps.
 
@@ -226,14 +226,13 @@ def spent_in_steps(
         segments: what claims time.
         borders: where steps begin and end.
         steps: how many of the last are wanted.
-        unclaimed: operator of the time that no segment claims.
     """
     found: list[dict[Key, Floats]] = []
     for begin, end in [*pairwise(borders)][-steps:]:
         inside = [s for s in segments if s.start < end and s.end > begin]
         times, rest = exclusive_ns(inside, begin, end)
         spent: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(3))
-        spent[TimeClass.host, unclaimed, ""][1] += rest
+        spent[TimeClass.host, BETWEEN, ""][1] += rest
         for segment, time in zip(inside, times, strict=True):
             calls = segment.calls if segment.start >= begin else 0
             spent[LEVELS[segment.level], *segment.label] += (calls, time, calls * segment.work)
@@ -501,12 +500,10 @@ class RankTrace:
     Attributes:
         plain_ms: mean duration of as many steps without the profiler, just before them.
         rows: of `COLUMNS`.
-        modules: rows `step, module, ms` of further steps, see `module_trace.module_rows`.
     """
 
     plain_ms: float
     rows: list[list[Any]]
-    modules: list[list[Any]] = field(default_factory=list)
 
 
 def reduced(
@@ -526,14 +523,12 @@ def reduced(
 
 def trace_samples(ranks: Sequence[RankTrace]) -> dict[str, Any]:
     """Return what a run's record keeps of the traced steps of its ranks."""
-    critical = critical_rank(ranks)
     return {
         "trace": {
             "columns": ["rank", *COLUMNS],
             "rows": [[rank, *row] for rank, own in enumerate(ranks) for row in _rounded(own.rows)],
-            "modules": _rounded(ranks[critical].modules),
             "plain_ms": max(rank.plain_ms for rank in ranks),
-            "critical_rank": critical,
+            "critical_rank": critical_rank(ranks),
         }
     }
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
-from vitsweep.extras.explain.causes import MODULES
+from vitsweep.extras.explain.causes import Explanation
 from vitsweep.extras.explain.explained import Explained, explain_cell
 from vitsweep.extras.explain.session import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
 from vitsweep.planning.pair import DEFAULT_MINUTES
@@ -37,11 +37,11 @@ profiler; at least {MIN_BLOCKS} blocks give intervals.
 
   python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
   python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
-  python -m vitsweep explain O2 fp32 --operators 10 --modules
+  python -m vitsweep explain O2 fp32 --operators 10
   python -m vitsweep explain O2 fp32 --json
 
-With one cell: how far the time of each class is from the shortest in which this
-device can do its FLOPs and bytes, at the rates that its runs measured.
+With one cell: the rate of each phase beside the highest that its FLOPs and bytes
+allow on this device (its roofline); nothing is measured.
 
   python -m vitsweep explain O2 --sweep vit_nano-precision
 """
@@ -63,15 +63,11 @@ def add_options(options: Options) -> None:
     )
     options.number("--minutes", DEFAULT_MINUTES, "budget of this command (default %(default)g)")
     options.number("--operators", 0, "also show the N operators that differ most", 0, metavar="N")
-    options.flag(
-        "--modules",
-        help="also show what each block and part of the model takes, forward and backward",
-    )
-    options.flag("--json", help="print JSON: difference_ms, causes, operators, modules")
+    options.flag("--json", help="print JSON: difference_ms, causes, operators")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure what lacks and say why A is faster than B, or how far A is from the bounds of its work.
+    """Measure what lacks and say why A is faster than B, or what the roofline of A is.
 
     Returns:
         0 if it is explained, 3 if blocks were not measured, 130 after Ctrl-C or SIGTERM.
@@ -95,11 +91,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refuse_options_of_two(options: Options, asked: Namespace) -> None:
-    for option in ("blocks", "steps", "minutes", "operators", "modules"):
+    for option in ("blocks", "steps", "minutes", "operators"):
         if getattr(asked, option) != options.get_default(option):
             raise BadValueError(
-                f"`--{option}` is for two cells or settings, A and B: one cell is explained from the "
-                "traces that are stored. Name a second one, or leave the option out."
+                f"`--{option}` is for two cells or settings, A and B: one cell is explained from what "
+                "is stored. Name a second one, or leave the option out."
             )
 
 
@@ -107,7 +103,7 @@ def _request(options: Options, asked: Namespace) -> ExplainRequest:
     if not asked.settings:
         raise VitsweepError(
             "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
-            "cell of a sweep that holds traces.\n" + options.format_usage().strip()
+            "cell of a sweep.\n" + options.format_usage().strip()
         )
     a, b, *common = asked.settings
     words = vars(asked)
@@ -118,7 +114,7 @@ def _request(options: Options, asked: Namespace) -> ExplainRequest:
 def _show(found: Explained, console: Console, asked: Namespace) -> None:
     """Write the views and the report; show the tables and the sentences."""
     explanation = found.explanation
-    shown = explanation.texts(asked.operators, asked.modules)
+    shown = explanation.texts(asked.operators)
     console.print()
     if console.width < WIDE:
         letters = dict(zip(explanation.names, "AB", strict=False))
@@ -132,10 +128,10 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
         }
     for title, table in shown.items():
         console.print(TextTable(table, title))
-    lines = [f"\n{found.sentence}", *explanation.notes]
-    if asked.modules and MODULES not in shown:
-        lines.append("The stored traces hold no modules: another `--blocks` measures new ones.")
-    if len(asked.settings) > 1 and explanation.num_blocks < (asked.blocks or MIN_BLOCKS):
+    lines = ["", *filter(None, [found.sentence, *explanation.notes])]
+    if isinstance(explanation, Explanation) and explanation.num_blocks < (
+        asked.blocks or MIN_BLOCKS
+    ):
         more = f"{explanation.num_blocks} of {asked.blocks or DEFAULT_BLOCKS} blocks have traces of both"
         lines.append(f"{more}; the same command continues.")
     print_lines(console, lines)  # the answer first: a folder of someone else takes no report

@@ -12,20 +12,22 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.sweep_diff import changes, metric_named
 from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.tables.formatting import count, plain, span, tally, times, told
+from vitsweep.tables.formatting import count, plain, span, tally, told
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim, chosen
 from vitsweep.tables.valid_runs import checked_runs, final_status, text, valid_runs
 
-WORSE, GONE = "worse beyond the tolerance", "no longer measured"
+WORSE, GONE = "worse beyond tolerance", "no longer measured"
 FELL = "accuracy fell"
-PARTLY = "no longer measured in every block"
+PARTLY = "lost blocks"
 TOO_FEW = "too few runs"
-NO_STEP = "no number any more"
-NEW, ABSENT, NEVER = "new", "not in this sweep", "was not measured before"
-NO_NUMBERS = "no numbers to compare"
-BASELINE_SLOWER = "the baseline itself is slower"
-UNDECIDED = "worse; whether beyond the tolerance is not shown"
+NO_STEP = "no number now"
+NEW, ABSENT, NEVER = "new", "not run now", "not measured before"
+NO_NUMBERS = "no numbers"
+BASELINE_SLOWER = "baseline slower"
+UNDECIDED = "undecided"
+WITHIN = "worse within tolerance"
 FAILING = (WORSE, GONE)
 UNLESS_LENIENT = (FELL, PARTLY, TOO_FEW, NO_STEP, ABSENT, BASELINE_SLOWER)
 """Verdicts that fail the gate, but only warn if it is lenient."""
@@ -86,16 +88,7 @@ class Gate:
         seen = known["limit"] * known["detectable"].where(~up, 1 / known["detectable"])
         sizes = 100 * (seen - 1).abs()
         ends = span(sizes, lambda size: f"{size:.2g}")
-        return f"; the smallest loss it would have caught is {ends} % (80 % power)"
-
-    @property
-    def of_baselines(self) -> str:
-        """How the baselines moved, where cells are compared by their ratios to them."""
-        moved = self.rows[self.rows["of_baseline"] & self.rows["ratio"].notna()]
-        if moved.empty:
-            return ""
-        least = _ratio(moved.nsmallest(1, "ratio").iloc[0])
-        return f". Ratios only; the baseline itself is at {least} of its throughput"
+        return say("gate_caught", ends=ends)
 
     @property
     def num_compared(self) -> int:
@@ -113,17 +106,16 @@ class Gate:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
+        shown = self.rows["fails"]
         if self.passed:
-            warnings = int(self.rows["warns"].sum())
-            also = f"; {count(warnings, 'warning')}" if warnings else ""
-            compared = count(self.num_compared, "comparison")
-            return (
-                f"The gate passed: {compared}, none shown worse beyond the tolerance{also}"
-                f"{self.caught}{self.of_baselines}."
-            )
-        shown = self.rows["verdict"] == UNDECIDED if self.undecided else self.rows["fails"]
-        said = "is undecided" if self.undecided else "failed"
-        return f"The gate {said}: {tally(self.rows.loc[shown, 'verdict'])}{self.of_baselines}."
+            shown = self.rows["ratio_high"].notna() | self.rows["warns"]
+        elif self.undecided:
+            shown = self.rows["verdict"] == UNDECIDED
+        said = "passed" if self.passed else "is undecided" if self.undecided else "failed"
+        verdicts = tally(self.rows.loc[shown, "verdict"])
+        told_of = {"verdicts": verdicts, "caught": self.caught * self.passed}
+        comparisons = count(self.num_compared, "comparison")
+        return say("gate_verdict", said=said, comparisons=comparisons, **told_of)
 
 
 def gate(
@@ -364,7 +356,7 @@ def verdicts(table: DataFrame) -> Series:
         NO_NUMBERS: table["ratio"].isna(),
         TOO_FEW: high.isna() & (~accuracy | (table["ratio"] < limit)),
         Claim.no_difference_shown: high.isna(),
-        "worse within the tolerance": worse & (within | accuracy),
+        WITHIN: worse & (within | accuracy),
         UNDECIDED: worse,
         "better": (low > 1).where(up, high < 1),
     }
@@ -372,46 +364,25 @@ def verdicts(table: DataFrame) -> Series:
 
 
 def _reason(row: Series) -> str:
-    name = f"{row['name']} ({row['cell_id']})"
-    if row["verdict"] == GONE:
-        why = plain(row["reason_now"])
-        return f"{name} was measured and is now {plain(row['status_now']).replace('_', ' ')}" + (
-            f": {why}" if why else "."
-        )
-    metric = row["metric"]
-    if row["verdict"] == PARTLY:
-        return (
-            f"{name} is not measured in {count(row['lost_now'], 'block')}, a larger share than of the "
-            "kept ones: see the reasons in its runs."
-        )
-    if row["verdict"] == NO_STEP:
-        why = "no step was counted"
-        if metric == "speedup":
-            why += ", or its baseline was not measured"
-        return f"{name}: `{metric}` has no value any more: {why}."
-    if row["verdict"] == FELL:
-        if pd.isna(row["ratio"]):
-            return f"{name}: accuracy was measured and is now missing or 0."
-        size = f"{_ratio(row)} the kept one; at least {row['limit']:.3g} is accepted"
-        return f"{name}: accuracy is {size}."
-    if row["verdict"] == TOO_FEW:
-        runs = f"{row['count_kept']:.0f} kept, {row['count_now']:.0f} now; an interval needs 3"
-        return f"{name}: too few runs ({runs})."
-    if row["verdict"] == NO_NUMBERS:
-        return f"{name}: no numbers to compare (`{metric}`)."
-    if pd.isna(row["ratio_high"]):
-        return f"{name}: {row['verdict']}."
-    interval = f"[{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-    accepted = "from" if row["better"] == "higher" else "up to"
-    return (
-        f"{name}: {times(row['ratio'])} the kept {_in_words(metric)}, interval {interval}, "
-        f"accepted {accepted} {row['limit']:.3g}: {row['verdict']}."
-    )
-
-
-def _ratio(row: Series) -> str:
-    return told(row["ratio"], row["ratio_low"], row["ratio_high"])
+    name, metric, verdict = f"{row['name']} ({row['cell_id']})", row["metric"], row["verdict"]
+    if pd.notna(row["ratio"]) and (pd.notna(row["ratio_high"]) or metric == ACCURACY):
+        accepted = "from" if row["better"] == "higher" else "up to"
+        told_of = {
+            "size": told(row["ratio"], row["ratio_low"], row["ratio_high"]),
+            "verdict": verdict,
+        }
+        told_of |= {"accepted": accepted, "limit": row["limit"]}
+        return say("gated", name=name, metric=_in_words(metric), **told_of)
+    ended = plain(row["status_now"]).replace("_", " ")
+    why = {
+        GONE: f"{ended}: {plain(row['reason_now'])}".removesuffix(": ").removesuffix("."),
+        PARTLY: count(row["lost_now"], "block"),
+        TOO_FEW: f"{row['count_kept']:.0f} kept, {row['count_now']:.0f} now",
+        NO_STEP: f"`{metric}`",
+        NO_NUMBERS: f"`{metric}`",
+    }.get(verdict, "")
+    return say("gated_without", name=name, verdict=verdict, why=f" ({why})" if why else "")
 
 
 def _in_words(column: str) -> str:
-    return "throughput" if column == "images_per_second" else f"`{column}`"
+    return "throughput" if column == THROUGHPUT else f"`{column}`"

@@ -11,7 +11,8 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
-from vitsweep.tables.formatting import count, span, times, told
+from vitsweep.tables.formatting import count, told
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -98,18 +99,16 @@ def sweep_diff(
 
 
 def changes_in_words(table: DataFrame) -> str:
-    """Return one sentence: how many speedups changed, which most, and how the baselines moved."""
+    """Return one sentence: how many speedups changed, and which most."""
     compared = table[table["change"].notna() & table["p_holm"].notna()]
     changed = compared[compared["claim"].isin(SHOWN)]
-    text = f"{len(changed)} of {count(len(compared), 'speedup')} changed"
+    largest = ""
     if len(changed):
         first = changed.iloc[0]
         size = told(first["change"], first["change_low"], first["change_high"])
-        text += f"; the largest change is {size} ({first['cell_id']})"
-    base = table.loc[table["claim"] == Claim.baseline, "throughput_ratio"].dropna()
-    if len(base):
-        text += f". Baselines ran at {span(base, times)} of their throughput in A (no interval)"
-    return text + "."
+        largest = f", most {first['cell_id']}: {size}"
+    every = count(len(compared), "speedup")
+    return say("changed", changed=len(changed), speedups=every, largest=largest)
 
 
 def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:

@@ -12,7 +12,8 @@ from pandas import DataFrame
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.extras.explain.causes import REST, TRACING, Explanation, explanations, signed
-from vitsweep.tables.formatting import missing, number, times
+from vitsweep.tables.formatting import missing, number
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
 FASTER, SLOWER = "#009e73", "#d55e00"
@@ -47,9 +48,7 @@ def _rows(found: Explanation) -> DataFrame:
         parts.append(DataFrame([pooled]))
     parts.append(causes[is_last].drop(columns=["a_ms", "b_ms"]))
     whole = pd.concat(parts, ignore_index=True)
-    return whole.assign(
-        a=found.names[0], b=found.names[1], speedup=found.speedup, moved=found.moved
-    )
+    return whole.assign(a=found.names[0], b=found.names[1], moved=found.moved)
 
 
 def draw(table: DataFrame) -> Figure:
@@ -79,8 +78,8 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     axes.set_xlim(least - 0.1 * reach, most + 0.7 * reach)  # room for the values
     for side, text in (("right", f"← {a} takes less "), ("left", f" {a} takes more →")):
         axes.text(0, -0.65, text, ha=side, va="center", fontsize=8.5, color=style.QUIET)
-    style.title(axes, f"{a} against {b}: {times(rows.at[0, 'speedup'])} the throughput")
-    below = ["Milliseconds a step (hatched: not shown to differ from 0)"]
+    style.title(axes, f"{a} against {b}")
+    below = ["Milliseconds a step"]
     below += textwrap.wrap(str(rows.at[0, "moved"]), style.TITLE_CHARACTERS)
     axes.set_xlabel("\n".join(below))
 
@@ -92,10 +91,5 @@ def _label(row: pd.Series) -> str:
 
 
 CHART = Chart(
-    "Why: the difference, cause by cause",
-    table_of,
-    draw,
-    "Milliseconds a step that a cell takes more or less than its baseline, with 95 % intervals over "
-    "blocks; the bars below the line add up to the one above. Hatched: not shown to differ from 0. Behind "
-    "a bar: the baseline's and the cell's own milliseconds in traced steps.",
+    "Why: the difference, cause by cause", table_of, draw, f"{say('whiskers')} {say('hatched')}"
 )
