@@ -82,6 +82,7 @@ def measured_pair(planned: PlannedPair, console: Console) -> Iterator["PairedCom
     plan, settings, tracker, request, defaults = planned
     if defaults:
         console.print(defaults)
+    settings = replace(settings, looks=settings.looks is not False)  # on any device
     plan = within_minutes(plan, request.minutes)
     check_tracker(tracker)
     store = open_store(settings)

@@ -288,7 +288,7 @@ def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
         assert (code_folder(store, snapshot=True) / "vitsweep/cell.py").read_text() != "changed"
 
 
-def looked_at(*overrides: str, slowdown: float = 25.0) -> ArrayJob:
+def looked_at(*overrides: str) -> ArrayJob:
     """The only job of a grid, whose baseline and slow cell (sgd_loop) have had their looks."""
     cells = plan("measurement=standard", *overrides)
     wanted = sweep_settings(cells.runnable[0].composed.tree)
@@ -296,14 +296,17 @@ def looked_at(*overrides: str, slowdown: float = 25.0) -> ArrayJob:
     looks = lambda here, missing: look_blocks(here, replace(state, missing_blocks=missing), wanted)  # noqa: E731
     minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
     missing, size = state.missing_blocks, wanted.cells_per_block
-    jobs = pack(cells, missing, minutes, settings(), size, looks=looks, prune_slowdown=4.0)
+    first = state.first
+    jobs = pack(
+        cells, missing, minutes, settings(), size, looks=looks, prune_slowdown=4.0, first=first
+    )
     [job] = [job for some in jobs.values() for job in some]
     store = Store(Path("sweep"), dict.fromkeys(cells.entries, ""))
     return ArrayJob(JobArray(Path("jobs/a")), 0, job.document(store))
 
 
 def ended_looks(job: ArrayJob, speed_of: Callable[[str], float]) -> JobEvents:
-    looks = [run for run in job.runs() if run.is_look]
+    looks = [run for run in job.runs() if run.block == job.runs()[0].block]
     return JobEvents(
         [
             {"event": "run_end", "run": r.name, "cell_id": r.cell_id, "status": "measured",
@@ -331,6 +334,20 @@ def test_a_job_begins_with_looks_and_leaves_out_what_they_show_to_be_slow() -> N
     events = ended_looks(named, lambda cell: 100.0 if cell == named.runs()[0].cell_id else 1.0)
     left = named.remaining_runs(events, events.final_statuses())
     assert [run.cell_id for run in left] == [named.runs()[0].cell_id] * 5, "it was asked for"
+
+
+def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
+    job = looked_at("optimizer=adamw_foreach,sgd_loop", "sweep.looks=false")
+    runs = job.runs()
+    assert [run.is_look for run in runs] == [False] * 15
+    assert ["look" in block for block in job.task["blocks"]] == [True, *[False] * 4]
+    [baseline] = job.baselines
+    slow, other = sorted({run.cell_id for run in runs} - {baseline})
+    speeds = {baseline: 100.0, slow: 10.0, other: 90.0}
+    events = ended_looks(job, speeds.__getitem__)
+    left = job.remaining_runs(events, events.final_statuses())
+    assert Counter(run.cell_id for run in left) == {baseline: 4, other: 4}
+    assert job.num_left_out(events) == 4
 
 
 def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:

@@ -300,7 +300,7 @@ class Coordinator:
             self._run(remaining[0])
 
     def _warm_up(self) -> None:
-        """Run the first cell once and discard it, where blocks of several cells are compared.
+        """Run the baseline, or first cell, once and discard it, where blocks of several cells are compared.
 
         A look warms the nodes up as well.
         A start of the job that ended during its warm-up is followed by one without: a job whose time is
@@ -314,7 +314,8 @@ class Coordinator:
         needs_none = self.event_log.earlier.ended_in_warm_up or any(r.is_look for r in block)
         if needs_none or not needs_warm_up([self._cell(run.cell_id) for run in block]):
             return
-        run = block[0]
+        baselines = self.event_log.job.baselines
+        run = next((run for run in block if run.cell_id in baselines), block[0])
         self.event_log.write("warm_up_start", cell_id=run.cell_id)
         cell = self._cell(run.cell_id)
         record = self.runner.warm_up(self.runner.request(run, cell), cell)

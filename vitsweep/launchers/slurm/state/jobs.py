@@ -385,8 +385,18 @@ class ArrayJob:
     def _wanted(self, runs: Sequence[Run], events: JobEvents) -> list[Run]:
         """Return the runs that are worth it after the looks."""
         slow, added = self._slow_at_look(events)
-        useful = {r.block for r in runs if r.is_look or r.cell_id not in slow | added}
-        return [r for r in runs if r.is_look or (r.cell_id not in slow and r.block in useful)]
+        judging = {block["name"] for block in self.task["blocks"] if block.get("look")}
+        useful = {r.block for r in runs if r.cell_id not in slow | added}
+        return [
+            r for r in runs
+            if r.block in judging or r.is_look or (r.cell_id not in slow and r.block in useful)
+        ]  # fmt: skip
+
+    @property
+    def baselines(self) -> set[str]:
+        """The baselines beside which cells are judged."""
+        looks = (block.get("look") or {} for block in self.task["blocks"])
+        return {baseline for look in looks for baseline in look.get("baselines", {}).values()}
 
     def _slow_at_look(self, events: JobEvents) -> tuple[set[str], set[str]]:
         """Return the cells that stay at their look, and the baselines that nobody named."""

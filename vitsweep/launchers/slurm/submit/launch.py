@@ -231,7 +231,8 @@ class _GridSubmission(_Submission):
         def looks(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
             return look_blocks(of_job, replace(state, missing_blocks={**missing}), sweep_settings)
 
-        return pack(plan, state.missing_blocks, minutes, settings, size, order, looks, most)
+        missing = state.missing_blocks
+        return pack(plan, missing, minutes, settings, size, order, looks, most, state.first)
 
 
 class _RoundSubmission(_Submission):

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from vitsweep.launchers.slurm.commands import controller_settings, submitted_scr
 from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_looks
+from vitsweep.planning.pending import has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.provenance import SECRET_NAME, SECRET_VALUE
 from vitsweep.results.record import RunRecord, Status
@@ -87,7 +88,8 @@ class PlannedJob:
     Attributes:
         blocks: in the order in which they run.
         minutes: how long that is expected to take.
-        prune_slowdown: a cell that its look here shows more times slower than its baseline gets no block.
+        prune_slowdown: a cell that its look here, or its first block where it has no look, shows more times
+            slower than its baseline gets no further block.
         any_look: the command looks at its intervals between the jobs, see `launchers.local`.
     """
 
@@ -127,10 +129,12 @@ class PlannedJob:
         return {"name": block.name, "runs": _runs(block)} | purpose | self._look(block)
 
     def _look(self, block: Block) -> dict[str, Any]:
-        """Return what a job needs to know to leave out the cells that a look shows to be slow."""
-        if not block.is_look:
-            return {}
+        """Return what a job needs to leave out cells that a look, or first block, shows to be slow."""
+        judged = {e.cell_id for e in block.entries if block.is_look} | block.first
         compared = [e for e in block.entries if e.baseline_id not in (None, e.cell_id)]
+        compared = [e for e in compared if e.cell_id in judged and not has_typed_blocks(e)]
+        if not compared or self.prune_slowdown is None:
+            return {}
         look = {
             "prune_slowdown": self.prune_slowdown,
             "baselines": {entry.cell_id: entry.baseline_id for entry in compared},
@@ -153,6 +157,7 @@ def pack(
     order: BalancedOrder | None = None,
     looks: Looks = lambda plan, missing: (),
     prune_slowdown: float | None = None,
+    first: Collection[str] = (),
 ) -> dict[Request, list[PlannedJob]]:
     """Return the jobs of every group, the longest first: a short one at the end wastes less.
 
@@ -168,6 +173,7 @@ def pack(
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
         looks: returns the looks that a job begins with, from its cells and the blocks that they lack.
         prune_slowdown: see `PlannedJob`.
+        first: cells whose first block takes the place of a look.
     """
     order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
@@ -177,7 +183,9 @@ def pack(
         group = _with_baselines(plan, request, members, settings)
         jobs = [
             replace(
-                _planned_job(job, group, missing, minutes_of_run, cells_per_block, order, looks),
+                _planned_job(
+                    job, group, missing, minutes_of_run, cells_per_block, order, looks, first
+                ),
                 prune_slowdown=prune_slowdown,
             )
             for job in _bins(group, missing, minutes_of_run, settings, cells_per_block)
@@ -264,15 +272,25 @@ def _planned_job(
     cells_per_block: int,
     order: BalancedOrder,
     looks: Looks,
+    first: Collection[str],
 ) -> PlannedJob:
     missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
     baselines = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
     plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
     planned = (
         *joined_looks(looks(plan_here, missing_here)),
-        *blocks(plan_here, missing_here, cells_per_block, order),
+        *_with_first(blocks(plan_here, missing_here, cells_per_block, order), first),
     )
     return PlannedJob(planned, sum(minutes_of_run[e.cell_id] for b in planned for e in b.entries))
+
+
+def _with_first(blocks: Iterable[Block], first: Collection[str]) -> Iterator[Block]:
+    """Name in each block the cells of which it is the first."""
+    left = {*first}
+    for block in blocks:
+        here = left & {entry.cell_id for entry in block.entries}
+        left -= here
+        yield replace(block, first=frozenset(here))
 
 
 # The batch script of an array of jobs.
