@@ -38,7 +38,7 @@ def draw(cells: DataFrame) -> Figure:
     columns, names = varying_columns(cells) or ["precision"], cell_names(cells)
     group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
-    unmeasured = cells.attrs.get("unmeasured", ())
+    unmeasured = cells.attrs.get("unmeasured", [])[:MOST]
     figure, axes = style.new_figure(8.4, style.height(len(shown) + len(unmeasured)))
     ends = style.reach(shown["speedup"], shown["speedup_high"])
     if "published" in shown:
