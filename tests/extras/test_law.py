@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import composer
+from tests.cells import TINY, composer, entry
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
 from vitsweep.cli.verbs import VERBS
@@ -142,3 +142,11 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
         sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
     with pytest.raises(VitsweepError, match="`plan --search` is of an optional feature"):
         extras.option("plan --search")
+
+
+def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        extras.KNOWN, "a", extras.Feature(words=(), instruments={"trace": "instrument"})
+    )
+    [reason] = entry(*TINY, "measurement.trace=true").reasons
+    assert "`measurement.trace=True` needs an optional feature" in reason

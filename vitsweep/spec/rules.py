@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Literal
 
+from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import wrong_function
@@ -23,6 +24,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         _threads(cell),
         _shapes(cell),
         _batch(cell),
+        _instruments(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
         cell.task.conflicts(),
@@ -171,6 +173,16 @@ def _batch(cell: CellSpec) -> Iterator[str]:
         f"does not split evenly over {replicas} replicas x "
         f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={fewer}`."
     )
+
+
+def _instruments(cell: CellSpec) -> Iterator[str]:
+    for feature in extras.KNOWN.values():
+        for key in feature.instruments.keys() - extras.INSTRUMENTS.keys():
+            if value := getattr(cell.measurement, key):
+                yield (
+                    f"`measurement.{key}={value}` needs an optional feature that is not installed: leave "
+                    "it out."
+                )
 
 
 def largest_degree(cell: CellSpec, most: int, fits: Callable[[int], bool]) -> int:
