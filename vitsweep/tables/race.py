@@ -106,7 +106,7 @@ def race_lines(race: Race) -> list[str]:
     }
     runs, grid, minutes = race["num_runs"], race["grid_runs"], number(race["seconds"] / 60)
     return [
-        f"{name} leads in {objective}{how}.",
+        say("race_leads", name=name, objective=objective, how=how),
         say("race_end", name=names[leader], margin=100 * race["indifference"], **end),
         f"{count(runs, 'run')} in {minutes} min, {100 * runs / grid:.0f} % of those of a grid of "
         f"{count(race['grid_blocks'], 'block')}.",
