@@ -81,7 +81,7 @@ def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
     hours = cost.epoch_hours(sweep("speedups").cells)
     axes = epoch_hours.draw(hours).axes[0]
     assert axes.get_xlabel() == "Time of an ImageNet-1k epoch (h)"
-    widths = [bar.get_width() for bar in axes.patches]
+    widths = [bar.get_width() for bar in axes.patches[: len(hours)]]
     assert widths == sorted(widths)
     grey = [
         b for b in axes.patches if matplotlib.colors.to_hex(b.get_facecolor()) == style.BASELINE
@@ -161,13 +161,13 @@ def test_chips_are_relative_to_the_reference():
     table = per_chip_table(cells.assign(device=devices))
     axes = per_chip.draw(table).axes[0]
     assert axes.get_xlabel().startswith("Throughput per chip relative to V100")
-    assert len(axes.patches) == len(table)
+    assert len(names(axes)) == len(table)
 
 
 def test_the_optimizer_step_says_ratio_and_share():
     table = optimizer_step.table_of(sweep("speedups"))
     axes = optimizer_step.draw(table).axes[0]
-    assert names(axes) == ["adamw foreach", "adamw loop"]
+    assert names(axes) == ["adamw_foreach", "adamw_loop"]
     assert axes.get_xlabel() == "Optimizer step (ms)"
     assert any("4.3" in text and "2.5 % of the step" in text for text in texts(axes))
 

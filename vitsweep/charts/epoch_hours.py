@@ -4,11 +4,10 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, labels, looks
+from vitsweep.charts.style import NOTHING, Bars, Chart, first_group
 from vitsweep.tables import cost
-from vitsweep.tables.formatting import number, plain
+from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 20
@@ -26,20 +25,13 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 def draw(hours: DataFrame) -> Figure:
     """Draw the table of `tables.cost.epoch_hours`, the shortest epoch on top."""
-    named = hours.assign(name=cell_names(hours), series=labels(hours))
-    shown, colours = named.sort_values("epoch_hours").head(MOST), looks(hours)
-    figure, axes = style.new_figure(8.0, style.height(len(shown)))
-    ends = style.reach(shown["epoch_hours"], shown["epoch_hours_high"])
-    for position, (_, row) in enumerate(shown.iterrows()):
-        note = "  baseline" if plain(row.get("claim")) == Claim.baseline else ""
-        text, look = (
-            f"{number(row['epoch_hours'])} h{note}",
-            {"color": colours[row["series"]].colour},
-        )
-        whisker = row["epoch_hours_low"], row["epoch_hours_high"]
-        style.bar(axes, position, row["epoch_hours"], text, look, whisker, ends)
-    style.rows(axes, shown["name"].tolist(), ends * 1.05)
-    axes.set_xlabel(style.axis_label("epoch_hours_imagenet1k"))
+    shown = hours.sort_values("epoch_hours").head(MOST)
+    bars = Bars(
+        column="epoch_hours", low="epoch_hours_low", high="epoch_hours_high", group=first_group(hours),
+        note=lambda row: f"{number(row['epoch_hours'])} h",
+    )  # fmt: skip
+    figure = bars.draw(shown, cell_names(hours)[shown.index].tolist())
+    figure.axes[0].xaxis.label.set_text(style.axis_label("epoch_hours_imagenet1k"))
     return figure
 
 

@@ -1,10 +1,9 @@
 """Peak memory of the worst rank, by sharding."""
 
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
-from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Bars, Chart
 from vitsweep.results.record import Status
 from vitsweep.tables import cost
 from vitsweep.tables.cost import with_peak
@@ -28,19 +27,16 @@ def draw(cells: DataFrame) -> Figure:
     order = {c: i for i, c in enumerate(in_menu_order("sharding", cells["sharding"].map(plain)))}
     table = table.assign(_place=[order[s] for s in table["sharding"].map(plain)])
     shown = table.sort_values(["_place", "peak_gib"], ascending=[True, False]).head(MOST)
-    figure, axes = style.new_figure(8.4, style.height(len(shown)))
-    for position, (_, row) in enumerate(shown.iterrows()):
-        failed = plain(row["status"]) == Status.out_of_memory
-        peak = 0.0 if missing(row["peak_gib"]) else row["peak_gib"]
-        hue = style.colour("sharding", plain(row["sharding"]))
-        text = (f"{number(peak)} " if peak else "") + "out of memory" * failed
-        style.bar(axes, position, peak, text, style.fill(hue, not failed))
-    for choice in dict.fromkeys(shown["sharding"].map(plain)):
-        axes.bar(0, 0, color=style.colour("sharding", choice), label=choice)
-    style.rows(axes, shown["series"].tolist(), float(shown["peak_gib"].max()))
-    axes.set_xlabel(style.axis_label("peak_gib"))
-    style.legend_below(axes, "sharding")
-    return figure
+    bars = Bars(
+        column="peak_gib", group="sharding", grey=False, note=_note,
+        sure=lambda row: plain(row["status"]) != Status.out_of_memory,
+    )  # fmt: skip
+    return bars.draw(shown, shown["series"].tolist())
+
+
+def _note(row: Series) -> str:
+    peak = "" if missing(row["peak_gib"]) else f"{number(row['peak_gib'])} "
+    return peak + "out of memory" * (plain(row["status"]) == Status.out_of_memory)
 
 
 CHART = Chart("Peak memory", table_of, draw)

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, labels
+from vitsweep.charts.style import NOTHING, Bars, Chart, labels
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import missing, number, percent, times
 from vitsweep.tables.names import name_parts, varying_columns, with_changes
@@ -69,24 +69,20 @@ def draw(table: DataFrame) -> Figure:
     rest = labels(table.drop(columns="optimizer", errors="ignore"))
     rest = table["match"] if "match" in table else rest
     rest = Series(style.apart(rest.tolist()), table.index)
-    shown = table.assign(_rest=rest).sort_values(["_rest", "family", "optimizer_ms"])
-    figure, axes = style.new_figure(8.4, style.height(len(shown)))
-    names = []
-    for position, (_, row) in enumerate(shown.iterrows()):
-        hue = style.colour("optimizer", f"{row['family']}_{row['implementation']}")
-        compared = row["implementation"] != "loop" and not missing(row["step_ratio"])
-        gain = "" if not compared else f", {times(row['step_ratio'])} the loop's speed"
-        text = (
-            f"{number(row['optimizer_ms'])} ms, {percent(row['share_of_step'])} of the step{gain}"
-        )
-        style.bar(axes, position, row["optimizer_ms"], text, {"color": hue})
-        several = rest.nunique() > 1
-        names.append(
-            f"{row['family']} {row['implementation']}" + (f" · {row['_rest']}" if several else "")
-        )
-    style.rows(axes, names, shown["optimizer_ms"].max())
-    axes.set_xlabel(style.axis_label("optimizer_ms"))
-    return figure
+    shown = table.assign(
+        optimizer=table["family"] + "_" + table["implementation"], rest=rest
+    ).sort_values(["rest", "family", "optimizer_ms"])
+    names = [
+        " · ".join(filter(None, row)) for row in zip(shown["optimizer"], shown["rest"], strict=True)
+    ]
+    bars = Bars(column="optimizer_ms", group="optimizer", grey=False, note=_note)
+    return bars.draw(shown, names)
+
+
+def _note(row: Series) -> str:
+    text = f"{number(row['optimizer_ms'])} ms, {percent(row['share_of_step'])} of the step"
+    is_compared = row["implementation"] != "loop" and not missing(row["step_ratio"])
+    return f"{text}, {times(row['step_ratio'])} the loop's speed" if is_compared else text
 
 
 CHART = Chart("The optimizer step", table_of, draw)

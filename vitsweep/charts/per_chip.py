@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
+from vitsweep.charts.style import NOTHING, Bars, Chart, first_group, labels, mixed
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import plain, times
 from vitsweep.tables.names import varying_columns
@@ -68,20 +68,16 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `per_chip`: bars in groups of one device, the slowest on top."""
-    shown, styles = table.assign(series=labels(table)), looks(table)
-    figure, axes = style.new_figure(8.0, style.height(len(table)))
-    several = shown["series"].nunique() > 1
-    texts = [
-        f"{d} · {n}" if several else str(d)
-        for d, n in zip(shown["device"], shown["series"], strict=True)
-    ]
-    for position, (_, row) in enumerate(shown.iterrows()):
-        ratio = row["relative_throughput"]
-        style.bar(axes, position, ratio, times(ratio), {"color": styles[row["series"]].colour})
-    style.rows(axes, texts, table["relative_throughput"].max())
+    names = [" · ".join(pair) for pair in zip(table["device"], labels(table), strict=True)]
+    bars = Bars(
+        column="relative_throughput", group=first_group(table),
+        note=lambda row: times(row["relative_throughput"]),
+    )  # fmt: skip
+    figure = bars.draw(table, names)
+    [axes] = figure.axes
     style.reference_line(axes, 1.0)
     reference = table["reference"].iloc[0] if len(table) else ""
-    axes.set_xlabel(f"Throughput per chip relative to {reference} (x)")
+    axes.xaxis.label.set_text(f"Throughput per chip relative to {reference} (x)")
     return figure
 
 

@@ -1,17 +1,14 @@
 """Speedup over the baseline, one bar per cell, with its 95 % interval."""
 
-from math import nan
-from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart
-from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.tables.formatting import plain, times
-from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.charts.style import NOTHING, Bars, Chart, first_group
+from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.published import with_published
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SHOWN, SURE, Claim
@@ -35,40 +32,30 @@ def draw(cells: DataFrame) -> Figure:
 
     Bars are coloured by the first technique that varies; the baseline is grey.
     """
-    columns, names = varying_columns(cells) or ["precision"], cell_names(cells)
-    group = next((c for c in columns if c in GROUPS), columns[0])
     shown = cells[cells["speedup"].notna()].sort_values("speedup", ascending=False).head(MOST)
-    unmeasured = cells.attrs.get("unmeasured", [])[:MOST]
-    figure, axes = style.new_figure(8.4, style.height(len(shown) + len(unmeasured)))
-    ends = style.reach(shown["speedup"], shown["speedup_high"])
-    if "published" in shown:
-        ends = max(ends, shown["published"].fillna(0).max(), *(at for _, at, *_ in unmeasured))
-    for position, (_, row) in enumerate(shown.iterrows()):
-        claim = plain(row["claim"])
-        hue = style.BASELINE if claim == Claim.baseline else style.colour(group, row[group])
-        note = "" if claim in (*SHOWN, Claim.no_difference_shown, Claim.baseline) else f"  {claim}"
-        text, look = times(row["speedup"]) + note, style.fill(hue, claim in SURE)
-        whisker = row["speedup_low"], row["speedup_high"]
-        mark = row.get("published")
-        style.bar(axes, position, row["speedup"], text, look, whisker, ends, mark)
-    for position, (_, at, note, _) in enumerate(unmeasured, len(shown)):
-        axes.plot(at, position, zorder=4, **style.HOLLOW)
-        style.value(axes, position, at + 0.015 * ends, f"{times(at)}  {note}")
-    others = shown[shown["claim"] != Claim.baseline]
-    for choice in dict.fromkeys(others[group].astype(str)):
-        axes.bar(0, 0, color=style.colour(group, choice), label=choice)
-    if not shown["claim"].isin(SURE).all():
-        axes.bar(nan, 0, label=HATCHED, **style.fill(style.QUIET, False))
-    sources = shown.get("published_by", Series(dtype=str)).dropna().tolist()
-    for source in dict.fromkeys([*sources, *(source for *_, source in unmeasured)]):
-        axes.plot([], [], label=fill(f"published: {source}", 24), **style.HOLLOW)
-    labels = [*style.apart(names[shown.index].tolist()), *(name for name, *_ in unmeasured)]
-    style.rows(axes, labels, ends)
+    absent = cells.attrs.get("unmeasured", [])[:MOST]
+    unmeasured = [
+        {"published": at, "published_by": source, "claim": note, first_group(cells): ""}
+        for _, at, note, source in absent
+    ]
+    names = [*cell_names(cells)[shown.index], *(name for name, *_ in absent)]
+    bars = Bars(
+        column="speedup", low="speedup_low", high="speedup_high", group=first_group(cells), note=_note,
+        sure=lambda row: plain(row["claim"]) in SURE, hatched=HATCHED, mark="published",
+    )  # fmt: skip
+    figure = bars.draw(concat([shown, DataFrame(unmeasured)]) if unmeasured else shown, names)
+    [axes] = figure.axes
     style.reference_line(axes, 1.0)
     over = "repetitions" if "replicated" in cells else "blocks"
-    axes.set_xlabel(f"{style.axis_label('speedup')}, 95 % interval over {over}")
-    style.legend_below(axes, group)
+    axes.xaxis.label.set_text(f"{style.axis_label('speedup')}, 95 % interval over {over}")
     return figure
+
+
+def _note(row: Series) -> str:
+    claim = plain(row["claim"])
+    is_plain = claim in (*SHOWN, Claim.no_difference_shown, Claim.baseline)
+    size = row["published"] if missing(row["speedup"]) else row["speedup"]
+    return times(size) + ("" if is_plain else f"  {claim}")
 
 
 CHART = Chart("Speedup over the baseline", table_of, draw, f"{say('whiskers')} {say('hatched')}")

@@ -22,7 +22,16 @@ from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import choices
-from vitsweep.tables.formatting import count, distinct, missing, number, shortened, span, tally
+from vitsweep.tables.formatting import (
+    count,
+    distinct,
+    missing,
+    number,
+    plain,
+    shortened,
+    span,
+    tally,
+)
 from vitsweep.tables.names import CHOICES, cell_names, varying_columns
 from vitsweep.tables.render import baseline_line, common_settings
 from vitsweep.tables.stats import Claim
@@ -231,7 +240,7 @@ def to_width(figure: Figure, inches: float) -> Figure | None:
         text.set_fontsize(float(text.get_fontsize()) * scale)
     longest = int(CHARACTERS_PER_INCH * inches / max(len(figure.axes), 1))
     for axes in figure.axes:
-        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), max(longest, 16)))
+        axes.xaxis.label.set_text(textwrap.fill(axes.get_xlabel(), max(longest, 16)))
     legends = [(axes, legend) for axes in figure.axes if (legend := axes.get_legend())]
     for axes, legend in legends:
         handles, labels = axes.get_legend_handles_labels()
@@ -239,6 +248,8 @@ def to_width(figure: Figure, inches: float) -> Figure | None:
         columns = max(1, int(inches / 1.2))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False,
                       fontsize=PRINT_POINTS, labelcolor=INK)  # fmt: skip
+    for below in figure.legends:
+        below.set_ncols(min(below._ncols, max(1, int(inches / 1.2))))  # type: ignore[attr-defined]
     width, height = figure.get_size_inches()
     figure.set_size_inches(inches, height * max(scale, inches / width))
     with warnings.catch_warnings():
@@ -336,6 +347,60 @@ def bar(
         axes.plot(mark, position, zorder=4, **HOLLOW)
         outer = max(outer, mark + 0.015 * limit)  # clear of the value
     value(axes, position, max(0.0, length, outer), text)  # right of a bar to the left, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Horizontal bars from 0, the first row on top: a mark that draws columns of a table.
+
+    Attributes:
+        column: lengths.
+        note: row -> text behind its bar.
+        low: lower ends of the intervals; empty for none.
+        high: upper ends.
+        group: technique whose choice colours a bar, with a legend.
+        grey: whether a baseline is grey instead.
+        sure: row -> whether its bar is filled; hatched where not.
+        hatched: what that means, for the legend.
+        mark: column of published values, whose sources are in `<mark>_by`.
+    """
+
+    column: str
+    note: Callable[[Series], str]
+    low: str = ""
+    high: str = ""
+    group: str
+    grey: bool = True
+    sure: Callable[[Series], bool] = lambda _: True
+    hatched: str = ""
+    mark: str = ""
+
+    def draw(self, table: DataFrame, names: Sequence[str], width: float = 8.4) -> Figure:
+        """Draw the rows of a table in its order, labelled with names, or what tells these apart."""
+        figure, axes = new_figure(width, height(len(table)))
+        limit = reach(table[self.column], table.get(self.high, Series(dtype=float)))
+        limit = max(limit, table.get(self.mark, Series([0.0])).fillna(0).max())
+        for position, (_, row) in enumerate(table.iterrows()):
+            length = 0.0 if missing(row[self.column]) else row[self.column]
+            look = fill(self._colour(row), self.sure(row))
+            ends = row.get(self.low), row.get(self.high)
+            bar(axes, position, length, self.note(row), look, ends, limit, row.get(self.mark))
+        coloured = [self._colour(row) != BASELINE for _, row in table.iterrows()]
+        for choice in filter(None, table.loc[coloured, self.group].map(plain).unique()):
+            axes.bar(math.nan, 0, color=colour(self.group, choice), label=choice)
+        drawn = table[table[self.column].notna()]
+        if self.hatched and not all(self.sure(row) for _, row in drawn.iterrows()):
+            axes.bar(math.nan, 0, label=self.hatched, **fill(QUIET, False))
+        for source in table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique():
+            axes.plot([], [], label=textwrap.fill(f"published: {source}", 24), **HOLLOW)
+        rows(axes, apart(names), limit)
+        axes.set_xlabel(axis_label(self.column), loc="right")  # there is room at the left
+        legend_below(axes, self.group)
+        return figure
+
+    def _colour(self, row: Series) -> str:
+        is_baseline = self.grey and plain(row.get("claim")) == Claim.baseline
+        return BASELINE if is_baseline else colour(self.group, plain(row[self.group]))
 
 
 HOLLOW: dict[str, Any] = {"marker": "D", "ls": "", "mfc": PAPER, "mec": INK, "mew": 1.4, "ms": 7}
@@ -467,6 +532,12 @@ def choice_columns(cells: DataFrame) -> list[str]:
     return [c for c in varying_columns(cells) if c in CHOICES and c not in SIZE_CHOICES]
 
 
+def first_group(cells: DataFrame) -> str:
+    """Return the technique that colours: the first that varies."""
+    columns = choice_columns(cells)
+    return next((c for c in columns if c in GROUPS), next(iter(columns), "precision"))
+
+
 def labels(cells: DataFrame) -> Series:
     """Return the series each cell belongs to, `O1 · fsdp`."""
     return cell_names(cells, choice_columns(cells))
@@ -488,8 +559,7 @@ def looks(cells: DataFrame, series: Series | None = None) -> dict[str, Look]:
         cells: one row per cell.
         series: name of the series of each cell; by default `labels`.
     """
-    columns = choice_columns(cells)
-    group = next((c for c in columns if c in GROUPS), next(iter(columns), "precision"))
+    columns, group = choice_columns(cells), first_group(cells)
     series = labels(cells) if series is None else series
     grey = _baselines(cells, series)
     by_choice = bool(columns) or series.nunique() == 1
