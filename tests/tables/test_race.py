@@ -63,7 +63,7 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
         "Settled: no cell that was dropped may be faster than x=a by more than 2 %.",
     ]
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [
-        "Nothing was measured: x=d: failed: x."
+        "No throughput was measured: x=d: failed: x."
     ]
 
 

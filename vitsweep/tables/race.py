@@ -82,7 +82,7 @@ def race_lines(race: Race) -> list[str]:
     leader = race.get("leader")
     if leader is None:
         why = [f"{cell['name']}: {cell['reason']}" for cell in race["cells"] if "reason" in cell]
-        return [say("nothing_measured", statuses=_listed(why) or "no cell has run")]
+        return [say("nothing_measured", why=_listed(why) or "no cell has run")]
     base = race.get("baseline")
     name = f"{names[leader]}{', the baseline,' if leader == base else ''}"
     objective = race["objective"].replace("_", " ")

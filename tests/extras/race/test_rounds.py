@@ -321,7 +321,7 @@ def test_a_race_that_is_stopped_tells_of_the_runs_it_has(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
     machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
-    assert race_lines({"cells": []}) == ["Nothing was measured: no cell has run."]
+    assert race_lines({"cells": []}) == ["No throughput was measured: no cell has run."]
     machine.measure(rounds.next(())[0])
     rounds.stopped(machine.records)
     race = read_race(tmp_path)
