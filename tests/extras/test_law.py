@@ -70,9 +70,9 @@ def test_no_core_file_knows_a_feature() -> None:
         "place = 'vitsweep.extras.judge.session'",
         "file = ROOT / 'extras/judge/rank.py'",
         "def _judge_request(): ...",
-        "for judging in x: ...",
-        "self.judging = 1",
-        "def f(judging): ...",
+        "for judge_request in x: ...",
+        "self.judge_request = 1",
+        "def f(judge_request): ...",
     ],
 )
 def test_the_law_finds(text: str) -> None:

@@ -120,7 +120,7 @@ KNOWN: dict[str, Feature] = {
         charts={"causes": "waterfall"},
     ),
     "judge": Feature(
-        words=("judge_request", "JudgeRequest", "judging"),
+        words=("judge_request", "JudgeRequest"),
         needs=("take_home",),
         pages=("judge.md",),
         verbs=(
