@@ -151,7 +151,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
     assert first.returncode == 0, first.stderr
     assert "over 1 block: too few blocks." in first.stdout
     assert (
-        "is spent and the interval still unknown, not +- 5 %: about 5 more blocks" in first.stdout
+        "is spent and the interval still unknown, not +- 5 %: about 2 more blocks" in first.stdout
     )
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)

@@ -178,6 +178,7 @@ def noted() -> Iterator[str]:
         for n, m in enumerate(moved)
     ]
     yield from shown(of("base", metrics=phases), fused)
+    yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
     yield from shown(
         on("node", "ab", "base", [1] * 6),
         on("node", "ab", "far", (0.76, 1.3, 0.77, 1.31, 0.78, 1.29)),
@@ -315,7 +316,7 @@ def gated() -> Iterator[str]:
 
 
 SENTENCE = re.compile(r"[A-Za-z]+ [a-z]+,? [a-z]+ [a-z]+")
-TITLES = ("Chart", "title", "set_xlabel", "set", "add_argument", "number", "flag")
+TITLES = ("Chart", "title", "set_xlabel", "set_text", "set", "add_argument", "number", "flag")
 """Calls whose texts are a title, a label of an axis, or an option's help."""
 NO_RESULTS = {
     "first run of a block", "blocks on several devices", "noise of a ratio",  # names of diagnostics

@@ -4,8 +4,10 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
+from tests.tables.test_render import printed
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import COLUMN
+from vitsweep.tables.render import CellTable
 
 
 def sample() -> DataFrame:
@@ -26,3 +28,20 @@ def test_seconds_of_compiling_are_repaid_by_what_a_step_is_faster() -> None:
     # 64 images: 640 ms eager, 400 ms compiled
     assert steps["blocks"] == pytest.approx(100)
     assert steps[["eager", "model", "alone"]].isna().all()
+
+
+def test_compiling_is_told_of_the_first_run_and_of_those_that_find_its_kernels() -> None:
+    took = {"blocks": (24.0, 2.0, 3.0), "eager": (0.0, 0.0, 0.0), "one": (9.0,)}
+    runs = table(
+        *(
+            run(cell, f"b{n}", 100.0, minute=n, compilation=cell, metrics={"compile_seconds": s})
+            for cell, every in took.items()
+            for n, s in reversed(list(enumerate(every)))
+        )
+    )
+    found = cells(runs, dict.fromkeys(took)).set_index("cell_id")
+    assert found["first_compile_seconds"].to_dict() == {"blocks": 24, "eager": 0, "one": 9}
+    assert found["compile_seconds"].to_dict() == {"blocks": 2.5, "eager": 0, "one": 9}
+    told = printed(CellTable(found.reset_index(), "s"), 200)
+    assert "Compiling took 24.0 s in the first run, 2.50 s later." in told
+    assert "Compiling took 9.00 s in the first run." in told

@@ -9,7 +9,7 @@ from scipy import stats
 from tests.builders import run, table
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.speedup import about, speedup_over
 from vitsweep.tables.stats import holm
 
 BASELINES = {"base": "base", "fast": "base", "slow": "base", "same": "base"}
@@ -224,6 +224,12 @@ def test_a_look_gives_a_ratio_without_interval_and_claim():
     pd.testing.assert_series_equal(
         one(found, "fast"), one(speedup_over(table(*runs), BASELINES), "fast")
     )
+
+
+def test_a_ratio_of_a_hundred_and_more_is_written_without_an_exponent():
+    assert about(1 / 104.2) == "about 104x slower"
+    assert about(99.4) == "about 99x faster"
+    assert about(1 / 12_345) == "about 12,345x slower"
 
 
 def test_looks_alone_show_ratios_of_all_cells():

@@ -3,13 +3,16 @@
 from vitsweep.spec.cell_spec import CellSpec
 
 SETUP_SECONDS = 15.0
-"""Start of the processes, imports, rendezvous, model and proof of one run (assumed)."""
+"""Start of the processes, imports, rendezvous, model and proof of one run on several nodes (assumed)."""
 SETUP_INTERVAL_SECONDS = (5.0, 45.0)
 """80 % of runs are meant to lie between: from a small model on one node to many nodes that import from a
 network file system (assumed)."""
 CPU_SETUP_SECONDS = (1.5, 0.5, 10.0)
 """The same and its interval on one node without a GPU: 0.65 to 0.9 s a run, with the proof 2 to 5 s, on two
 cores of a Xeon; the processes are forked from one that has imported all."""
+GPU_SETUP_SECONDS = (2.7, 2.0, 15.0)
+"""The same on one node with GPUs, mean of five runs on one H200: 0.8 s, 1.4 s between runs, and in the first
+2 to 3 s of proof. Compiled cells take 9 to 20 s."""
 INSTRUMENTED_STEPS = 4
 """Steps after the timed ones that measure memory and communication."""
 FORWARD_SHARE = 1 / 3

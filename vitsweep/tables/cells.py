@@ -157,6 +157,10 @@ def _medians(known: KeyedRuns) -> DataFrame:
     medians = groups[metrics].median()
     # the median of rates, turned around: that of an even number of times is not its reciprocal
     medians[times] = 1 / medians[times]
+    compiling = runs[runs["compile_seconds"].notna()].groupby(ROW)["compile_seconds"]
+    later = runs[compiling.cumcount().reindex(runs.index).gt(0)].groupby(ROW)["compile_seconds"]
+    medians["first_compile_seconds"] = compiling.first()
+    medians["compile_seconds"] = later.median().reindex(medians.index).fillna(compiling.first())
     return (
         medians.join(_flags(used))
         .join(_with_throughput(good).groupby(ROW)["block"].nunique().rename("blocks"))

@@ -109,16 +109,17 @@ def cost(
 
 
 COLUMN = "steps_to_repay_compiling"
+FIRST = "first_compile_seconds"
 EAGER = "eager"
 
 
 def with_repayment(cells: DataFrame) -> DataFrame:
-    """Add the steps after which compiling has paid: its seconds by what a step is faster than eager.
+    """Add the steps after which compiling has paid: seconds of its first run by what a step gains.
 
     The eager step is that of the cell with the same settings but `compilation=eager`, on the same device.
     Without one, or where compiling made no step faster, the column is empty.
     """
-    needed = {"compilation", "compile_seconds", "step_time_ms", "status"}
+    needed = {"compilation", FIRST, "step_time_ms", "status"}
     if not needed <= set(cells) or cells["compilation"].nunique(dropna=False) < 2:
         return cells.assign(**{COLUMN: np.nan})
     same = [c for c in col.spec_columns(cells) if not c.startswith("compilation")]
@@ -138,6 +139,6 @@ def with_repayment(cells: DataFrame) -> DataFrame:
     }
     eager_ms = Series([eager.get(key, np.nan) for key in keys], cells.index, dtype=float)
     saved_ms = eager_ms - cells["step_time_ms"].astype(float)
-    compiling = cells["compile_seconds"].astype(float).where(cells["compilation"].ne(EAGER))
+    compiling = cells[FIRST].astype(float).where(cells["compilation"].ne(EAGER))
     steps = np.ceil(1e3 * compiling.where(compiling > 0) / saved_ms.where(saved_ms > 0))
     return cells.assign(**{COLUMN: steps})

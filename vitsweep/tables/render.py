@@ -381,7 +381,7 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
         told = ("reason",) if row["claim"] in NO_INTERVAL else ("reason", "speedup_note")
         kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
         texts = [*(_one_line(row[c]) for c in told), *(k.note(row) for k in kinds if k)]
-        texts = [*filter(None, [*texts, _not_proved(row.get("proved"))])]
+        texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
@@ -396,6 +396,15 @@ def _not_proved(proved: object) -> str:
     if MEAN_OVER_PARTS in told:
         found.append(say("mean_over_parts", mean=MEAN_OVER_PARTS.capitalize()))
     return " ".join(found)
+
+
+def _compiled(row: Mapping[Any, Any]) -> str:
+    """Say how long compiling took, cold and with cached kernels."""
+    first, later = row.get("first_compile_seconds"), row.get("compile_seconds")
+    if missing(first) or not first:
+        return ""
+    after = "" if first == later else f", {number(later)} s later"
+    return say("compiled", first=number(first), later=after)
 
 
 def _explanation(flag: str) -> str:

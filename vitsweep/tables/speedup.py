@@ -330,6 +330,8 @@ def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
 
 EQUAL_AT_A_LOOK = 1.05
 """A ratio below this is told as equal, of a single short run."""
+MOST_DIGITS = 99.5
+"""From here on a factor is written without an exponent."""
 ENDED = {
     str(Status.measured): "had no throughput",
     str(Status.wrong): "was wrong",
@@ -490,7 +492,8 @@ def one_look(speedup: float, than: str = "", claim: str = Claim.one_look) -> str
 def about(speedup: float, than: str = "") -> str:
     """Say what one ratio shows: `about 35x slower`, or `about equal`; `than` follows `slower`."""
     times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
-    return "about equal" if times < EQUAL_AT_A_LOOK else f"about {times:.2g}x {which}{than}"
+    text = f"{times:.2g}" if times < MOST_DIGITS else f"{times:,.0f}"
+    return "about equal" if times < EQUAL_AT_A_LOOK else f"about {text}x {which}{than}"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

@@ -23,6 +23,7 @@ from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.planning.run_duration import (
     CPU_SETUP_SECONDS,
+    GPU_SETUP_SECONDS,
     SETUP_INTERVAL_SECONDS,
     SETUP_SECONDS,
     run_seconds,
@@ -196,8 +197,8 @@ class CellPrediction:
         if self.step_time is None:
             return None
         step, resources = self.step_time, self.cell.resources
-        is_light = resources.device == "cpu" and resources.nodes == 1
-        setup = CPU_SETUP_SECONDS if is_light else (SETUP_SECONDS, *SETUP_INTERVAL_SECONDS)
+        of_a_node = CPU_SETUP_SECONDS if resources.device == "cpu" else GPU_SETUP_SECONDS
+        setup = of_a_node if resources.nodes == 1 else (SETUP_SECONDS, *SETUP_INTERVAL_SECONDS)
         steps = (step.step_time_ms, step.low_ms, step.high_ms)
         each = zip(steps, setup, strict=True)
         expected, low, high = (run_seconds(self.cell, ms, start) for ms, start in each)
