@@ -1,6 +1,7 @@
 """Imports point downwards only, and what plans a sweep loads no torch."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ MAKING = (
 """What turns a spec into samples, highest first; rooms of one line never import one another."""
 READING = (("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
+OURS = re.compile(r"^(from|import) (vitsweep|hydra_plugins)\b")
 FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.profile"}
 """What is known of devices, without torch: for readers of records too."""
 COMMANDING = (
@@ -227,3 +229,21 @@ def test_collecting_a_sweep_loads_neither_hydra_nor_what_plans(tmp_path: Path) -
 def test_only_one_file_of_the_product_knows_scipy() -> None:
     found = {name_of(path) for path in files() if imports_any(path, "scipy")}
     assert found == {"vitsweep/tables/stats.py"}
+
+
+MOST_INSIDE_FUNCTIONS = 156
+"""Imports of our own: those of torch by techniques, and what no refused command should wait for."""
+
+
+def test_imports_stand_at_the_top_of_a_file_unless_loading_them_costs() -> None:
+    found = {name_of(path): num for path in files() if (num := num_inside_functions(path))}
+    assert sum(found.values()) <= MOST_INSIDE_FUNCTIONS, found
+
+
+def num_inside_functions(path: Path) -> int:
+    """Count imports of our own that run when a function does."""
+    inside: set[ast.AST] = set()
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, (ast.FunctionDef, ast.Lambda)):
+            inside |= {n for n in ast.walk(function) if isinstance(n, (ast.Import, ast.ImportFrom))}
+    return sum(OURS.search(ast.unparse(node)) is not None for node in inside)

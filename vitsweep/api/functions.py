@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vitsweep import extras
 from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings
+from vitsweep.api.plan import NOT_VALUES, overview
 from vitsweep.api.session import Overrides, Session, as_overrides, open_session, refuse_second
 from vitsweep.api.sweep import Sweep, load
 from vitsweep.composition.composer import ComposedCell
@@ -23,6 +24,10 @@ from vitsweep.planning.freeze import store_of
 from vitsweep.planning.limit_search import Search, Searches
 from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
+from vitsweep.report.views import collect
+from vitsweep.results.trackers import mirror
+from vitsweep.tables.names import named_rows
+from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
@@ -76,8 +81,6 @@ def collected(result: LaunchResult) -> "tuple[SweepTables, DataFrame]":
     Raises:
         ImpossibleCellError: every cell is refused.
     """
-    from vitsweep.report.views import collect
-
     tables = collect(result.store)
     if not result.plan.runnable:
         raise all_refused(result.plan)
@@ -105,8 +108,6 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     Raises:
         BadValueError: two cells of the grid are the same one, or results are not waited for.
     """
-    from vitsweep.report.views import collect
-
     session.launcher.check_that_results_are_awaited()
 
     def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
@@ -172,10 +173,6 @@ def sweep(
     with measured(session) as result:
         if not result.submitted:
             tables, cells = collected(result)
-            from vitsweep.results.trackers import mirror
-            from vitsweep.tables.names import named_rows
-            from vitsweep.tables.notes import empty_metrics
-
             print_lines(session.console, empty_metrics(tables.runs))
             if message := mirror(result.store, named_rows(cells), session.tracker):
                 session.console.print(message)
@@ -209,8 +206,6 @@ def plan(
     Raises:
         BadValueError: an override is wrong.
     """
-
-    from vitsweep.api.plan import overview
 
     session = _session(overrides, settings, launcher, name, config_dir, show=False)
     searches = session.searches()
@@ -341,8 +336,6 @@ def _console(show: bool) -> Console:
 
 def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Spread the settings of a cell over columns of their own, and join its reasons."""
-    from vitsweep.api.plan import NOT_VALUES
-
     plain = {key: value for key, value in row.items() if key not in NOT_VALUES}
     head = {key: plain.pop(key) for key in ("cell_id", "cell")}
     return head | dict(row["settings"]) | plain | {"reasons": " ".join(row["reasons"])}

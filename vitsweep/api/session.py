@@ -27,15 +27,17 @@ from vitsweep.composition.overrides import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.planning.limit_search import Searches, limit_of
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import make_sweep_plan
+from vitsweep.results.trackers import check_tracker
+from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import CellLauncher, LaunchRequest
-    from vitsweep.planning.limit_search import Searches
 
 CONFIG = "config"
 
@@ -65,8 +67,6 @@ class Session:
 
     def __post_init__(self) -> None:
         if self.metrics:
-            from vitsweep.results.user_metrics import check_metrics
-
             check_metrics(self.metrics)
 
     @property
@@ -93,9 +93,6 @@ class Session:
         Raises:
             VitsweepError: the settings of the search contradict the grid, or the tracker cannot work here.
         """
-        from vitsweep.planning.limit_search import Searches, limit_of
-        from vitsweep.results.trackers import check_tracker
-
         if self.tracker.get("mode", "none") != "none":
             check_tracker(self.tracker)
         limit = self.settings.limit

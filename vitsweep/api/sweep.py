@@ -5,16 +5,22 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import METHODS
 from vitsweep.extras import load as load_feature
+from vitsweep.report.answer import answers
+from vitsweep.report.views import collect
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep, read_race
+from vitsweep.tables.formatting import tally
+from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.race import race_table
+from vitsweep.tables.render import cell_text, ranked
+from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from vitsweep.tables.sweep_tables import SweepTables
 
 
 SPEEDUP = (
@@ -71,9 +77,6 @@ class Sweep:
             over the baseline with its 95 % interval, the claim adjusted over all cells of the
             question, the number of paired blocks, the status, and what `vitsweep.apply` needs.
         """
-        from vitsweep.tables.names import cell_names, varying_columns
-        from vitsweep.tables.render import ranked
-
         cells = self.cells
         columns = [*varying_columns(cells), *SPEEDUP]
         ordered = ranked(cells.assign(cell=cell_names(cells)))
@@ -81,8 +84,6 @@ class Sweep:
 
     def answers(self) -> list[str]:
         """Return the result in sentences, as terminal and report show it: which cell is fastest."""
-        from vitsweep.report.answer import answers
-
         return answers(self._tables)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,8 +96,6 @@ class Sweep:
         """Return how a race went: when and why each cell was dropped; empty where there was no race."""
         from pandas import DataFrame
 
-        from vitsweep.tables.race import race_table
-
         found = read_race(self.folder)
         return race_table(found) if found else DataFrame()
 
@@ -107,7 +106,6 @@ class Sweep:
             VitsweepError: the sweep has no cells.
         """
         from vitsweep.report.html import write_report
-        from vitsweep.report.views import collect
 
         return Report(write_report(collect(self._tables)))
 
@@ -136,7 +134,6 @@ class Sweep:
             TimeoutError: jobs are still live after `minutes`.
         """
         from vitsweep.launchers.slurm.state.status import wait_for_jobs
-        from vitsweep.report.views import collect
 
         if not wait_for_jobs(self._store, None if minutes is None else 60 * minutes):
             raise TimeoutError(
@@ -152,21 +149,16 @@ class Sweep:
         Raises:
             VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
         """
-        from vitsweep.console import open_console
         from vitsweep.launchers.slurm.state.status import cancel
 
         cancel(self._store, open_console())
 
     def __repr__(self) -> str:
-        from vitsweep.tables.formatting import tally
-
         counts = tally(self.cells.get("status", ())) or "no cells"
         return f"<vitsweep.Sweep {self.name!r} in {self.folder}: {counts}>"
 
     def _repr_html_(self) -> str:
         """Show the answer, the table and the speedup chart in a notebook."""
-        from vitsweep.tables.render import cell_text
-
         cells = self.cells
         if cells.empty:
             return f"<p>{escape(repr(self))}</p>"
@@ -182,8 +174,6 @@ class Sweep:
 
     @property
     def _tables(self) -> "SweepTables":
-        from vitsweep.tables.sweep_tables import SweepTables
-
         return SweepTables.of(self._store)
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console
+from vitsweep.launchers.slurm.state.status import cancel
+from vitsweep.results.sweeps import find_sweep
 
 
 def add_options(options: Options) -> None:
@@ -13,8 +16,4 @@ def add_options(options: Options) -> None:
 def run(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep; what was measured is kept."""
     typed = VERBS["cancel"].read(arguments)
-    from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.status import cancel
-    from vitsweep.results.sweeps import find_sweep
-
     return cancel(find_sweep(typed.sweep), open_console())

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from vitsweep.api.conf_check import check_conf
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console
 from vitsweep.errors import ExitCode
 from vitsweep.tables.formatting import count
 
@@ -23,9 +25,6 @@ def add_options(options: Options) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Show what was found; return 0 if nothing is wrong, else 3."""
     typed = VERBS["check"].read(arguments)
-    from vitsweep.api.conf_check import check_conf
-    from vitsweep.console import open_console
-
     console, results = open_console(), Counter[str]()
     for found in check_conf(typed.folder, console):
         console.print(str(found), soft_wrap=True)

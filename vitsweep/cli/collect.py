@@ -6,7 +6,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
+from vitsweep.execution.attempts import record_unfinished, unfinished
+from vitsweep.launchers.few_files import keep_few_files
+from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
+from vitsweep.report.answer import answers
+from vitsweep.report.views import collect
+from vitsweep.results.sweeps import find_sweep, sweep_argument
+from vitsweep.results.trackers import sync
+from vitsweep.tables.formatting import count
+from vitsweep.tables.notes import empty_metrics
+from vitsweep.tables.render import (
+    BEST,
+    CellTable,
+    PublishedTable,
+    TextTable,
+    pick,
+    sorted_by,
+    where,
+)
+from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,18 +58,6 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["collect"].read(arguments)
     if typed.rows not in (None, "all") and not (typed.rows.isdecimal() and int(typed.rows)):
         raise BadValueError(f"`--rows {typed.rows}` must be a number above zero, or `all`.")
-    from vitsweep.console import open_console, print_lines
-    from vitsweep.execution.attempts import record_unfinished
-    from vitsweep.launchers.few_files import keep_few_files
-    from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
-    from vitsweep.report.answer import answers
-    from vitsweep.report.views import collect
-    from vitsweep.results.sweeps import find_sweep
-    from vitsweep.results.trackers import sync
-    from vitsweep.tables.notes import empty_metrics
-    from vitsweep.tables.render import PublishedTable
-    from vitsweep.tables.sweep_tables import SweepTables
-
     store = find_sweep(typed.sweep)
     if typed.reconcile:
         reconcile(store)
@@ -83,10 +92,6 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     Raises:
         BadValueError: a column or a condition is wrong, or no cell fulfils it.
     """
-    from vitsweep.results.sweeps import sweep_argument
-    from vitsweep.tables.render import BEST, CellTable, TextTable, pick, sorted_by, where
-    from vitsweep.tables.replicates import replicate_key, replicates
-
     if typed.where is not None:
         cells = where(cells, typed.where)
     key = replicate_key(store.commands())
@@ -105,10 +110,6 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
 
 def _killed_hint(store: "Store") -> str:
     """Return how to record runs on this machine that were killed with their command, or ""."""
-    from vitsweep.execution.attempts import unfinished
-    from vitsweep.results.sweeps import sweep_argument
-    from vitsweep.tables.formatting import count
-
     last = [unfinished(store, cell_id)[-1:] for cell_id in store.cells_without_runs()]
     num_dead = sum(not run.is_running for runs in last for run in runs)
     if not num_dead:

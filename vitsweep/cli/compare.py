@@ -2,17 +2,19 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from vitsweep.api.compare import ComparisonResult, PairedComparison, compared_settings
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import VitsweepError, was_terminated
 from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
+from vitsweep.report.html import write_report
+from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.sweeps import sweep_argument
-
-if TYPE_CHECKING:
-    from vitsweep.api.compare import ComparisonResult, PairedComparison
+from vitsweep.results.trackers import mirror
+from vitsweep.tables.names import named_rows
+from vitsweep.tables.render import CellTable
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
@@ -85,8 +87,6 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
     planned = plan_pair(comparison_request(arguments))  # no mistake waits for pandas and the charts
-    from vitsweep.api.compare import compared_settings
-
     with compared_settings(planned, open_console()) as (pair, result):
         _show(pair, result)
     return result.stop_reason.exit_code
@@ -94,12 +94,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
     """Write the views and the report; show the two rows and the sentences."""
-    from vitsweep.report.html import write_report
-    from vitsweep.report.views import collect
-    from vitsweep.results.trackers import mirror
-    from vitsweep.tables.names import named_rows
-    from vitsweep.tables.render import CellTable
-
     tables, console = collect(pair.store), pair.console
     rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
     console.print()

@@ -23,6 +23,7 @@ from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.rates.profile import cpu_half_precision, device_name
 from vitsweep.results.sweeps import RESULTS
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.render import TextTable
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 OPTIONAL = {
@@ -157,7 +158,5 @@ def _rates(machine: Machine) -> list[tuple[str, str]]:
 
 def _table(title: str, rows: list[tuple[str, str]]) -> RenderableType:
     from pandas import DataFrame
-
-    from vitsweep.tables.render import TextTable
 
     return TextTable(DataFrame(rows, dtype=str), title, show_header=False)

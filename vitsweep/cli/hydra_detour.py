@@ -30,6 +30,8 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
+from vitsweep.launchers.external_ranks import run_rank
+from vitsweep.launchers.local import run_unlocked
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.results.sweeps import sweep_argument
@@ -126,9 +128,6 @@ def run_composed() -> None:
 
     A task of several is a rank of the cell; a task alone starts the cell's ranks on its node.
     """
-    from vitsweep.launchers.external_ranks import run_rank
-    from vitsweep.launchers.local import run_unlocked
-
     cell, composer = running_cell()
     place = environment_rank()
     if place is not None and place[2] > 1:

@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.errors import VitsweepError
+from vitsweep.launchers.few_files import pack_ended
+from vitsweep.results import pack
+from vitsweep.results.sweeps import find_sweep
+from vitsweep.tables.formatting import count
 
 
 def add_options(options: Options) -> None:
@@ -17,12 +22,6 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: a command is at work in the sweep, or the pack cannot be written.
     """
     typed = VERBS["pack"].read(arguments)
-    from vitsweep.errors import VitsweepError
-    from vitsweep.launchers.few_files import pack_ended
-    from vitsweep.results import pack
-    from vitsweep.results.sweeps import find_sweep
-    from vitsweep.tables.formatting import count
-
     store = find_sweep(typed.sweep)
 
     def refuse() -> None:

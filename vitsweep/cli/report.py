@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vitsweep.api.sweep import load
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.extras import of_two
 
@@ -19,8 +20,6 @@ def add_options(options: Options) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report of the sweep, or what changed from it to the other; print its path."""
-    from vitsweep.api.sweep import load
-
     asked = VERBS["report"].read(arguments)
     sweep = load(asked.sweep)
     if not asked.other:

@@ -9,10 +9,12 @@ from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import key_of, value_override
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.attempts import record_unfinished
 from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep
+from vitsweep.tables.load import cells_of
 
 HELP = """\
 Run the cells of a sweep again that were not measured, whichever command they belong to.
@@ -106,15 +108,11 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
 
 def _record_killed(store: Store) -> None:
     """Record runs on this machine that were killed together with the command that ran them."""
-    from vitsweep.execution.attempts import record_unfinished
-
     if not store.is_locked():  # else the command at work may be recording them
         record_unfinished(store, store.cell_ids())
 
 
 def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
-    from vitsweep.tables.load import cells_of
-
     for row in cells_of(store).to_dict("records"):
         if row["status"] in statuses:
             yield str(row["cell_id"])

@@ -4,6 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console
+from vitsweep.launchers.slurm.state.status import status
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import RESULTS, find_sweep, sweep_names
+from vitsweep.tables.formatting import tally
+from vitsweep.tables.load import cells_of
+from vitsweep.tables.render import TextTable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,10 +29,6 @@ def run(arguments: Sequence[str]) -> int:
     typed = options.read(arguments)
     if typed.all and (typed.sweep or typed.watch):
         options.error("--all lists all sweeps: it takes neither SWEEP nor --watch")
-    from vitsweep.console import open_console
-    from vitsweep.launchers.slurm.state.status import status
-    from vitsweep.results.sweeps import find_sweep
-
     if typed.all:
         open_console().print(_sweeps())
         return 0
@@ -35,12 +38,6 @@ def run(arguments: Sequence[str]) -> int:
 def _sweeps() -> "RenderableType":
     """Return a table of the sweeps under `results/`, that of the latest command first."""
     from pandas import DataFrame
-
-    from vitsweep.results.store import Store
-    from vitsweep.results.sweeps import RESULTS, sweep_names
-    from vitsweep.tables.formatting import tally
-    from vitsweep.tables.load import cells_of
-    from vitsweep.tables.render import TextTable
 
     rows = []
     for name in sweep_names():

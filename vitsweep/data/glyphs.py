@@ -16,7 +16,9 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from vitsweep.data.digits import resize_bilinear
 from vitsweep.errors import VitsweepError
+from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_conflicts
 
@@ -97,7 +99,6 @@ def open_glyphs(cell: CellSpec, world: "World") -> "DeviceBatches":
     import torch
 
     from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
-    from vitsweep.data.digits import resize_bilinear
 
     train, test = glyphs()
     pixels = train[0].astype(np.float32)
@@ -123,8 +124,6 @@ def glyphs(cache: Path | None = None) -> tuple[Split, Split]:
     Raises:
         VitsweepError: the fonts are not where matplotlib keeps them.
     """
-    from vitsweep.files import cache_folder
-
     path = (cache or cache_folder()) / f"glyphs-{_key()}.npz"
     with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), path.open("rb") as file:
         kept = np.load(file)
@@ -214,8 +213,6 @@ def _key() -> str:
 
 
 def _keep(path: Path, train: Split, test: Split) -> None:
-    from vitsweep.files import write_cache_file
-
     content = BytesIO()
     np.savez_compressed(
         content, train=train[0], train_labels=train[1], test=test[0], test_labels=test[1]

@@ -8,6 +8,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import Run, request_for
+from vitsweep.execution.worker import run_rank_in_process
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.slurm.commands import slurm_output
 from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
@@ -48,8 +49,6 @@ def _without_free_memory(machine: Machine) -> Machine:
 
 def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, SweepSettings] | None:
     """Do one rank's part of a cell; rank 0 freezes and records it, and returns the result."""
-    from vitsweep.execution.worker import run_rank_in_process
-
     place = environment_rank()
     assert place is not None, "called where a launcher has set ranks only"
     rank, local_rank, size = place

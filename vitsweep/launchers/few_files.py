@@ -5,6 +5,8 @@ from contextlib import nullcontext, suppress
 from rich.console import Console
 
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.attempts import unfinished
+from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.results import pack
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
@@ -19,9 +21,6 @@ def pack_ended(store: Store) -> tuple[int, int]:
     Raises:
         OSError: the pack cannot be written.
     """
-    from vitsweep.execution.attempts import unfinished
-    from vitsweep.launchers.slurm.state.poll import poll
-
     live = {run.cell_id for state in poll(store) if state.is_live for run in state.job.runs()}
     live |= {cell_id for cell_id in store.folders() if unfinished(store, cell_id)}
     return store.pack(live), len(live)

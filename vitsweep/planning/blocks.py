@@ -24,6 +24,7 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.measurement import MIN_BLOCKS
+from vitsweep.tables.stats import assigned
 
 RUN_PARTS = 4
 """A run takes about as long as four windows: start and proof, warm-up, window, memory and phases."""
@@ -93,8 +94,6 @@ class BalancedOrder:
 
     def next_block(self, cells: Sequence[str]) -> list[str]:
         """Return the cells of the next block in the order in which they run."""
-        from vitsweep.tables.stats import assigned  # loads pandas: a typo need not wait
-
         num_cells = len(cells)
         places = np.linspace(0.0, 1.0, num_cells)
         before = np.zeros((num_cells, num_cells))

@@ -16,6 +16,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.results.sweeps import read_race
 from vitsweep.tables.accuracy import evaluations_of
+from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.published import beside_cells
@@ -148,15 +149,11 @@ class SweepTables:
     @cached_property
     def waterfall(self) -> DataFrame:
         """Techniques alone and on top of each other."""
-        from vitsweep.tables.effects import waterfall
-
         return waterfall(self.runs, self.baselines, cells_=self._ran)
 
     @cached_property
     def effects(self) -> DataFrame:
         """What every technique brings on average over the other choices."""
-        from vitsweep.tables.effects import effects  # loads scipy.linalg
-
         return effects(self.runs, self.baselines)
 
     @cached_property

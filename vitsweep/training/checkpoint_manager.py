@@ -28,6 +28,7 @@ from vitsweep.training.checkpoint_files import (
     read_json,
     whole_checkpoints,
 )
+from vitsweep.training.shards import plain_weights
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
@@ -294,8 +295,6 @@ class WeightKeeper:
         return {"kept_epoch": kept["epoch"], "kept_accuracy_top1": kept["accuracy_top1"]}
 
     def _write(self, trainer: "Trainer", facts: dict[str, Any]) -> None:
-        from vitsweep.training.shards import plain_weights
-
         self._save(FILE, plain_weights(trainer, on_first=True), trainer.world.rank, facts)
         if trainer.average is not None:
             with trainer.averaged_weights():

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.execution.code_hash import package_hash
 from vitsweep.extras.bundle.claims import DEFAULT_MARGIN, LARGEST_MARGIN
+from vitsweep.extras.bundle.pack import write_bundle
+from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.formatting import count
 
 HELP = """\
@@ -50,10 +53,6 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["bundle"].read(arguments)
     if typed.hide and not typed.anonymous:
         raise BadValueError("`--hide` goes with `--anonymous`.")
-    from vitsweep.execution.code_hash import package_hash
-    from vitsweep.extras.bundle.pack import write_bundle
-    from vitsweep.results.sweeps import find_sweep
-
     store = find_sweep(typed.sweep)
     to = typed.to or Path(f"{store.name}.tar.gz")
     require_writable("--to", to)

@@ -3,15 +3,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.execution.code_hash import package_hash
+from vitsweep.extras.bundle.check import Checked, check
 from vitsweep.extras.bundle.claims import Verdict
-
-if TYPE_CHECKING:
-    from vitsweep.extras.bundle.check import Checked
-    from vitsweep.extras.bundle.reproduce import Reproduction
+from vitsweep.extras.bundle.pack import extract
+from vitsweep.extras.bundle.reproduce import (
+    Reproduction,
+    as_table,
+    reproduce,
+    require_own_or_trusted,
+)
+from vitsweep.report.views import collect
+from vitsweep.results.store import Store
+from vitsweep.tables.render import TextTable
 
 DEFAULT_MINUTES = 60.0
 HELP = """\
@@ -59,10 +67,6 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["reproduce"].read(arguments)
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
-    from vitsweep.execution.code_hash import package_hash
-    from vitsweep.extras.bundle.check import check
-    from vitsweep.extras.bundle.pack import extract
-
     with TemporaryDirectory() as place:
         checked = check(extract(typed.bundle, Path(place).resolve()), package_hash())
         _show(checked)
@@ -74,19 +78,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _show(checked: "Checked") -> None:
-    from vitsweep.console import open_console, print_lines
-
     for head, lines in (("ok", checked.passed), ("WRONG", checked.faults), ("?", checked.unsure)):
         print_lines(open_console(), [f"  {head}: {line}" for line in lines])
 
 
 def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
-    from vitsweep.console import open_console, print_lines
-    from vitsweep.extras.bundle.reproduce import as_table, reproduce, require_own_or_trusted
-    from vitsweep.report.views import collect
-    from vitsweep.results.store import Store
-    from vitsweep.tables.render import TextTable
-
     if not checked.claims:
         raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
     console = open_console()

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import ExitCode, VitsweepError
+from vitsweep.extras.gate.gate import Gate, gate
+from vitsweep.report.answer import answers
+from vitsweep.results.sweeps import find_sweep
+from vitsweep.tables.load import load
+from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.extras.gate.gate import Gate
     from vitsweep.results.store import Store
 
 HELP = """\
@@ -65,12 +69,6 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: there is no such sweep or baseline, or nothing could be compared.
     """
-    from vitsweep.extras.gate.gate import gate
-    from vitsweep.report.answer import answers
-    from vitsweep.results.sweeps import find_sweep
-    from vitsweep.tables.load import load
-    from vitsweep.tables.sweep_tables import SweepTables
-
     options = VERBS["gate"].read(arguments)
     names = [name.strip() for text in options.metric or [] for name in text.split(",")]
     store, kept = find_sweep(options.sweep), Path(options.against)

@@ -4,13 +4,15 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-
-if TYPE_CHECKING:
-    from vitsweep.results.store import Store
+from vitsweep.extras.paper.paper import WIDTHS, write_paper
+from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.sweeps import find_sweep
+from vitsweep.spec.free_text import free_text
+from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.tables.sweep_tables import SweepTables
 
 HELP = """\
 Write a sweep for a paper: tables for booktabs, figures as PDF and SVG as wide as a column, a paragraph on
@@ -46,10 +48,6 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: there is no such sweep, nothing was measured, or an option is wrong.
     """
     typed = VERBS["paper"].read(arguments)
-    from vitsweep.extras.paper.paper import WIDTHS, write_paper
-    from vitsweep.results.sweeps import find_sweep
-    from vitsweep.tables.sweep_tables import SweepTables
-
     if typed.venue not in WIDTHS:
         raise BadValueError(f"`--venue {typed.venue}` must be one of {', '.join(WIDTHS)}.")
     if typed.price is not None and not 0 <= typed.price < math.inf:
@@ -81,10 +79,6 @@ def _cited(store: "Store") -> Iterator[str]:
 
     Cells that somebody else froze with free text are not built.
     """
-    from vitsweep.results.store import DamagedRecordWarning
-    from vitsweep.spec.free_text import free_text
-    from vitsweep.spec.from_yaml import cell_from_tree
-
     for cell_id in filter(store.has_runs, store.cell_ids()):
         try:
             document, is_own = store.frozen_by(cell_id)

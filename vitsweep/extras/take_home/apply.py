@@ -18,14 +18,20 @@ from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.launchers.external_ranks import init_method
+from vitsweep.model.block import mark_layers
 from vitsweep.model.initialize import plain_name
+from vitsweep.model.module_look import listed, logits_of
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.precision import set_process_flags
 from vitsweep.model.restored import as_it_was
+from vitsweep.model.user_module import copied, find_blocks, images_of, look_at_given
+from vitsweep.parallelize import parallelize
 from vitsweep.results.provenance import trusting
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.model_spec import refused_with_own_loss, with_equal_parts
 from vitsweep.spec.rules import lacking_here, technique_conflicts
+from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 from vitsweep.training.checkpoint import (
     NON_FINITE,
     OPTIMIZER,
@@ -96,8 +102,6 @@ def apply(
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
     copy = None
     if isinstance(spec.model, ModuleSpec):
-        from vitsweep.model.user_module import copied, images_of, look_at_given
-
         try:
             copy = copied(model)
         except BadValueError as error:  # it has no shapes
@@ -141,10 +145,6 @@ class Applied:
         copy: "nn.Module | None" = None,
         loss_count: Count | None = None,
     ) -> None:
-        from vitsweep.model.block import mark_layers
-        from vitsweep.model.user_module import find_blocks
-        from vitsweep.parallelize import parallelize
-
         self.cell, self._copy, self._has_stepped, self._predictions = cell, copy, False, 0
         self._length: int | None = None
         if loss is None:
@@ -232,10 +232,6 @@ class Applied:
     def _faults(self, batch: Any) -> Iterator[str]:
         """Look at what the model does with a batch, and at its labels."""
         from torch.nn.parallel import DistributedDataParallel
-
-        from vitsweep.model.module_look import listed, logits_of
-        from vitsweep.model.user_module import look_at_given
-        from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 
         cell, trainer, model = self.cell, self._trainer, unwrapped(self.model)
         classes = 0 if isinstance(cell.model, ModuleSpec) else cell.model.num_classes
@@ -458,8 +454,6 @@ class _Process:
         Raises:
             VitsweepError: it is closed.
         """
-
-        from vitsweep.model.precision import set_process_flags
 
         if not any(user is each for each in self._users):
             raise VitsweepError("This cell was closed: call `vitsweep.apply` for a new one.")

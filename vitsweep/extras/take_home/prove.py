@@ -23,8 +23,10 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.take_home import rank as exported
 from vitsweep.extras.take_home.rank import STEPS
 from vitsweep.extras.take_home.write import written
+from vitsweep.model.build import build_model, first_model
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.restored import as_it_was
+from vitsweep.model.user_module import look_of
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -114,8 +116,6 @@ def not_provable(cell: CellSpec) -> str:
     if resources.device == "cuda" and (gpus := count_gpus()) < resources.ranks_per_node:
         return f"Not proved: the cell is for {resources.ranks_per_node} GPUs, and this machine has {gpus}."
     if isinstance(cell.model, ModuleSpec):
-        from vitsweep.model.user_module import look_of
-
         if look_of(cell.model, cell.batch.resolution_px).draws:
             return f"Not proved: `{cell.model.typed}` draws random numbers in training (dropout)."
     return ""
@@ -188,8 +188,6 @@ def compared(specs: Mapping[Path, CellSpec]) -> list[Leg]:
 @as_it_was()
 def _prepare(folder: Path, cell: CellSpec) -> None:
     """Write the file, its first weights and the batches of all ranks."""
-
-    from vitsweep.model.build import build_model, first_model
 
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
+from vitsweep.execution.run_request import read_cell
+from vitsweep.extras.take_home.refusals import refusals
+from vitsweep.extras.take_home.write import written
+from vitsweep.results.sweeps import find_sweep
+from vitsweep.tables.names import cell_names
+from vitsweep.tables.render import ranked
+from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -59,11 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     typed = VERBS["export"].read(arguments)
     _check(typed)
-    from vitsweep.execution.run_request import read_cell
     from vitsweep.extras.take_home.prove import header, not_provable, prove
-    from vitsweep.extras.take_home.write import written
-    from vitsweep.results.sweeps import find_sweep
-    from vitsweep.tables.sweep_tables import SweepTables
 
     store = find_sweep(typed.sweep)
     cells = SweepTables.of(store).cells
@@ -104,9 +107,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
     """Name the best cell of those that were meant which is plain PyTorch."""
-    from vitsweep.execution.run_request import read_cell
-    from vitsweep.extras.take_home.refusals import refusals
-
     for row in _meant(cells, words).to_dict("records"):
         if not refusals(read_cell(store, row["cell_id"])):
             return [f"The best cell that is: `--cell {row['cell_id']}` ({row['cell']})."]
@@ -145,9 +145,6 @@ def _meant(cells: "DataFrame", words: Sequence[str]) -> "DataFrame":
     Raises:
         BadValueError: a setting is no column of the table.
     """
-    from vitsweep.tables.names import cell_names
-    from vitsweep.tables.render import ranked
-
     named = cells.assign(cell=cell_names(cells))
     for word in words:
         key, equals, value = word.partition("=")

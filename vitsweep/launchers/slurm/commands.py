@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
+from vitsweep.rates.profile import most_usable_bytes, profiles_of_type
 from vitsweep.spec.resources import Machine
 
 if TYPE_CHECKING:
@@ -216,11 +217,6 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
     if site.device != "auto":
         device = site.device
-    from vitsweep.rates.profile import (
-        most_usable_bytes,
-        profiles_of_type,
-    )  # takes a tenth of a second
-
     types = _gpu_types(settings) if device == "cuda" else set()
     most = [most_usable_bytes(each) for each in types]
     profiles = [profile for each in types for profile in profiles_of_type(each)]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vitsweep.spec.model_parallel import padded_share
 from vitsweep.techniques.sequence_parallel.ring import Ring
 from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
 
@@ -43,7 +44,6 @@ class Usp(Ring):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
-        from vitsweep.spec.model_parallel import padded_share
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
         from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads

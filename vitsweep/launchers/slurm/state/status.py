@@ -38,6 +38,9 @@ from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import MANY_FILES, Store
 from vitsweep.tables.formatting import count
+from vitsweep.tables.notes import lines_of
+from vitsweep.tables.render import TextTable
+from vitsweep.tables.valid_runs import final_status
 
 WAITING, RUNNING = "waiting", "running"
 MOST_LINES = 100
@@ -88,8 +91,6 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     earlier job.
     """
 
-    from vitsweep.tables.valid_runs import final_status
-
     columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
     runs, specs = [], dict[str, dict[str, Any]]()
     for record in store.runs():
@@ -127,8 +128,6 @@ def _started_at(run: RunRecord) -> str | None:
 
 
 def _arrays_table(job_states: Sequence[JobState]) -> RenderableType:
-
-    from vitsweep.tables.render import TextTable
 
     by_array: dict[JobArray, list[JobState]] = {}
     for state in job_states:
@@ -173,8 +172,6 @@ def _without_result(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     going = (Status.measured, WAITING, RUNNING)
     if all(outcome.status in going for outcome in outcomes.values()):
         return
-
-    from vitsweep.tables.notes import lines_of
 
     known = [o for o in outcomes.values() if o.spec or o.status not in going]
     rows = DataFrame([dict(o.spec) | {"status": o.status, "reason": o.reason} for o in known])
