@@ -331,7 +331,7 @@ def test_without_a_gpu_the_benchmark_names_torchs_build_and_leaves_no_old_figure
 BARE = ("torch", "numpy", "pandas", "pyarrow", "rich", "scipy", "matplotlib", "transformers")
 """What the machine with the GPU has, beside timm and torchvision (which has no build for CPUs)."""
 ABSENT = ("hydra-core", "omegaconf", "antlr4-python3-runtime", "pydantic", "pydantic_core",
-          "annotated-types", "typing-inspection", "plotly", "submitit", "wandb")  # fmt: skip
+          "annotated-types", "typing-inspection", "submitit", "wandb")  # fmt: skip
 """What it lacks; some of it comes with transformers elsewhere."""
 
 

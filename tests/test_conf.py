@@ -100,7 +100,6 @@ BESIDE = {
         "data.num_channels=1",
         "batch.resolution_px=8",
     ],
-    "data=glyphs": ["batch.resolution_px=8"],
     "data=moving_digits": VIDEO,
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import cache
+from importlib.resources import files
 from operator import ne
 
 
@@ -114,11 +116,31 @@ class SweepStopped(KeyboardInterrupt):
     """The user stopped a sweep, or detached from its jobs, and was told what is kept."""
 
 
+@cache
+def gone_names() -> dict[str, str]:
+    """Return what earlier versions had, as typed -> what to use instead; of `gone.yaml`."""
+    import yaml  # for a mistake alone
+
+    names: dict[str, str] = yaml.safe_load(
+        files("vitsweep").joinpath("gone.yaml").read_text("utf-8")
+    )
+    return names
+
+
+def gone(typed: str) -> str:
+    """Say what to use instead of a name that earlier versions had; nothing for any other."""
+    names = gone_names()
+    name = next((n for n in (typed, typed.partition("=")[0]) if n in names), None)
+    return f" `{name}` was left out: {names[name]}." if name else ""
+
+
 def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
-    """Return ` Did you mean ...?`, or nothing where no name is close.
+    """Return ` Did you mean ...?`, what stands in for a name that is gone, or nothing where none is close.
 
     `lr` is close to `learning_rate`, `ranks` to `ranks_per_node`, and `O9` to each of `O0` to `O3`.
     """
+    if instead := gone(as_typed(word)):
+        return instead
     lower, typed = {name.lower(): name for name in valid}, word.lower()
     initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == typed]
     longer = [x for x in lower if x.startswith(f"{typed}_")]

@@ -24,7 +24,7 @@ FILES = {
            zip: [], axes: {}, cells: [], by_machine: {}, published: [], cells_per_block: 8,
            retry: [], remeasure: false,
            replicate: null, accept_code: same, search: grid, objective: throughput, keep_model: false,
-           memory_limit_gib: null, indifference: 0.02, start: effects, minutes: null,
+           memory_limit_gib: null, indifference: 0.02, minutes: null,
            looks: auto, prune_slowdown: 4, confirm: 5, only: null, max_gpu_hours: null,
            try_anyway: false, report: true,
            limit: {key: null, first: 16, step: 1, most: null, within: 0.06},

@@ -197,7 +197,6 @@ def test_the_speedups_of_the_blog_have_one_baseline(name: str, composer: Compose
     ("overrides", "told"),
     [
         (["seed=interval(0,1)"], "`seed=interval(0,1)`: an interval has no list of values."),
-        (["seed=interval(0,1)"], "`hydra/sweeper=optuna`"),
         (["precision=glob(x*)"], "`precision=glob(x*)` holds no value; `precision` has `O0`, `O1`"),
         (["seed=1,2,1,1"], "`seed=1` is named 3 times, and a cell is one cell"),
         (["seed=range(3,3)"], "`seed=range(3,3)` holds no value."),

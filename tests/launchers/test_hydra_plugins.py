@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 from vitsweep.cli.hydra_detour import (
     _for_hydra,
     hide_from_hydra,
     running_cell,
-    with_optuna_defaults,
 )
 from vitsweep.cli.main import run
 from vitsweep.composition import hydra
@@ -103,92 +100,10 @@ def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 
-def test_a_stock_sweeper_is_told_the_objective(calls: Calls) -> None:
-    [returned] = calls.multirun("seed=0,3", "hydra/sweeper=basic")
-    values = [job.return_value for job in returned]
-    assert values == [None, 30.0], "the first was not measured"
-
-
-def test_equal_trials_of_a_batch_are_one_cell_and_each_gets_its_objective(calls: Calls) -> None:
-    [returned] = calls.multirun("seed=3,2,3", "hydra/sweeper=basic")
-    assert [job.return_value for job in returned] == [30.0, 20.0, 30.0]
-    assert len(calls.requests[-1].cells) == 2
-
-
-@pytest.mark.filterwarnings("ignore")  # optuna 2 was written before this Python and SQLAlchemy
-def test_optuna_maximizes_and_goes_on_after_a_cell_that_is_not_measured(
-    calls: Calls, tmp_path: Path
-) -> None:
-    typed = [
-        "hydra/sweeper=optuna",
-        "hydra/sweeper/sampler=random",
-        "hydra.sweeper.sampler.seed=3",  # draws 3, 5, 3, 5, 5, 0
-        "hydra.sweeper.n_trials=6",
-        "seed=choice(0,3,5)",
-    ]
-    calls.multirun(*with_optuna_defaults(typed), f"hydra.sweep.dir={tmp_path}")
-    assert {c.tree["seed"] for r in calls.requests for c in r.cells} == {0, 3, 5}
-    best = OmegaConf.load(tmp_path / "optimization_results.yaml")
-    assert best == {"name": "optuna", "best_params": {"seed": 5}, "best_value": 50.0}
-
-
-def test_what_is_typed_comes_after_the_defaults_for_optuna() -> None:
-    typed = ["hydra/sweeper=optuna", "hydra.sweeper.direction=minimize"]
-    arguments = with_optuna_defaults(typed)
-    assert arguments[0] == "hydra.sweeper.direction=maximize"
-    assert arguments[-2:] == typed
-    assert with_optuna_defaults(["seed=1"]) == ["seed=1"]
-
-
-@pytest.mark.parametrize(
-    ("installed", "said"),
-    [
-        ({}, "needs hydra-optuna-sweeper: `pip install 'vitsweep[optuna]'`"),
-        ({"hydra-optuna-sweeper": "1.3.0"}, "needs optuna: `pip install 'vitsweep[optuna]'`"),
-        (
-            {"hydra-optuna-sweeper": "1.3.0", "optuna": "4.5.0"},
-            "works with optuna 2, and optuna 4.5.0 is installed: `pip install 'vitsweep[optuna]'`",
-        ),
-    ],
-)
-def test_optuna_that_is_missing_or_too_new_is_refused_with_what_to_install(
-    installed: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(name: str) -> str:
-        if name not in installed:
-            raise PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr("vitsweep.cli.hydra_detour.version", version)
-    with pytest.raises(VitsweepError) as refused:
-        with_optuna_defaults(["hydra/sweeper=optuna", "seed=1"])
-    assert said in str(refused.value)
-
-
-@pytest.mark.filterwarnings("ignore")  # as above
-def test_what_optuna_refuses_is_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", [])
-    typed = ["hydra/sweeper=optuna", "seed=choice(1,2)", "hydra.sweeper.direction=up"]
-    assert run(["-m", *typed], {}) == 2
-    error = capsys.readouterr().err
-    assert "`hydra/sweeper=optuna`: Please set either 'minimize' or 'maximize'" in error
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["plan", "seed=interval(0,1)"], "`plan` lists the cells of a grid"),
-        (["-m", "hydra/sweeper/sampler=grid", "seed=1,2"], "a grid is what a sweep is without"),
-        (["-m", "precision=glob(O*)"], "`hydra/sweeper=optuna` cannot read `glob`"),
-    ],
-)
-def test_what_optuna_cannot_do_is_refused(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*typed, "hydra/sweeper=optuna"], {}) == 2
-    assert said in capsys.readouterr().err
+def test_no_other_sweeper_is_given_cells(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(VitsweepError, match="vitsweep has one sweeper, its own"):
+        calls.multirun("seed=0,3", "hydra/sweeper=basic")
+    assert not calls.requests
 
 
 def test_stock_submitit_is_refused_what_it_would_ignore(
@@ -229,9 +144,8 @@ def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     assert request.settings.name == "mine"
 
 
-@pytest.mark.parametrize("overrides", [["hydra/sweeper=optuna", "seed=1"], ["seed=1,2", "~memory"]])
-def test_nothing_is_hidden_that_another_must_read(overrides: list[str]) -> None:
-    assert hide_from_hydra(overrides) == overrides
+def test_nothing_is_hidden_that_hydra_must_read() -> None:
+    assert hide_from_hydra(["seed=1,2", "~memory"]) == ["seed=1,2", "~memory"]
 
 
 def test_flags_that_show_something_reach_hydra_as_typed() -> None:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.command import Command
 
@@ -46,23 +45,3 @@ def test_a_sweep_of_hydras_own_launcher_ends_with_the_table(vitsweep: Command) -
     assert ended.returncode == 0, ended.stderr
     assert "Report: results/default/report/index.html" in ended.stdout
     assert set(vitsweep.cells()["optimizer"]) == {"adamw_loop", "adamw_foreach", "adamw_fused"}
-
-
-@pytest.mark.full
-def test_optuna_finds_the_fastest_cell_of_the_result_table(vitsweep: Command) -> None:
-    process = vitsweep(
-        "-m",
-        "hydra/sweeper=optuna",
-        "hydra/sweeper/sampler=random",
-        "hydra.sweeper.sampler.seed=0",  # draws 4, 1
-        "hydra.sweeper.n_trials=2",
-        "model.patch_px=choice(1,4)",
-        "sweep.baseline=null",
-    )
-    assert process.returncode == 0, process.stderr
-    best = yaml.safe_load((vitsweep.folder / "results/optimization_results.yaml").read_text())
-    cells = vitsweep.cells().sort_values("images_per_second")
-    assert len(cells) == 2
-    assert best["best_value"] == pytest.approx(cells["images_per_second"].iloc[-1])
-    assert best["best_params"] == {"model.patch_px": cells["model.patch_px"].iloc[-1]}
-    assert f"Best value: {best['best_value']}" in process.stderr

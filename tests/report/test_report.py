@@ -1,5 +1,3 @@
-import base64
-import gzip
 import json
 import re
 import shutil
@@ -16,11 +14,10 @@ from tests.sample_sweep import records_of, write
 from vitsweep.errors import VitsweepError
 from vitsweep.report import html
 from vitsweep.report.answer import answers
-from vitsweep.report.html import explorer, render, write_report
+from vitsweep.report.html import render, write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.load import cells_of
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -169,27 +166,6 @@ def test_without_a_baseline_the_fastest_is_named(tmp_path):
     assert answers(SweepTables.of(store)) == [
         "O2 had the highest throughput, 150 img/s; nothing was compared with a baseline."
     ]
-
-
-def test_the_explorer_is_in_the_page_and_unpacks_to_plotly(page):
-    text = page.read_text()
-    packed = re.search(r'id="explorer-code">([^<]+)<', text)[1]
-    code = gzip.decompress(base64.b64decode(packed)).decode()
-    assert "plotly.js v" in code[:200]
-    data = json.loads(re.search(r'id="explorer-data">(.+?)</script>', text)[1])
-    assert data["names"] == ["baseline", "O2"]
-    assert data["labels"]["images_per_second"] == "Throughput, all ranks (img/s)"
-    assert data["numbers"]["speedup"][0] == 1.0
-
-
-def test_no_name_leaves_the_json_element_of_the_page(tmp_path) -> None:
-    evil = "</script><!--<script>"
-    store = Store(tmp_path / "s").create()
-    store.save_run(run("a", "b0", 100))
-    store.save_run(run("b", "b0", 150, precision=evil))
-    data = explorer(cells_of(store))["data"]
-    assert "<" not in data
-    assert evil in json.loads(data)["groups"]["precision"]
 
 
 TIMED = """<script>

@@ -201,7 +201,7 @@ def test_what_cannot_be_gone_on_from_is_refused_before_a_process_starts(tmp_path
     assert reasons(tmp_path, "precision=bf16", "optimizer=adamw_fused") == ""
     assert "holds no checkpoint" in reasons(tmp_path / "elsewhere")
     assert "`model.depth=2`, and this one has `model.depth=1`" in reasons(tmp_path, "model.depth=1")
-    assert "`data=digits`" in reasons(tmp_path, "data=glyphs")
+    assert "`data=digits`" in reasons(tmp_path, "data=synthetic")
     assert "`images_per_step=8`, and this one has `images_per_step=16`" in reasons(
         tmp_path, "batch.images_per_step=16"
     )

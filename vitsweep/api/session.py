@@ -19,6 +19,7 @@ from vitsweep.composition.composer import (
 from vitsweep.composition.grid import AUTO
 from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import (
+    other_sweeper,
     parse_overrides,
     plain_value,
     refuse_ignored,
@@ -115,18 +116,16 @@ class Session:
 
 
 class NotOursError(BadValueError):
-    """A launcher or sweeper is chosen that Hydra alone can run.
+    """A launcher is chosen that Hydra alone can run.
 
     Args:
         choice: as typed, such as `hydra/launcher=basic`.
     """
 
     def __init__(self, choice: str) -> None:
-        hint = "type `python -m vitsweep -m ...`"
         super().__init__(
-            f"`{choice}` runs no cells from Python: use `local` or `slurm`, or {hint}."
-            if choice.startswith("hydra/launcher")
-            else f"`{choice}`: from Python vitsweep runs grids of its own; {hint} for another sweeper."
+            f"`{choice}` runs no cells from Python: use `local` or `slurm`, or type "
+            "`python -m vitsweep -m ...`."
         )
         self.choice = choice
 
@@ -150,7 +149,7 @@ def open_session(
         machine: node that defaults follow; None for the launcher's.
 
     Raises:
-        NotOursError: the launcher or the sweeper is not vitsweep's.
+        NotOursError: the launcher is not vitsweep's.
         BadValueError: an override is wrong, or a column of the user's cannot be computed.
     """
     overrides = list(overrides)
@@ -167,7 +166,7 @@ def open_session(
         _name_what_there_is([parsed[text] for text in of_sweep], loader, config_name)
         raise
     if (sweeper := hydra.choice(config, "sweeper")) != "vitsweep":
-        raise NotOursError(f"hydra/sweeper={sweeper}")
+        raise other_sweeper(f"hydra/sweeper={sweeper}")
     kind = target_class(dict(config.hydra.launcher), "hydra/launcher")
     if not all(hasattr(kind, method) for method in ("machine", "launch_cells")):
         raise NotOursError(f"hydra/launcher={hydra.choice(config, 'launcher')}")

@@ -90,7 +90,7 @@ def read_line(arguments: Sequence[str]) -> Line:
             raise VitsweepError(
                 f"`{word}` is no option of vitsweep." + _meant_option(flag, value or "...")
             )
-        elif word.startswith("-") or (flag == "hydra/sweeper" and value != "vitsweep"):
+        elif word.startswith("-"):
             line.of_hydra = word
         elif is_override(word):
             line.overrides.append(word)
@@ -105,7 +105,7 @@ def _meant_option(flag: str, value: str) -> str:
     typed = {f"--{name}{dot}{key}": f"{name}{dot}{key}={value}" for name in groups()}
     typed |= {f"--sweep{dot}{key}": f"{'' if dot else '+'}sweep{dot}{key}={value}"}
     typed |= {name: name for name in ("--help", *HYDRA_FLAGS)}
-    return did_you_mean(flag, typed, lambda name: typed[name])
+    return did_you_mean(flag, typed, lambda name: typed.get(name, name))
 
 
 def check_words(arguments: Sequence[str]) -> None:
@@ -124,7 +124,11 @@ def check_words(arguments: Sequence[str]) -> None:
 
 
 def finish(session: Session) -> int:
-    """Measure what is missing of a session's cells, and show all; return the exit code."""
+    """Measure what is missing of a session's cells, and show all; return the exit code.
+
+    Raises:
+        SweepStopped: the user stopped it.
+    """
     if searches := session.searches():
         from vitsweep.api.functions import search_limits
         from vitsweep.cli.summary import summarize_limits
@@ -133,26 +137,16 @@ def finish(session: Session) -> int:
         summarize_limits(session, searches.key)
         ended = all(not search.failure for search in found)
         return ExitCode.ok if ended else ExitCode.not_all_measured
-    rows = run_cells(session)
-    from vitsweep.cli.summary import exit_code
-
-    return exit_code(rows)
-
-
-def run_cells(session: Session) -> list[Any]:
-    """Measure what is missing of the cells and show it; return the row of each, in their order.
-
-    Raises:
-        SweepStopped: the user stopped it.
-    """
     from vitsweep.api.functions import measured
 
     with measured(session) as result:
-        from vitsweep.cli.summary import summarize  # loads the charts, for which no mistake waits
+        # loads the charts, for which no mistake waits
+        from vitsweep.cli.summary import exit_code, summarize
 
-        return summarize(
+        rows = summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )
+    return exit_code(rows)
 
 
 def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:

@@ -28,7 +28,6 @@ from vitsweep.tables.render import TextTable
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 OPTIONAL = {
     "torchao": "precision=fp8: pip install 'vitsweep[fp8]'",
-    "hydra-optuna-sweeper": "hydra/sweeper=optuna: pip install 'vitsweep[optuna]'",
     "apex": "optimizer=adamw_apex: NVIDIA's, from source (github.com/NVIDIA/apex)",
 }
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")

@@ -1,11 +1,8 @@
-"""What goes through `hydra.main`: its flags that show something, launchers and sweepers not vitsweep's."""
+"""What goes through `hydra.main`: its flags that show something, launchers that are not vitsweep's."""
 
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from traceback import walk_tb
 from typing import Any
 
 import hydra as hydra_core
@@ -28,7 +25,7 @@ from vitsweep.composition.hydra import hydra_error_sentence
 from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
-from vitsweep.errors import BadValueError, ExitCode, VitsweepError
+from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
 from vitsweep.launchers.external_ranks import run_rank
 from vitsweep.launchers.local import run_unlocked
@@ -66,13 +63,6 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
         ) from error
-    except (ValueError, NotImplementedError) as error:
-        if not is_of_optuna(error):
-            raise
-        if str(error) != NO_TRIAL:
-            raise BadValueError(f"`{CHOICE}`: {error}") from error
-        print("No trial of the search was measured: the tables say why.", file=sys.stderr)
-        return ExitCode.not_all_measured
     except SystemExit as left:
         if left.code == 1:  # Hydra's code of what it refuses by itself, such as `--package nosuch`
             raise SystemExit(ExitCode.bad_input) from left
@@ -84,10 +74,8 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with what belongs to cells left to our sweeper.
 
     Raises:
-        VitsweepError: several cells are asked for without `-m`, a word is no override, or the
-            sweeper's package is not installed.
+        VitsweepError: several cells are asked for without `-m`, or a word is no override.
     """
-    arguments = with_optuna_defaults(arguments)
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
         return list(arguments)
     check_words(arguments)
@@ -103,14 +91,11 @@ def hide_from_hydra(overrides: Sequence[str]) -> list[str]:
 
     Before a sweep Hydra composes one configuration from all that is not swept. It would refuse
     `precision=O1,O2 precision.loss_scale=128`, because the default precision has no such key, and
-    its error for a mistyped group names no alternatives. What `sweep.*` and `hydra.*` say stays as typed,
-    and so does everything where another sweeper was chosen.
+    its error for a mistyped group names no alternatives. What `sweep.*` and `hydra.*` say stays as typed.
 
     Raises:
         BadValueError: an override cannot be read.
     """
-    if any(text.partition("=")[0] == "hydra/sweeper" for text in overrides):
-        return list(overrides)
     return [_hidden(override) for override in parse_overrides(overrides)]
 
 
@@ -235,76 +220,3 @@ def _refuse_varying_resources(cells: Sequence[ComposedCell]) -> None:
             f"{knobs} vary over the cells, but hydra-submitit-launcher requests the same for all "
             "of them: a scaling curve made so is false. Use `hydra/launcher=slurm` or `local`."
         )
-
-
-# `hydra/sweeper=optuna`: the sweeper of hydra-optuna-sweeper, set up to maximize throughput.
-
-
-CHOICE = "hydra/sweeper=optuna"
-NO_TRIAL = "No trials are completed yet."
-"""What optuna says when asked for the best of no trial."""
-
-_DEFAULTS = ("hydra.sweeper.direction=maximize", "hydra.sweeper.max_failure_rate=1.0")
-"""Overrides and no YAML: Hydra refuses a YAML beside a registered schema of the same name.
-
-The plugin itself minimizes, and ends the search at the first cell that does not fit into memory.
-"""
-_OF_A_GRID = ("sweep=", "sweep.axes", "sweep.cells", "sweep.zip", "sweep.limit", "sweep.search=")
-_PLUGIN = "hydra-optuna-sweeper"
-_INSTALL = "`pip install 'vitsweep[optuna]'`"
-
-
-def with_optuna_defaults(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, after vitsweep's defaults where they choose optuna: the user's win.
-
-    Raises:
-        VitsweepError: hydra-optuna-sweeper or an optuna that it supports is not installed, or a
-            grid, a named sweep or a `glob` is asked for.
-    """
-    if CHOICE not in arguments:
-        return list(arguments)
-    _require_packages()
-    if "hydra/sweeper/sampler=grid" in arguments:
-        raise VitsweepError(
-            "`hydra/sweeper/sampler=grid`: a grid is what a sweep is without optuna, and optuna's ends "
-            f"with an error where its last cell fails: leave out `{CHOICE}` and the sampler."
-        )
-    for argument in arguments:
-        if argument.lstrip("+").startswith(_OF_A_GRID):
-            raise VitsweepError(
-                f"`{argument}` describes the cells of a grid, and `{CHOICE}` chooses cells by itself: leave "
-                "it out and name what optuna may choose from, such as `precision=O1,O2`."
-            )
-        if "=glob(" in argument:
-            raise VitsweepError(
-                f"`{argument}`: `{CHOICE}` cannot read `glob`: list the choices, such as "
-                "`precision=O1,O2`."
-            )
-    _show_log()
-    return [*_DEFAULTS, *arguments]
-
-
-def is_of_optuna(error: BaseException) -> bool:
-    """Tell whether optuna or its plugin raised an error, such as of a direction that it does not know."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return modules[-1].startswith(("optuna.", "hydra_plugins.hydra_optuna_sweeper."))
-
-
-def _require_packages() -> None:
-    try:
-        version(_PLUGIN)
-        found = version("optuna")
-    except PackageNotFoundError as error:
-        raise VitsweepError(f"`{CHOICE}` needs {error.name}: {_INSTALL}.") from None
-    if int(found.partition(".")[0]) != 2:
-        raise VitsweepError(
-            f"`{CHOICE}`: {_PLUGIN} works with optuna 2, and optuna {found} is installed: {_INSTALL}."
-        )
-
-
-def _show_log() -> None:
-    """Show the sampler and, at the end, the best trial: Hydra's own logging is off."""
-    log = logging.getLogger("hydra_plugins.hydra_optuna_sweeper._impl")
-    log.setLevel(logging.INFO)
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler())

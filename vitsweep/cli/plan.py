@@ -51,11 +51,11 @@ def run(arguments: Sequence[str]) -> int:
     if line.of_hydra.startswith("-"):
         return _show_through_hydra(line.of_hydra, words, options)
     try:
-        if line.of_hydra:
-            raise NotOursError(line.of_hydra)
         session = line.session(_smallest(_parts(known.hardware)))
     except NotOursError as error:
-        raise BadValueError(_refusal(error.choice)) from error
+        raise BadValueError(
+            f"`plan` needs a launcher of vitsweep, such as `hydra/launcher=local`; not `{error.choice}`."
+        ) from error
     from vitsweep.api.plan import PlanRequest, plan
 
     searches, launcher = session.searches(), session.launcher
@@ -104,17 +104,6 @@ def _show_through_hydra(flag: str, words: Sequence[str], options: Options) -> in
     if not flag.startswith(("--config-", "--package", "--resolve", *HYDRA_SHOWS)):
         options.error(f"unrecognized arguments: {flag}")
     return run_hydra(words)
-
-
-def _refusal(choice: str) -> str:
-    if choice.startswith("hydra/launcher"):
-        return (
-            f"`plan` needs a launcher of vitsweep, such as `hydra/launcher=local`; not `{choice}`."
-        )
-    return (
-        f"`plan` lists the cells of a grid; with `{choice}` each batch of cells is chosen from the "
-        "results of those before: leave `plan` out, or the sweeper."
-    )
 
 
 def _add_own(options: Options) -> None:

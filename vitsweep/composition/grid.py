@@ -186,8 +186,7 @@ def _axis(override: Override, composer: Composer) -> Axis:
     text, key = override.input_line, override.get_key_element()
     if override.is_interval_sweep():
         raise BadValueError(
-            f"`{text}`: an interval has no list of values. Use `range(...)` or `choice(...)`, or "
-            "let an optimizing sweeper draw from it: `hydra/sweeper=optuna`."
+            f"`{text}`: an interval has no list of values. Use `range(...)` or `choice(...)`."
         )
     try:
         values = [(each,) for each in hydra.axis_texts(override)]

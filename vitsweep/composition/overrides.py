@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from vitsweep.composition import hydra
 from vitsweep.composition.hydra import unknown_choice
-from vitsweep.errors import BadValueError
+from vitsweep.errors import BadValueError, gone
 from vitsweep.spec.menu import choices
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
@@ -138,8 +138,9 @@ OF_HYDRAS_OWN_OUTPUT = (
     "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
 )  # fmt: skip
 """Settings of Hydra's logs, help and callbacks: vitsweep prints its own."""
-LOCAL_SETTINGS = ("parallel", "objective")
+LOCAL_SETTINGS = ("parallel",)
 """What `hydra.launcher` has where no launcher is chosen."""
+OWN_SWEEPER = "hydra/sweeper=vitsweep"
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
 STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
 """Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
@@ -172,6 +173,8 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
                 f"`{override}` would change nothing: vitsweep prints its own progress and help, and "
                 "calls no callbacks. Leave it out."
             )
+        if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:
+            raise other_sweeper(override)
         _refuse_settings_of_what_is_not_chosen(override, key, overrides)
         if key == "hydra.searchpath":
             _require_folders(override, name)
@@ -183,25 +186,25 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             )
 
 
+def other_sweeper(typed: str) -> BadValueError:
+    """Say that vitsweep expands grids itself; `typed` chooses or sets another sweeper."""
+    return BadValueError(
+        f"`{typed}`: vitsweep has one sweeper, its own, without settings: leave it out.{gone(typed)}"
+    )
+
+
 def _refuse_settings_of_what_is_not_chosen(
     override: str, key: str, overrides: Sequence[str]
 ) -> None:
-    """Refuse a setting of a launcher or sweeper that the command does not choose."""
-    part, _, setting = key.lstrip("~").removeprefix("hydra.").partition(".")
-    if not (key.startswith("hydra.") and setting and part in ("launcher", "sweeper")):
+    """Refuse a setting of a launcher that the command does not choose."""
+    _, launcher, setting = key.lstrip("~").partition("hydra.launcher.")
+    if not launcher or any(text.lstrip("+").startswith("hydra/launcher") for text in overrides):
         return
-    if any(text.lstrip("+").startswith(f"hydra/{part}") for text in overrides):
-        return
-    if part == "launcher" and setting not in LOCAL_SETTINGS:
+    if setting not in LOCAL_SETTINGS:
         raise BadValueError(
             f"`{override}`: the launcher of this machine has no such setting, only "
             f"{' and '.join(f'`hydra.launcher.{name}`' for name in LOCAL_SETTINGS)}. Those of a cluster "
-            "need `hydra/launcher=slurm` beside them."
-        )
-    if part == "sweeper":
-        raise BadValueError(
-            f"`{override}` is a setting of an optimizing sweeper: add `hydra/sweeper=optuna`, or leave "
-            "it out."
+            f"need `hydra/launcher=slurm` beside them.{gone(f'hydra.launcher.{setting}')}"
         )
 
 

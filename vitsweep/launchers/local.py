@@ -18,9 +18,7 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console
 from vitsweep.errors import (
     STORAGE_ERRNOS,
-    BadValueError,
     VitsweepError,
-    did_you_mean,
     interrupts_to,
     storage_sentences,
 )
@@ -50,7 +48,6 @@ from vitsweep.planning.blocks import (
 )
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
-from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import MANY_FILES, Store
 from vitsweep.spec.from_yaml import section_from_tree
@@ -224,11 +221,9 @@ class LocalSettings:
 
     Attributes:
         parallel: cells that run at the same time.
-        objective: column of a cell's row that an optimizing sweeper is given.
     """
 
     parallel: Annotated[int, Gt(0)]
-    objective: str
 
 
 def local_settings(fields: Mapping[str, Any]) -> LocalSettings:
@@ -238,22 +233,7 @@ def local_settings(fields: Mapping[str, Any]) -> LocalSettings:
         BadValueError: a field is unknown, missing or has a wrong value; all such are named.
     """
     settings: LocalSettings = section_from_tree(LocalSettings, fields, "hydra.launcher")
-    check_objective(settings.objective)
     return settings
-
-
-def check_objective(objective: str) -> None:
-    """Refuse an objective that is no column of a cell, before a sweep is measured for it.
-
-    Raises:
-        BadValueError: it is none of the metrics.
-    """
-    if objective not in METRICS:
-        raise BadValueError(
-            f"`hydra.launcher.objective={objective}` is no measured column."
-            + did_you_mean(objective, METRICS, lambda name: f"hydra.launcher.objective={name}")
-            + " Such are `images_per_second`, `speedup` and `peak_gib`."
-        )
 
 
 @contextmanager

@@ -1,13 +1,7 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
-import base64
-import gzip
-import json
 import warnings
 from collections.abc import Hashable, Mapping
-from functools import cache
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +21,19 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.comparison import recorded_comparisons
-from vitsweep.tables.cost import peaks_gib, with_peak
+from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
     any_value,
     csv_text,
     markdown,
     missing,
-    plain,
     text_columns,
     values,
 )
 from vitsweep.tables.limits import limits_text
 from vitsweep.tables.names import (
-    CHOICES,
-    cell_names,
     environment_columns,
-    metric_columns,
     names_by_id,
     varying_columns,
 )
@@ -59,46 +49,6 @@ from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
-
-# The interactive chart of the report: any two numbers against each other, by any choice.
-
-
-FIRST = ("peak_gib", "images_per_second")
-"""What the explorer opens with: memory across, throughput up."""
-
-
-def explorer(cells: DataFrame) -> dict[str, Any] | None:
-    """Return what the page needs to draw: data as JSON and plotly's code, compressed.
-
-    None where nothing was measured or plotly is not installed; the page then has no explorer.
-    """
-    measured = with_peak(cells[cells["status"] == Status.measured])
-    if measured.empty or find_spec("plotly") is None:
-        return None
-    numbers = [c for c in metric_columns(measured) if measured[c].notna().any()]
-    numbers += [
-        c for c in varying_columns(measured) if c not in CHOICES and measured[c].dtype.kind in "if"
-    ]
-    groups = [c for c in varying_columns(cells) if c in CHOICES] or ["model"]
-    metrics = known_metrics(measured)
-    data = {
-        "names": cell_names(cells)[measured.index].tolist(),
-        "numbers": {c: [None if missing(v) else float(v) for v in measured[c]] for c in numbers},
-        "labels": {c: metrics[c].axis_label if c in metrics else c for c in numbers},
-        "groups": {c: [plain(v) for v in measured[c]] for c in groups},
-        "colours": {c: {plain(v): style.colour(c, plain(v)) for v in measured[c]} for c in groups},
-        "first": [c if c in numbers else numbers[0] for c in FIRST],
-        "better": {c: metrics[c].better for c in numbers if c in metrics},
-    }
-    # `</script` and `<!--` would end the script element of the page, or not let it end
-    return {"data": json.dumps(data).replace("<", "\\u003c"), "code": _plotly_code()}
-
-
-@cache
-def _plotly_code() -> str:
-    code = files("plotly.package_data").joinpath("plotly.min.js").read_bytes()
-    return base64.b64encode(gzip.compress(code, 6, mtime=0)).decode()
-
 
 FEW_VALUES = 3
 
@@ -186,7 +136,6 @@ def render(
         "numeric": tuple(headings(cells)),
         "charts": charts,
         "measured": caption(tables.settings),
-        "explorer": explorer(tables.settings),
         "traces": _traces(tables),
         "diagnostics": _diagnosed(tables),
         "counts": counts(cells).to_dict("records"),

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt
 
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.local import check_objective
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree
@@ -70,7 +69,6 @@ class _WithoutSite:
     minutes_per_run: Annotated[float, Gt(0)]
     pair: bool
     max_attempts: Annotated[int, Gt(0)]
-    objective: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +93,6 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
     site = section_from_tree(Site, given.get("site", {}), "hydra.launcher.site")
     rest = section_from_tree(_WithoutSite, values, "hydra.launcher")
     settings = SlurmSettings(site=site, **vars(rest))
-    check_objective(settings.objective)
     _check_texts(settings)
     return settings
 
