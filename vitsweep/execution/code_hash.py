@@ -3,13 +3,13 @@
 Two runs of a cell may be taken together only if this hash is the same. It covers
 
 - the module that every rank runs (`execution.worker`),
-- the modules of the classes that the cell's `_target_` keys name,
+- the modules of the classes that the cell's `_target_` keys name, and of the instruments it sets,
 - and every module that these import, wherever in the file and however deep: own modules of a user too,
   in git or not. Installed packages are left out; torch's version is compared by itself.
 
-Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import. What is
-typed, planned, submitted and drawn is imported by nothing that a rank runs. What composition decides is
-in the cell's id.
+Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import, and the
+lists of what the package and its optional features offer. What is typed, planned, submitted and drawn is
+imported by nothing that a rank runs. What composition decides is in the cell's id.
 """
 
 import ast
@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import INSTRUMENTS
 from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
-LEFT_OUT = {"__init__", "console", "errors", "files", "foreign", "rates", "results", "streams"}
+LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "streams"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -67,7 +68,8 @@ class Sources:
         """Return the code of a cell."""
         classes = (cls.__module__ for cls in _classes(cell))
         own = (*cell.model.code_modules, *cell.data.code_modules)
-        modules = frozenset([EVERY_RANK, *classes, *own])
+        set_ = [at for key, at in INSTRUMENTS.items() if getattr(cell.measurement, key)]
+        modules = frozenset([EVERY_RANK, *classes, *own, *(f"vitsweep.extras.{at}" for at in set_)])
         if modules not in self._of_modules:
             files = (file for module in modules for file in self._reached(module).items())
             self._of_modules[modules] = CellCode(dict(files))
@@ -80,14 +82,9 @@ class Sources:
         return self._of_module[module]
 
 
-def package_hash() -> str:
-    """Return twelve hex digits over all source files of the package."""
-    return CellCode(_digests(_versions(PACKAGE_FOLDER))).hash
-
-
-def folder_hash(name: str) -> str:
-    """Return twelve hex digits over the source files of one folder of the package."""
-    return CellCode(_digests(_versions(PACKAGE_FOLDER / name))).hash
+def package_hash(folder: str = "") -> str:
+    """Return twelve hex digits over all source files of the package, or of one of its folders."""
+    return CellCode(_digests(_versions(PACKAGE_FOLDER / folder))).hash
 
 
 def files_here(names: Iterable[str]) -> dict[str, str]:
@@ -163,7 +160,7 @@ def _belongs(name: str, path: str, root: str) -> bool:
     """Tell whether a module can change the numbers of a cell."""
     top, _, below = name.partition(".")
     if top == PACKAGE_FOLDER.name:
-        return (below.partition(".")[0] or "__init__") not in LEFT_OUT
+        return below not in ("", "extras") and below.partition(".")[0] not in LEFT_OUT
     return top == root or not _INSTALLED.search(path)
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import vitsweep
+from tests.cells import TINY, entry
 from tests.command import QUICK
 from tests.small_disk import fill, small_disk
 from tests.traced import traced_sweep
 from vitsweep.cli.main import run as front_door
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.code_hash import Sources
 from vitsweep.results.store import Store
 
 ARMS = ("optimizer=adamw_fused", "optimizer=adamw_loop")
@@ -22,6 +24,14 @@ LONE = (*QUICK, "resources.ranks_per_node=1", "sharding=none")
 
 def explain(*arguments: str) -> int:
     return front_door(["explain", *arguments], {})
+
+
+def test_the_instrument_is_code_of_the_cells_that_set_it_alone() -> None:
+    plain, traced = (
+        Sources().of(entry(*TINY, f"measurement.traced_steps={n}").spec).files for n in (0, 2)
+    )
+    assert "vitsweep/extras/explain/step_trace.py" in traced.keys() - plain.keys()
+    assert not any("extras" in name for name in plain), "a verb's words are code of no cell"
 
 
 def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(

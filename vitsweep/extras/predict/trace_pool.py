@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.code_hash import Sources, folder_hash
+from vitsweep.execution.code_hash import Sources, package_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.execution.rank_processes import Context
 from vitsweep.extras.predict.step_time import StepTrace
@@ -86,7 +86,7 @@ class TraceCache:
 
 @cache
 def _own_code() -> str:
-    return folder_hash("extras/predict")
+    return package_hash("extras/predict")
 
 
 NICENESS = 5
