@@ -115,8 +115,8 @@ def test_verbs_end_soon_and_small_where_files_ask_for_much(folder: Path) -> None
         assert words in said, said
     code, said = child(folder, "retry", "sweep", "--status", "failed,damaged")
     assert code == 2
-    if "paper" in extras.FEATURES:
-        code, said = child(folder, "paper", "sweep")
+    if "latex" in extras.FEATURES:
+        code, said = child(folder, "report", "sweep", "--latex")
         assert code == 0, said
     if "gate" in extras.FEATURES:
         code, said = child(folder, "gate", "sweep", "--against", "nulls.parquet")

@@ -226,7 +226,7 @@ def test_everything_that_shows_a_result_says_the_same(
     if "gate" in extras.FEATURES:
         assert front_door(["gate", "s", "--against", "old", "--lenient"], {}) in (0, 1, 4)
         assert answer in capsys.readouterr().out
-    if "paper" in extras.FEATURES:
-        extras.load("paper.paper:write_paper")(vitsweep.load("s")._tables, Path("paper"), ())
-        paper = Path("paper/paper.tex").read_text()
-        assert r"sure is the fastest shown: 1.30$\times$ [1.30, 1.30] among 2 cells" in paper
+    if "latex" in extras.FEATURES:
+        assert front_door(["report", "s", "--latex"], {}) == 0
+        method = Path("results/s/report/method.tex").read_text()
+        assert r"sure is the fastest shown: 1.30$\times$ [1.30, 1.30] among 2 cells" in method

@@ -37,8 +37,8 @@ from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
 
-OTHERS = ("paper.py", "published.py", "race.py")
-"""Method sections, sources of published figures and races have words of their own."""
+OTHERS = ("published.py", "race.py")
+"""Sources of published figures and races have words of their own."""
 HOUSE = Path(__file__).parents[2] / "vitsweep"
 ROOMS = sorted(
     path

@@ -2,7 +2,6 @@
 
 import math
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -15,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Annotation
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
@@ -222,60 +221,10 @@ def freeze_layout(figure: Figure) -> Figure:
     return figure
 
 
-PRINT_POINTS, SCREEN_POINTS = 7.0, 9.0
-"""Size of the letters of a figure in print, and of most letters of a chart."""
-NARROWEST_AXES_INCHES, SLACK_INCHES = 1.2, 0.05
-CHARACTERS_PER_INCH = 11
-"""Of a label below an axis, which is about two thirds as wide as its figure."""
-
-
-def to_width(figure: Figure, inches: float) -> Figure | None:
-    """Lay a figure out for print: this wide, with letters of 7 points, legends below.
-
-    None where its labels leave too little room for the data.
-    """
-    scale = PRINT_POINTS / SCREEN_POINTS
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_fontsize(float(text.get_fontsize()) * scale)
-    longest = int(CHARACTERS_PER_INCH * inches / max(len(figure.axes), 1))
-    for axes in figure.axes:
-        axes.xaxis.label.set_text(textwrap.fill(axes.get_xlabel(), max(longest, 16)))
-    legends = [(axes, legend) for axes in figure.axes if (legend := axes.get_legend())]
-    for axes, legend in legends:
-        handles, labels = axes.get_legend_handles_labels()
-        legend.remove()
-        columns = max(1, int(inches / 1.2))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False,
-                      fontsize=PRINT_POINTS, labelcolor=INK)  # fmt: skip
-    for below in figure.legends:
-        below.set_ncols(min(below._ncols, max(1, int(inches / 1.2))))  # type: ignore[attr-defined]
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(inches, height * max(scale, inches / width))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # the layout has no room for axes
-        try:
-            freeze_layout(figure)
-        except UserWarning:
-            return None
-    widths = [axes.get_position().width * inches for axes in figure.axes]
-    drawn = figure.get_tightbbox()  # letters may leave the figure
-    fits = -SLACK_INCHES < drawn.x0 and drawn.x1 < inches + SLACK_INCHES
-    return figure if fits and min(widths, default=inches) >= NARROWEST_AXES_INCHES else None
-
-
-def to_pdf(figure: Figure) -> bytes:
-    """Return the figure as PDF, with letters as TrueType text that can be searched and edited."""
-    data = BytesIO()
-    with matplotlib.rc_context({"pdf.fonttype": 42}):
-        figure.savefig(data, format="pdf", metadata={"CreationDate": None})
-    return data.getvalue()
-
-
-def to_svg(figure: Figure, *, letters: bool = False) -> str:
-    """Return the figure as SVG, the same text for the same figure: letters as outlines, or as text."""
-    text, kind = StringIO(), "none" if letters else "path"
-    with matplotlib.rc_context({"svg.fonttype": kind, "svg.hashsalt": "vitsweep"}):
+def to_svg(figure: Figure) -> str:
+    """Return the figure as SVG, the same text for the same figure: letters as outlines."""
+    text = StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "vitsweep"}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 

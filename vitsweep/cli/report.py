@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from vitsweep.api.sweep import load
 from vitsweep.cli.verbs import VERBS, Options
-from vitsweep.extras import of_two
+from vitsweep.errors import BadValueError
+from vitsweep.extras import of_two, option
 
 
 def add_options(options: Options) -> None:
@@ -16,12 +17,18 @@ def add_options(options: Options) -> None:
         metavar="OTHER",
         help="the same cells measured on another day or machine: show which speedups changed",
     )
+    options.flag("--latex", help="write the table and a paragraph of method as LaTeX instead")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Write the report of the sweep, or what changed from it to the other; print its path."""
+    """Write the report of the sweep, what changed from it to the other, or LaTeX; print the paths."""
     asked = VERBS["report"].read(arguments)
+    if asked.latex and asked.other:
+        raise BadValueError("`--latex` is of one sweep: leave out the second one.")
     sweep = load(asked.sweep)
+    if asked.latex:
+        print(*option("report --latex")(sweep.folder), sep="\n")
+        return 0
     if not asked.other:
         print(sweep.report())
         return 0

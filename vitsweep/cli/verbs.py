@@ -67,7 +67,7 @@ _CORE = (
     Verb("collect", "[SWEEP] [--rows N|all] [--where CONDITION] [--sort COLUMN] [--columns A,B] "
          "[--sync] [--reconcile]",
          "write parquet and CSV files anew, show the table; upload W&B runs"),
-    Verb("report", "[SWEEP [OTHER]]", "write one HTML page of a sweep, or of two compared"),
+    Verb("report", "[SWEEP [OTHER]] [--latex]", "write one HTML page of a sweep, of two compared, or LaTeX"),
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),

@@ -177,16 +177,9 @@ KNOWN: dict[str, Feature] = {
             ),
         ),
     ),
-    "paper": Feature(
-        words=("bibliography", "booktabs", "tex", "venue"),
-        pages=("paper.md",),
-        verbs=(
-            AddedVerb(
-                "paper",
-                "[SWEEP] [--to FOLDER] [--venue icml] [--price 2.5] [--currency USD]",
-                "write tables, figures, method, bibliography and checklist of a sweep as LaTeX",
-            ),
-        ),
+    "latex": Feature(
+        words=("booktabs", "tex", "write_latex"),
+        options={"report --latex": "latex:write_latex"},
     ),
     "race": Feature(
         words=("RaceRounds", "halving", "is_race", "within_reach"),

@@ -33,9 +33,6 @@ class ModelSpec(ABC):
 
     colour: ClassVar[int] = 3
 
-    cites: ClassVar[tuple[str, ...]] = ()
-    """Keys in `references.bib` of what was published about it."""
-
     name: str
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
@@ -251,8 +248,6 @@ class ViTSpec(TransformerSpec):
         kept_patches: patches of an image that go through the blocks in training; None for all.
     """
 
-    cites = ("dosovitskiy2020vit",)
-
     tokens_per_channel: bool
     registers: Annotated[int, Ge(0)]
     position: Literal["learned", "rotary"]
@@ -376,8 +371,6 @@ class VideoViTSpec(MultiDimSpec):
         tubelet_frames: that one token covers (ViViT, section 3.2); T = frames / tubelet_frames.
     """
 
-    cites = ("ma2024latte",)
-
     frames: Annotated[int, Gt(0)]
     tubelet_frames: Annotated[int, Gt(0)]
 
@@ -418,8 +411,6 @@ class VideoViTSpec(MultiDimSpec):
 @dataclass(frozen=True, kw_only=True)
 class AxialViTSpec(MultiDimSpec):
     """An image ViT whose blocks attend within rows, then within columns (arXiv:1912.12180)."""
-
-    cites = ("ho2019axial",)
 
     def grid(self, resolution_px: int) -> tuple[int, int]:
         """Rows and columns."""

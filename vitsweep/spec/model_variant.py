@@ -69,8 +69,6 @@ class BlockVariant(ModelVariant):
     Itself the plain choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
     """
 
-    cites: ClassVar[tuple[str, ...]] = ("dosovitskiy2020vit",)
-
     colour = 2
 
     group: ClassVar[str] = "vit_block"

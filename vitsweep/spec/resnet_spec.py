@@ -55,8 +55,6 @@ class ResNetSpec(ModelSpec):
         norm_eps: epsilon of BatchNorm.
     """
 
-    cites = ("he2015resnet",)
-
     norm_eps: Annotated[float, Gt(0)]
     stage_blocks: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)]
     width: Annotated[int, Gt(0)]

@@ -86,14 +86,6 @@ class Technique(ABC):
     axes: ClassVar[tuple[str, ...]] = ()
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
 
-    cites: ClassVar[tuple[str, ...]] = ()
-    """Keys in `references.bib` of what was published about it."""
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """`cites`, or those of them that belong to the knobs as they are."""
-        return self.cites
-
     @property
     def needs_transformer(self) -> bool:
         """Whether it works on tokens, heads or blocks of a transformer, and on no other model."""

@@ -17,8 +17,6 @@ class Token(Classifier):
     One token more than there are patches: 197 at 224 px and patch 16, an odd number.
     """
 
-    cites = ("dosovitskiy2020vit",)
-
     pooling: Literal["token"]
 
 

@@ -20,8 +20,6 @@ class Threads(Loader):
     to be copied between processes. The idea is that of SPDL (arXiv:2504.20067).
     """
 
-    cites = ("hira2025scalable",)
-
     reads_in: ClassVar[Literal["processes", "threads"]] = "threads"
 
 
@@ -41,8 +39,6 @@ class DecodedCache(Loader):
         remake: True compares the checksums of all kept pixels, and decodes anew where they are damaged or of
             other images; False compares a sample, and refuses such files.
     """
-
-    cites = ("leclerc2023ffcv",)
 
     folder: str
     shorter_side_px: Annotated[int, Gt(0)] | None

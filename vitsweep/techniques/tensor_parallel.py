@@ -23,8 +23,6 @@ class Megatron(TensorParallel):
     tensors, which every sharding and optimizer takes.
     """
 
-    cites = ("shoeybi2019megatron",)
-
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

@@ -9,7 +9,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tests.extras.bundle.laboratory import HERE, bundled, laboratory
+from tests.extras.bundle.bundling import HERE, bundled
+from tests.extras.laboratory import laboratory
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.bundle.check import check
 from vitsweep.extras.bundle.pack import Anonymizer, extract, write_bundle

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.extras.bundle.laboratory import HERE, bundled, laboratory, with_steps
+from tests.extras.bundle.bundling import HERE, bundled
+from tests.extras.laboratory import laboratory, with_steps
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.bundle import pack

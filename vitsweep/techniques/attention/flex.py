@@ -20,7 +20,6 @@ class Flex(AttentionKernel):
     The kernel is compiled in the first steps, also with `compilation=eager`.
     """
 
-    cites = ("dong2024flex",)
     recomputes_scores: ClassVar[bool] = True  # the scores are not kept
 
     def trace_substitute(self) -> tuple[Technique, str]:

@@ -31,8 +31,6 @@ class Linear(AttentionKernel):
             code of LASP does (OpenNLPLab/LASP, `build_slope_tensor`).
     """
 
-    cites = ("katharopoulos2020linear", "qin2022devil")
-
     causal: bool
     decay: Annotated[float, Gt(0), Le(1)] | Literal["per_head"]
 

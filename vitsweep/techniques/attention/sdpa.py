@@ -39,15 +39,8 @@ class ScaledDotProduct(AttentionKernel):
             of a package that is installed, registered in its place.
     """
 
-    cites = ("dao2022flashattention", "dao2023flashattention2", "rabe2021selfattention")
-
     backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
     flash_kernel: Literal["torch", "FA3", "FA4"]
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """Those of the kernel that was asked for."""
-        return {"flash": self.cites[:2], "efficient": self.cites[2:]}.get(self.backend, ())
 
     @property
     def recomputes_scores(self) -> bool:

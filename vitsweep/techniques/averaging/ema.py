@@ -30,8 +30,6 @@ class Ema(Averaging):
         every: optimizer steps between updates.
     """
 
-    cites = ("touvron2020deit",)
-
     decay: Annotated[float, Ge(0), Lt(1)]
     warmup: bool
     every: Annotated[int, Gt(0)]

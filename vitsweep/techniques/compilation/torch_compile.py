@@ -154,8 +154,6 @@ class TorchCompile(Compilation):
 class CompileBlocks(TorchCompile):
     """`torch.compile` of each block; all blocks share one compilation, which keeps it short."""
 
-    cites = ("ansel2024pytorch2",)
-
     scope: ClassVar[Literal["nothing", "block", "model"]] = "block"
 
     def apply(self, model: "nn.Module") -> "nn.Module":
@@ -174,8 +172,6 @@ class CompileModel(TorchCompile):
     Under `sharding=fsdp`, `zero2` and `hsdp` the hooks that gather each block's parameters cut the
     graph there: it is what `compile_blocks` is then, compiled block after block.
     """
-
-    cites = ("ansel2024pytorch2",)
 
     scope: ClassVar[Literal["nothing", "block", "model"]] = "model"
 

@@ -24,8 +24,6 @@ class RecomputeBlocks(Memory):
     another forward pass.
     """
 
-    cites = ("chen2016sublinear",)
-
     wraps_blocks: ClassVar[bool] = True
     forwards_per_step: ClassVar[int] = 2
 
@@ -61,8 +59,6 @@ class RecomputeSelected(Memory):
         keep: kinds of operations whose results are kept; all others are computed again. `linear` are the
             products with weights, `attention` the fused kernel or its two products.
     """
-
-    cites = ("korthikanti2022reducing",)
 
     keep: tuple[Literal["linear", "attention", "norm", "activation"], ...]
 
@@ -124,8 +120,6 @@ class RecomputeByBudget(Memory):
         share: of what the compiled graph would keep; 0 keeps the inputs of a graph alone, 1 is what
             torch.compile keeps anyway.
     """
-
-    cites = ("chen2016sublinear",)
 
     share: Annotated[float, Ge(0), Le(1)]
 

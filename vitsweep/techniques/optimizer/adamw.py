@@ -28,8 +28,6 @@ class AdamW(OptimizerChoice):
             with one kernel per operation (multi-tensor apply), `fused` lists with one kernel.
     """
 
-    cites = ("loshchilov2017adamw",)
-
     beta1: Annotated[float, Ge(0), Lt(1)]
     beta2: Annotated[float, Ge(0), Lt(1)]
     eps: Annotated[float, Gt(0)]

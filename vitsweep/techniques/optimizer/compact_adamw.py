@@ -47,13 +47,6 @@ class CompactAdamW(OptimizerChoice):
     compiled: bool
 
     compilable: ClassVar[bool] = False
-    cites = ("loshchilov2017adamw", "dettmers2021eightbit", "li2023fourbit")
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """AdamW's, and those of the format."""
-        kinds = {"int8": self.cites[:2], "int4": self.cites[::2]}
-        return kinds.get(self.state, self.cites[:1])
 
     def trace_substitute(self) -> tuple[Technique, str]:
         """The update without a compiler."""

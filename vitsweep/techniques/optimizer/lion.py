@@ -27,8 +27,6 @@ class Lion(OptimizerChoice):
             with one call per operation.
     """
 
-    cites = ("chen2023lion",)
-
     beta1: Annotated[float, Ge(0), Lt(1)]
     beta2: Annotated[float, Ge(0), Lt(1)]
     implementation: Literal["loop", "foreach"]

@@ -32,8 +32,6 @@ class Muon(OptimizerChoice):
         eps: of AdamW.
     """
 
-    cites = ("liu2025muon",)
-
     momentum: Annotated[float, Ge(0), Lt(1)]
     nesterov: bool
     iterations: Annotated[int, Gt(0), Lt(100)]

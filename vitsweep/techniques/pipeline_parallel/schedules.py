@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from vitsweep.world import World
 
 
-CITED = {
-    "gpipe": "huang2018gpipe",
-    "one_f_one_b": "narayanan2020memory",
-    "interleaved": "narayanan2021efficient",
-    "zero_bubble_v": "qi2023zero",
-    "dual_pipe_v": "deepseek2024v3",
-}
-"""Schedule -> its publication."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Schedule(PipelineParallel):
     """Blocks split over `mesh.pipeline` ranks, a batch into micro-batches.
@@ -47,12 +37,6 @@ class Schedule(PipelineParallel):
     stages_per_rank: Annotated[int, Gt(0)]
 
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
-    cites = tuple(CITED.values())
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """That of the schedule."""
-        return (CITED[self.schedule],)
 
     @property
     def splits_backward(self) -> bool:

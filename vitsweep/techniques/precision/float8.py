@@ -53,8 +53,6 @@ class Float8(Precision):
         emulate: compute in float32 what float8 would give, for devices without FP8 units.
     """
 
-    cites = ("micikevicius2022fp8",)
-
     recipe: Literal["tensorwise", "rowwise"]
     emulate: bool
     layers: Literal["gaining", "all"]

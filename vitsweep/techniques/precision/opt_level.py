@@ -29,8 +29,6 @@ class OptLevel(Precision):
         half_dtype: what "half" means; resolved from auto: float16 on CUDA, bfloat16 on CPU.
     """
 
-    cites = ("micikevicius2017mixed",)
-
     cast_model_type: Literal["float32", "half"] | None
     patch_torch_functions: bool
     keep_norm_fp32: bool

@@ -39,8 +39,6 @@ class Progressive(Schedule):
             compiled for itself.
     """
 
-    cites = ("tan2021efficientnetv2", "liu2022patchdropout")
-
     first_resolution_share: Annotated[float, Gt(0), Le(1)]
     first_keep: Annotated[float, Gt(0), Le(1)]
     growth_epochs: Annotated[float, Gt(0), Le(1)]

@@ -22,8 +22,6 @@ class Dsp(SequenceParallel):
     divide are padded; attention never sees the padding.
     """
 
-    cites = ("zhao2024dsp",)
-
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
 
     def tokens_per_rank(self, cell: "CellSpec") -> tuple[int, ...]:

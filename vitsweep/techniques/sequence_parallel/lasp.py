@@ -21,8 +21,6 @@ class Lasp2(SequenceParallel):
     A state is (heads, K, K) per image, whatever the number of tokens. Causal or not.
     """
 
-    cites = ("sun2025lasp2",)
-
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
     chain: ClassVar[bool] = False
 
@@ -56,8 +54,6 @@ class Lasp(Lasp2):
 
     Each rank waits for the state of those before it, and backward for those after it.
     """
-
-    cites = ("sun2024lasp",)
 
     chain: ClassVar[bool] = True
 

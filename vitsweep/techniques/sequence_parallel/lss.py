@@ -25,8 +25,6 @@ class LongSequenceSegmentation(SequenceParallel):
     one message, and that nothing else of a block is gathered.
     """
 
-    cites = ("wang2023ultra",)
-
     axes: ClassVar[tuple[str, ...]] = ("sequence",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

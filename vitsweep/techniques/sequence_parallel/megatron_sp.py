@@ -25,8 +25,6 @@ class MegatronSp(SequenceParallel):
     many backward: the gathered inputs are kept, where Megatron-LM gathers them a second time.
     """
 
-    cites = ("korthikanti2022reducing",)
-
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

@@ -28,8 +28,6 @@ class Ring(SequenceParallel):
             sequence, so that all ranks have the same work under a causal mask.
     """
 
-    cites = ("liu2023ring",)
-
     order: Literal["contiguous", "zigzag"]
 
     axes: ClassVar[tuple[str, ...]] = ("ring",)

@@ -23,8 +23,6 @@ class Ulysses(SequenceParallel):
     the padding.
     """
 
-    cites = ("jacobs2023ulysses",)
-
     axes: ClassVar[tuple[str, ...]] = ("ulysses",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

@@ -25,8 +25,6 @@ class Usp(Ring):
     are four.
     """
 
-    cites = ("fang2024usp",)
-
     axes: ClassVar[tuple[str, ...]] = ("ulysses", "ring")
 
     @staticmethod

@@ -28,8 +28,6 @@ class Ddp(BucketedReplicas):
         static_graph: promise that every step uses the same parameters in the same order.
     """
 
-    cites = ("li2020ddp",)
-
     gradient_as_bucket_view: bool
     static_graph: bool
 

@@ -44,8 +44,6 @@ class Fsdp(Sharding):
         symmetric_memory: NCCL gathers from memory that all ranks of a node map (cuda).
     """
 
-    cites = ("zhao2023fsdp", "rajbhandari2019zero")
-
     reshard_after_forward: bool | Annotated[int, Gt(1)]
     blocks_per_unit: Annotated[int, Gt(0)]
     prefetch_forward: Annotated[int, Ge(0)]
@@ -187,8 +185,6 @@ class Fsdp(Sharding):
 @dataclass(frozen=True, kw_only=True)
 class Hsdp(Fsdp):
     """Hybrid sharding: shards within a group of ranks, replicas of the groups (HSDP)."""
-
-    cites = ("zhao2023fsdp", "wang2023zeropp")
 
     @staticmethod
     def default_shards(data_parallel_size: int, resources: dict[str, Any]) -> int:

@@ -24,8 +24,6 @@ class Zero1(BucketedReplicas):
     as DDP (section 7.2.1 of the paper).
     """
 
-    cites = ("rajbhandari2019zero",)
-
     shards_optimizer: ClassVar[bool] = True
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":

@@ -30,8 +30,6 @@ class DropTokens(TokenVariant):
         keep: share of the patches that go through the blocks.
     """
 
-    cites = ("liu2022patchdropout",)
-
     keep: Annotated[float, Gt(0), Lt(1)]
 
     changes_model: ClassVar[bool] = True

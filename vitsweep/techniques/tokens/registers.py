@@ -25,8 +25,6 @@ class Registers(TokenVariant):
         count: of registers, beside those that the model has itself (`model.registers`).
     """
 
-    cites = ("darcet2023registers",)
-
     count: Annotated[int, Gt(0)]
 
     changes_model: ClassVar[bool] = True

@@ -31,8 +31,6 @@ class DropSamples(BlockVariant):
         rate: share of the images that a branch leaves out, the same in all blocks.
     """
 
-    cites = ("huang2016stochastic", "oquab2023dinov2")
-
     rate: Annotated[float, Gt(0), Lt(1)]
 
     changes_model: ClassVar[bool] = True

@@ -22,8 +22,6 @@ class ParallelBranches(BlockVariant):
     tensor parallelism sums each branch for itself. Another model than a ViT.
     """
 
-    cites = ("dehghani2023scaling",)
-
     changes_model: ClassVar[bool] = True
 
     def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:

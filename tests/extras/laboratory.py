@@ -10,7 +10,6 @@ from tests.builders import run
 from tests.cells import TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.extras.bundle.pack import write_bundle
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -18,7 +17,6 @@ from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
 
 MACHINE = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
-HERE = "code of this test"
 DIFF = "diff --git a/vitsweep/cell.py b/vitsweep/cell.py\n--- a/vitsweep/cell.py\n+# a line\n"
 
 
@@ -57,9 +55,3 @@ def laboratory(
             )  # fmt: skip
             store.save_run(with_steps(record, steps))
     return store
-
-
-def bundled(store: Store, to: Path, **options: Any) -> Path:
-    """Write the bundle of a sweep; return its path."""
-    write_bundle(store, to, drawn_by=HERE, **options)
-    return to

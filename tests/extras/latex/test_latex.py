@@ -1,0 +1,74 @@
+"""What `vitsweep report --latex` writes: LaTeX of what was measured, and nothing that was not."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.extras.laboratory import laboratory
+from vitsweep.cli.main import run
+from vitsweep.errors import VitsweepError
+from vitsweep.extras.latex.latex import booktabs, tex, write_latex
+from vitsweep.results.record import RunRecord
+from vitsweep.results.store import Store
+
+
+def test_table_and_method_say_what_was_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"device": "CPU_1 & 100 %"}
+    store = laboratory(tmp_path / "first", "optimizer=adamw_foreach", environment=environment)
+    for path in (store.root / "cells" / store.cell_ids()[0] / "runs").glob("*.json"):
+        record = RunRecord.from_json(path.read_text())
+        moved = record.environment | {"git_commit": "fedcba9876543210"}
+        path.write_text(replace(record, environment=moved).to_json())
+    assert run(["report", str(store.root), "--latex"], {}) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [p.name for p in written] == ["results.tex", "method.tex"]
+    table, method = (p.read_text(encoding="utf-8") for p in written)
+    for text in (table, method):
+        opened, closed = (
+            Counter(re.findall(rf"\\{w}{{([\w*]+)}}", text)) for w in ("begin", "end")
+        )
+        assert opened == closed
+        plain = re.sub(r"\\[{}]", "", text)
+        assert plain.count("{") == plain.count("}")
+        assert not re.search(r"None|\bnan\b", text)
+    assert r"\toprule" in table
+    assert r"$\times$ [1." in table
+    for words in (
+        r"CPU\_1 \& 100 \%",
+        "2 of 2 cells measured",
+        "geometric means over 5 blocks (1 configuration), with 95 \\% intervals (Student's t)",
+        "compares with one baseline: faster (1).",
+        "2 of 2 configurations was compared with plain training",
+        "is fastest: 1.4",
+    ):
+        assert words in method, method
+    assert re.search(r"commit (0123abcd, fedcba98|fedcba98\w*, 0123abcd)", method), method
+
+
+def test_text_of_a_sweep_is_no_command_of_latex() -> None:
+    said = tex(r"\input{/etc/passwd} 50% a_b #1 $x$ ~ ^ 1.5x")
+    assert said == (
+        r"\textbackslash{}input\{/etc/passwd\} 50\% a\_b \#1 \$x\$ \textasciitilde{} "
+        r"\textasciicircum{} 1.5$\times$"
+    )
+    assert tex("Müller, e\u0301, 中 \x1b") == r"Müller, é, \texttt{U+4E2D} \texttt{U+001B}"
+    rows = pd.DataFrame(
+        {"cell": [r"\end{tabular}", "O1", "O2"], "speedup": ["1.2x", "1.1x", "1.0x"]}
+    )
+    table = booktabs(rows, pd.Series(["1 rank", "2 ranks", "1 rank"]))
+    assert table.count(r"\end{tabular}") == 1
+    assert r"\begin{tabular}{lr}" in table
+    places = [table.index(text) for text in (r"\emph{1 rank}", "O2 &", r"\emph{2 ranks}", "O1 &")]
+    assert places == sorted(places)
+
+
+def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -> None:
+    with pytest.raises(VitsweepError, match="no measured cell"):
+        write_latex(Store(tmp_path).create().root)
+    assert not (tmp_path / "report").exists()

@@ -1,0 +1,1 @@
+"""A sweep as LaTeX: its table and a paragraph of method."""

@@ -1,1 +1,0 @@
-"""What a paper says of a sweep, as LaTeX."""
