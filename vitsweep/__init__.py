@@ -14,12 +14,13 @@ from vitsweep import extras
 
 if TYPE_CHECKING:
     from vitsweep.api.compare import ComparisonResult
-    from vitsweep.api.functions import compare, plan, race, sweep
+    from vitsweep.api.functions import compare, plan, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
     from vitsweep.extras import Applied as Applied
     from vitsweep.extras import apply as apply
     from vitsweep.extras import measured as measured
+    from vitsweep.extras import race as race
 
 __version__ = "0.1.0"
 
@@ -34,13 +35,12 @@ __all__ = [
     "compare",
     "load",
     "plan",
-    "race",
     "sweep",
     *extras.NAMES,
 ]
 
 _HOMES = {
-    "api.functions": ("compare", "plan", "race", "sweep"),
+    "api.functions": ("compare", "plan", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "api.compare": ("ComparisonResult",),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),

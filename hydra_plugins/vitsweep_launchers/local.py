@@ -17,7 +17,7 @@ class LocalLauncher(CellLauncherPlugin):
         fields: everything in conf/hydra/launcher/local.yaml.
     """
 
-    can_race = True
+    can_choose_rounds = True
 
     def machine(self) -> "Machine":
         """Return this machine; the launcher's fields are checked for `plan` too.

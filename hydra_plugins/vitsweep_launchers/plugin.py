@@ -25,8 +25,8 @@ class CellLauncherPlugin(Launcher):
         fields: everything in the launcher's YAML.
     """
 
-    can_race: ClassVar[bool] = False
-    """Whether `launch_cells` runs `sweep.search=race`: rounds, each chosen from the runs before."""
+    can_choose_rounds: ClassVar[bool] = False
+    """Whether `launch_cells` runs what `extras.ROUNDS` adds: rounds, each chosen from the runs before."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

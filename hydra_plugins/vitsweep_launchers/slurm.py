@@ -19,7 +19,7 @@ class SlurmLauncher(CellLauncherPlugin):
         fields: everything in conf/hydra/launcher/slurm.yaml.
     """
 
-    can_race = True
+    can_choose_rounds = True
 
     def machine(self) -> "Machine":
         """Return one node of the partition."""

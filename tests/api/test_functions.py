@@ -13,7 +13,6 @@ from nbclient import NotebookClient
 import vitsweep
 from tests.cells import TINY
 from tests.command import QUICK, ROOT
-from vitsweep.api import functions
 from vitsweep.api.session import as_overrides
 from vitsweep.cli.main import run
 
@@ -93,24 +92,11 @@ def test_a_key_that_is_given_twice_is_refused():
         vitsweep.BadValueError, match=r"`sweep\.name=a` and `sweep\.name=b` set the same"
     ):
         vitsweep.plan("sweep.name=a", name="b")
-    with pytest.raises(
-        vitsweep.BadValueError, match=r"`sweep\.minutes=1` and `sweep\.minutes=2.0` set"
-    ):
-        vitsweep.race("sweep.minutes=1", minutes=2)
 
 
 def test_a_folder_without_a_sweep_is_refused():
     with pytest.raises(vitsweep.VitsweepError, match="`/nonexistent` holds no sweep"):
         vitsweep.Sweep("/nonexistent").report()
-
-
-def test_a_race_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        vitsweep.BadValueError, match="has one cell: a race needs two cells or more"
-    ):
-        vitsweep.race(TINY, name="lonely", show=False)
-    assert not (tmp_path / "results").exists()
 
 
 def test_importing_it_loads_nothing_else():
@@ -183,7 +169,6 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command_line(arguments, wo
 def test_what_is_no_list_of_overrides_is_refused(wrong):
     calls = [
         lambda: vitsweep.plan(wrong),
-        lambda: vitsweep.race(wrong),
         lambda: vitsweep.compare("precision=O1", wrong),
         lambda: vitsweep.compare(wrong, "precision=O1"),
     ]
@@ -195,7 +180,7 @@ def test_what_is_no_list_of_overrides_is_refused(wrong):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"minutes": 3}, "use `sweep={'minutes': 3}`, or `minutes` of `vitsweep.race`"),
+        ({"minutes": 3}, "use `sweep={'minutes': 3}`."),
         ({"replicate": "seed"}, "`replicate` stands in the section `sweep`: use `sweep={'rep"),
         ({"retry": ["failed"], "only": "fits"}, "use `sweep={'retry': ['failed'], 'only': 'fits'}`."),
         ({"overrides": "minutes=3"}, "`minutes` stands in the section `sweep`: use `sweep.minutes=3`."),
@@ -272,38 +257,3 @@ def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
     assert "<iframe" in shown[4][-1]["text/html"]
     assert "throughput of the default" in shown[5][-1]["text/html"]
     assert "<table" in shown[6][-1]["text/html"]
-
-
-def test_a_race_on_a_cluster_waits_for_its_rounds(monkeypatch):
-    asked = []
-    monkeypatch.setattr(functions, "sweep", lambda texts, **more: asked.append((texts, more)))
-    functions.race("precision=O1,O2", minutes=5, launcher="slurm")
-    functions.race(["precision=O1,O2", "hydra.launcher.wait=false"], launcher="slurm", name="mine")
-    assert asked[0][0] == [
-        "precision=O1,O2", "sweep.search=race", "sweep.minutes=5.0", "hydra.launcher.wait=true",
-    ]  # fmt: skip
-    assert asked[1][0][1:] == ["hydra.launcher.wait=false", "sweep.search=race"]
-    assert asked[1][1] == {"launcher": "slurm", "name": "mine"}
-
-
-@pytest.mark.parametrize("minutes", [0, "1", float("nan"), True])
-def test_a_race_without_time_is_refused(minutes):
-    with pytest.raises(
-        vitsweep.BadValueError, match=f"`minutes={minutes!r}` must be a number above 0"
-    ):
-        vitsweep.race("precision=O1,O2", minutes=minutes)
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
-def test_a_notebook_races_and_shows_who_won(tmp_path):
-    grid = ["precision=fp32,O1", "optimizer=adamw_loop,adamw_foreach,adamw_fused"]
-    cells = [
-        "import vitsweep",
-        f"sweep = vitsweep.race({[*QUICK, *grid, 'sweep.confirm=3']}, minutes=3, name='race')",
-        "sweep",
-        "sweep.race()",
-    ]
-    shown = shown_in_a_notebook(cells, tmp_path)
-    assert "leads" in shown[2][-1]["text/html"]
-    assert "to_leader" in shown[3][-1]["text/html"]

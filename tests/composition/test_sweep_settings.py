@@ -70,8 +70,6 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.minutes=0", "`sweep.minutes=0`: must be greater than 0"),
         ("sweep.objective=throughptu", "Did you mean `sweep.objective=throughput`?"),
         ("sweep.objective=time_to_accuracy", "must be one of 'throughput' or"),
-        ("sweep.objective=throughput_per_cost", "is for a race, and a grid measures every cell"),
-        ("sweep.memory_limit_gib=5", "is for a race, and a grid measures every cell"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
         ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
         ("sweep.retry=[measured]", "`measured` is no status after which a cell can run again"),
@@ -115,29 +113,6 @@ def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str, fault: str) -
         sweep_settings({"sweep": tree["sweep"] | {"name": name}})
     assert f"{fault}" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "sweep.limit.key=model.depth",
-        "sweep.accept_code=any",
-        "sweep.replicate=seed",
-        "sweep.max_gpu_hours=1",
-    ],
-)
-def test_what_does_not_go_with_a_race_is_refused(override: str) -> None:
-    with pytest.raises(BadValueError, match=r"does not go with `sweep.search=race`"):
-        settings("sweep.search=race", override)
-
-
-def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
-    with pytest.raises(
-        BadValueError, match=r"`sweep.cells_per_block=1` must be at least 2 in a race"
-    ):
-        settings("sweep.search=race", "sweep.cells_per_block=1")
-    assert settings("sweep.search=race", "sweep.cells_per_block=2").cells_per_block == 2
-    assert settings("sweep.cells_per_block=1").cells_per_block == 1  # beside a baseline
 
 
 def test_all_wrong_values_are_named_at_once() -> None:

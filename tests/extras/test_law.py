@@ -135,7 +135,7 @@ def test_the_front_door_loads_no_feature() -> None:
 def test_settings_and_options_of_a_removed_feature_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extras, "ABSENT", ["only", "max_gpu_hours"])
+    monkeypatch.setattr(extras, "ABSENT", {"only": None, "max_gpu_hours": None})
     monkeypatch.setattr(extras, "OPTIONS", {})
     sweep_settings(composer().compose([]).tree)
     with pytest.raises(BadValueError, match=r"`sweep\.max_gpu_hours` is of an optional feature"):

@@ -30,15 +30,14 @@ from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.race import race_lines
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
 
-OTHERS = ("published.py", "race.py")
-"""Sources of published figures and races have words of their own."""
+OTHERS = ("published.py",)
+"""Sources of published figures have words of their own."""
 HOUSE = Path(__file__).parents[2] / "vitsweep"
 ROOMS = sorted(
     path
@@ -371,12 +370,13 @@ def raced() -> Iterator[str]:
         "grid_runs": 10, "grid_blocks": 5, "leader": "a", "runner_up": "b", "baseline": "p",
         "cells": cells, "confirmed": {"p": {"num_blocks": 5, "speedup": 1.3}}, "open": [],
     }  # fmt: skip
+    race_lines = extras.load("race.table:race_lines")
     yield from race_lines(race)
     yield from race_lines(race | {"confirmed": {}, "open": ["b"]})
 
 
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    for feature in ("explain", "gate"):
+    for feature in ("explain", "gate", "race"):
         pytest.importorskip(f"vitsweep.extras.{feature}")
     every = "\n".join(
         [*answered(), *noted(), *diagnosed(), *explained_and_drawn(), *gated(), *raced()]

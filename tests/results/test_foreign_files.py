@@ -24,7 +24,6 @@ from vitsweep.results import provenance
 from vitsweep.results.provenance import is_own, masked_word
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.results.sweeps import RACE, read_race
 from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.load import cells_of
 
@@ -216,13 +215,6 @@ def test_typed_secrets_are_masked() -> None:
     spec = RunRecord.from_json(record.to_json()).spec
     found = (spec["model.arguments.token"], spec["tokens"], spec["num_tokens"])
     assert found == ("***", "all", 17)
-
-
-def test_a_race_without_what_its_table_shows_is_damaged(tmp_path: Path) -> None:
-    for cells in ([{"cell_id": "x"}], [{"cell_id": "x", "name": "x", "blocks": [0]}]):
-        (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells, "leader": "x"}))
-        with pytest.raises(VitsweepError, match="is damaged"):
-            read_race(tmp_path)
 
 
 def test_a_list_of_damaged_images_of_another_shape_lists_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.other_process import finished, other_process
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.results.sweeps import RACE, read_race
 
 
 @pytest.fixture
@@ -172,11 +171,3 @@ def test_only_one_command_races_in_a_sweep(store: Store) -> None:
             pass
     with store.only_rounds():
         pass
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": [3]}', '{"cells": [], "leader": "a"}'])
-def test_a_damaged_race_is_refused(store: Store, text: str) -> None:
-    assert read_race(store.root) == {}
-    (store.root / RACE).write_text(text)
-    with pytest.raises(VitsweepError, match="is damaged"):
-        read_race(store.root)

@@ -50,7 +50,7 @@ def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[L
         SweepStopped: when the block ends, if the user stopped the sweep or detached from its jobs.
     """
     if session.settings.search in extras.ROUNDS:
-        require_racing(session.launcher)
+        require_rounds(session.launcher, session.settings.search)
     with session.launcher.launch_cells(session.request(cells)) as result:
         yield result
     if result.interrupted:
@@ -59,16 +59,16 @@ def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[L
         raise SweepStopped
 
 
-def require_racing(launcher: object) -> None:
-    """Refuse `sweep.search=race` with a launcher that would measure the whole grid.
+def require_rounds(launcher: object, search: str) -> None:
+    """Refuse a `sweep.search` that chooses its rounds to a launcher that would measure the whole grid.
 
     Raises:
         BadValueError: it cannot choose blocks from the runs of those before.
     """
-    if not getattr(launcher, "can_race", False):
+    if not getattr(launcher, "can_choose_rounds", False):
         raise BadValueError(
-            f"`sweep.search=race` does not work with {type(launcher).__name__}, which measures all cells "
-            "it is given: use `hydra/launcher=local` or `slurm`, with vitsweep's own sweeper."
+            f"`sweep.search={search}` does not work with {type(launcher).__name__}, which measures all "
+            "cells it is given: use `hydra/launcher=local` or `slurm`, with vitsweep's own sweeper."
         )
 
 
@@ -127,7 +127,7 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     return searches.run(run_round)
 
 
-__all__ = ["compare", "load", "plan", "race", "sweep"]
+__all__ = ["compare", "load", "plan", "sweep"]
 
 WAIT = "hydra.launcher.wait"
 
@@ -262,39 +262,14 @@ def compare(
         variant=tuple(as_overrides(a, {})),
         baseline=tuple(as_overrides(b, {})),
         common=tuple(as_overrides(overrides, settings)),
-        width=_positive("width", width),
-        minutes=_positive("minutes", minutes),
+        width=positive("width", width),
+        minutes=positive("minutes", minutes),
     )
     with compared_settings(plan_pair(request), _console(show)) as (_, result):
         pass
     if result.stop_reason is StopReason.interrupted:
         raise SweepStopped
     return result
-
-
-def race(overrides: Overrides = (), *, minutes: float | None = None, **arguments: Any) -> Sweep:
-    """Find the fastest of many combinations without measuring all of them equally often.
-
-    Args:
-        overrides: the grid, as for `sweep`.
-        minutes: budget; None races down to the last cells.
-        arguments: further arguments of `sweep`. With `launcher="slurm"` the call waits for its jobs.
-
-    Returns:
-        The sweep, as `sweep` does; `Sweep.race` is the table of the race.
-
-    Raises:
-        VitsweepError: as `sweep` does.
-    """
-    texts = as_overrides(overrides, {})
-    added = ["sweep.search=race"]
-    if minutes is not None:
-        added.append(value_override("sweep.minutes", _positive("minutes", minutes)))
-    for text in added:
-        refuse_second(texts, text)
-    if arguments.get("launcher") == "slurm" and not any(t.startswith(f"{WAIT}=") for t in texts):
-        added.append(f"{WAIT}=true")  # each round is chosen from the runs of those before
-    return sweep([*texts, *added], **arguments)
 
 
 def _session(
@@ -318,7 +293,7 @@ def _session(
     return open_session(texts, _console(show), config_dir)
 
 
-def _positive(name: str, value: Any) -> float:
+def positive(name: str, value: Any) -> float:
     """Return an argument as a float.
 
     Raises:

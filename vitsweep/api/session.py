@@ -269,8 +269,7 @@ def _refuse_keys_of_sweep(settings: Mapping[str, Any]) -> None:
         return
     typed = ", ".join(f"`{key}={value!r}`" for key, value in found.items())
     what = f"`{next(iter(found))}` stands" if len(found) == 1 else "they stand"
-    budget = ", or `minutes` of `vitsweep.race`, whose budget it is" if "minutes" in found else ""
-    raise BadValueError(f"{typed}: {what} in the section `sweep`: use `sweep={found!r}`{budget}.")
+    raise BadValueError(f"{typed}: {what} in the section `sweep`: use `sweep={found!r}`.")
 
 
 def refuse_second(texts: Sequence[str], added: str) -> None:

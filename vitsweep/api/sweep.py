@@ -12,10 +12,9 @@ from vitsweep.extras import load as load_feature
 from vitsweep.report.answer import answers
 from vitsweep.report.views import collect
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import find_sweep, read_race
+from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.formatting import tally
 from vitsweep.tables.names import cell_names, varying_columns
-from vitsweep.tables.race import race_table
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -91,13 +90,6 @@ class Sweep:
         if name not in METHODS:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return partial(load_feature(METHODS[name]), self._store)
-
-    def race(self) -> "DataFrame":
-        """Return how a race went: when and why each cell was dropped; empty where there was no race."""
-        from pandas import DataFrame
-
-        found = read_race(self.folder)
-        return race_table(found) if found else DataFrame()
 
     def report(self) -> "Report":
         """Write tables, charts and one HTML page into `folder/report`; a notebook shows the page.

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep import extras
-from vitsweep.api.functions import require_racing
+from vitsweep.api.functions import require_rounds
 from vitsweep.api.session import Session
 from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
 from vitsweep.composition import hydra
@@ -145,8 +145,8 @@ def sweep_in_hydra(
         if code := finish(session_of(launcher, cells, settings, composer)):
             raise SystemExit(code)
         return None
-    if sweep_settings(settings).search in extras.ROUNDS:
-        require_racing(launcher)
+    if (search := sweep_settings(settings).search) in extras.ROUNDS:
+        require_rounds(launcher, search)
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)
     return returned

@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.console import Console
 
-from vitsweep import extras
 from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
@@ -13,7 +12,7 @@ from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.errors import ExitCode, was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of
-from vitsweep.report.answer import answers, next_command
+from vitsweep.report.answer import SearchResult, answers, next_command, search_result
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
@@ -23,19 +22,16 @@ from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.race import race_lines, race_table, race_text
-from vitsweep.tables.render import BEST, CellTable, PublishedTable, TextTable
+from vitsweep.tables.render import CellTable, PublishedTable, TextTable
 from vitsweep.tables.replicates import replicate_key, replicates
-from vitsweep.tables.sweep_tables import SweepTables
 
 
-def show_race(tables: SweepTables, console: Console) -> None:
-    """Print the result of a race: table, answer and cost."""
-    table = race_table(tables.race)
-    console.print(TextTable(race_text(table.head(BEST)), f"Race of sweep {tables.stores[0].name}"))
-    if len(table) > BEST:
-        console.print(f"{len(table) - BEST} more cells stand in the report.")
-    print_lines(console, race_lines(tables.race))
+def show_search(found: SearchResult, console: Console) -> None:
+    """Print the result of what chose the rounds: table, answer and cost."""
+    console.print(TextTable(found.table, found.title))
+    if found.num_more:
+        console.print(f"{found.num_more} more cells stand in the report.")
+    print_lines(console, found.lines)
 
 
 def summarize(
@@ -61,8 +57,8 @@ def summarize(
     store, (tables, mine) = result.store, collected(result)
     console.print()
     said: list[str] = []
-    if tables.race and tables.commands[-1].get("search") in extras.ROUNDS:
-        show_race(tables, console)
+    if found := search_result(tables):
+        show_search(found, console)
     else:
         key = replicate_key(store.commands())
         table = replicates(mine, key) if key else mine

@@ -107,11 +107,11 @@ def _checked(node: str) -> SweepSettings:
     settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
     problems += [_retry_problem(settings.retry, status) for status in settings.retry]
-    problems += _race_problems(settings)
+    problems += _search_problems(settings)
     problems += [
         f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
-        for key in extras.ABSENT
-        if getattr(settings, key) is not None
+        for key, unused in extras.ABSENT.items()
+        if getattr(settings, key) != unused
     ]
     if settings.published:
         from vitsweep.tables.published import entry_problem  # loads pandas
@@ -173,44 +173,25 @@ def _folder_problem(folder: str) -> str:
     )
 
 
-def _race_problems(settings: SweepSettings) -> list[str]:
-    """Say what does not go with a race, and what only a race has."""
-    if settings.search not in ("grid", *extras.ROUNDS):
+def _search_problems(settings: SweepSettings) -> list[str]:
+    """Say what does not go with what chooses the rounds, and what a grid does not have."""
+    if settings.search in extras.ROUNDS:
+        found: list[str] = extras.load(extras.ROUNDS[settings.search]).problems(settings)
+        return found
+    if settings.search != "grid":
         return [
             f"`sweep.search={settings.search}` is an optional feature that is not installed here."
         ]
-    if settings.search != "grid":
-        unfit = {
-            "sweep.limit.key": settings.limit.key,
-            "sweep.max_gpu_hours": settings.max_gpu_hours,
-            "sweep.replicate": settings.replicate,
-            "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
-        }
-        problems = [
-            f"`{key}={value}` does not go with `sweep.search=race`: leave out one of them."
-            for key, value in unfit.items()
-            if value is not None
-        ]
-        if settings.cells_per_block < 2:
-            problems.append(
-                f"`sweep.cells_per_block={settings.cells_per_block}` must be at least 2 in a race, which "
-                "compares the cells of a block with one another."
-            )
-        return problems
     if settings.minutes is not None and settings.baseline is None:
         return [
             f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
             "baseline: leave it out, or `sweep.baseline=null`."
         ]
-    only_race = {
-        "sweep.memory_limit_gib": settings.memory_limit_gib,
-        "sweep.objective": None if settings.objective == "throughput" else settings.objective,
-    }
     return [
-        f"`{key}={value}` is for a race, and a grid measures every cell: add `sweep.search=race`, or "
-        "leave it out."
-        for key, value in only_race.items()
-        if value is not None
+        f"`sweep.{key}={value}` is for a {search}, and a grid measures every cell: add "
+        f"`sweep.search={search}`, or leave it out."
+        for (key, search), unused in extras.SEARCHED.items()
+        if (value := getattr(settings, key)) != unused
     ]
 
 

@@ -14,6 +14,7 @@ from vitsweep.errors import VitsweepError
 
 if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.judge.measured import measured as measured
+    from vitsweep.extras.race.functions import race as race
     from vitsweep.extras.take_home.apply import Applied as Applied
     from vitsweep.extras.take_home.apply import apply as apply
 
@@ -43,19 +44,25 @@ class Feature:
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
             prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
         recorded: a key of the samples of a run that has something of the feature: a report without such a
-            run loads neither section nor chart.
+            run, and without `kept`, loads neither section nor chart.
+        kept: a file of the sweep's folder that has something of the feature.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.
         of_two: what is shown of two sweeps -> functions: `changed` of their tables returns a table, `page` of
             their folders writes a page and returns its path.
-        charts: of a report -> the chart after which each is shown; `charts/NAME.py` has its `CHART`.
+        charts: of a report -> the chart after which each is shown, "" for the first; `charts/NAME.py` has
+            its `CHART`.
+        files: beside a report -> functions of the sweep's tables that return their text; "" for no file.
         rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
-            `planning.rounds.Rounds` with `check`, which refuses, and `outlook`, what `plan` says.
+            `planning.rounds.AddedRounds`.
+        result: of such a command, a function of the sweep's tables that returns a
+            `report.answer.SearchResult`, or None.
         admission: a module that is asked of cells before they run: `admitted` (a plan without those that are
             refused, with the reasons), and `minutes` of their runs.
         columns: of a plan: a function that returns its rows with more columns, and lines to print below.
         options: of a verb of the core -> what runs instead of it.
-        settings: keys of `sweep`, which are refused without the feature.
+        settings: keys of `sweep` -> the value that asks for nothing; others are refused without the feature,
+            and in a grid where it has `rounds`.
     """
 
     words: tuple[str, ...]
@@ -66,15 +73,18 @@ class Feature:
     methods: dict[str, str] = field(default_factory=dict)
     instruments: dict[str, str] = field(default_factory=dict)
     recorded: str = ""
+    kept: str = ""
     section: str = ""
     heading: str = ""
     of_two: dict[str, str] = field(default_factory=dict)
     charts: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
+    result: str = ""
     admission: str = ""
     columns: str = ""
     options: dict[str, str] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 KNOWN: dict[str, Feature] = {
@@ -91,7 +101,7 @@ KNOWN: dict[str, Feature] = {
         admission="admission",
         columns="columns:predicted",
         options={"plan --search": "search:search", "doctor --calibrate": "machine:calibrate"},
-        settings=("only", "max_gpu_hours"),
+        settings={"only": None, "max_gpu_hours": None},
     ),
     "explain": Feature(
         words=(
@@ -182,9 +192,30 @@ KNOWN: dict[str, Feature] = {
         options={"report --latex": "latex:write_latex"},
     ),
     "race": Feature(
-        words=("RaceRounds", "halving", "is_race", "within_reach"),
+        words=(
+            "RACE",
+            "RaceRounds",
+            "can_race",
+            "halving",
+            "is_race",
+            "race_",
+            "racing",
+            "read_race",
+            "require_racing",
+            "show_race",
+            "within_reach",
+        ),
         pages=("race.md",),
+        names={"race": "functions:race"},
+        methods={"race": "functions:race_of"},
+        kept="race.json",
+        section="result:section",
+        heading="Race",
+        charts={"race": ""},
+        files={"race.csv": "result:csv"},
         rounds={"race": "rounds:RaceRounds"},
+        result="result:result",
+        settings={"objective": "throughput", "memory_limit_gib": None},
     ),
 }
 """Every feature by the name of its folder, in the order in which it is shown."""
@@ -217,6 +248,17 @@ OF_TWO = {what: f"{n}.{place}" for n, f in FEATURES.items() for what, place in f
 ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.rounds.items()}
 """Value of `sweep.search` -> what chooses the blocks, the feature first."""
 
+RESULTS = {word: f"{n}.{f.result}" for n, f in FEATURES.items() for word in f.rounds}
+"""Value of `sweep.search` -> the place of what says its result."""
+
+SEARCHED = {
+    (key, word): unused
+    for f in FEATURES.values()
+    for word in f.rounds
+    for key, unused in f.settings.items()
+}
+"""Key of `sweep` and the value of `sweep.search` that it is for -> the value that asks for nothing."""
+
 ADMISSION = tuple(f"{n}.{f.admission}" for n, f in FEATURES.items() if f.admission)
 """Modules that are asked of cells before they run."""
 
@@ -228,8 +270,8 @@ OPTIONS = {
 }
 """Verb and option -> the place of what runs."""
 
-ABSENT = [key for n, f in KNOWN.items() if n not in FEATURES for key in f.settings]
-"""Keys of `sweep` whose features are not there."""
+ABSENT = {k: v for n, f in KNOWN.items() if n not in FEATURES for k, v in f.settings.items()}
+"""Keys of `sweep` whose features are not there -> the value that asks for nothing."""
 
 
 def option(name: str) -> Any:

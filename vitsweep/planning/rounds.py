@@ -87,6 +87,10 @@ class AddedRounds(Rounds, Protocol):
     def outlook(self) -> str:
         """What the command would do, for `plan`."""
 
+    @staticmethod
+    def problems(settings: SweepSettings) -> list[str]:
+        """Say which settings of a sweep do not go with it."""
+
     def check(self) -> None:
         """Refuse what cannot begin."""
 

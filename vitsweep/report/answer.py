@@ -1,6 +1,7 @@
 """The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
 from math import ceil, log
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,6 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, missing, number, percent, told
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
-from vitsweep.tables.race import race_lines
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import ITS_RATIO, LEFT_OUT, OTHER_SIZE, one_look
@@ -70,6 +70,26 @@ def question(cells: DataFrame, replicated: str = "") -> str:
     return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
 
 
+class SearchResult(NamedTuple):
+    """What an optional feature says of the rounds that it chose, see `extras.RESULTS`."""
+
+    title: str
+    table: DataFrame
+    """First rows, as text."""
+    num_more: int
+    """Rows that only the report shows."""
+    lines: list[str]
+
+
+def search_result(tables: SweepTables) -> SearchResult | None:
+    """Return the result of what chose the rounds of the latest command; None of a grid."""
+    search = tables.commands[-1].get("search") if tables.commands else "grid"
+    if search not in extras.RESULTS:
+        return None
+    found: SearchResult | None = extras.load(extras.RESULTS[search])(tables)
+    return found
+
+
 def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     """Return the result of a sweep in one sentence per baseline, or one where there is none.
 
@@ -80,14 +100,13 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
 
     Args:
         tables: of one sweep.
-        cells: some of its rows, such as those of one command; by default all, or the result of its search
-            or race.
+        cells: some of its rows, such as those of one command; by default all, or the result of its
+            search.
     """
-    latest = tables.commands[-1] if tables.commands else {}
     if cells is None and tables.limit_key:
         return [limit_answer(tables.limits, tables.limit_key)]
-    if cells is None and tables.race and latest.get("search") in extras.ROUNDS:
-        return race_lines(tables.race)
+    if cells is None and (result := search_result(tables)):
+        return result.lines
     cells = tables.cells if cells is None else cells
     table = replicates(cells, tables.replicate_key)
     table = checked_cells(table if len(table) else cells, *COMPARED)

@@ -18,7 +18,6 @@ class ChartWarning(UserWarning):
 
 
 NAMES = (
-    "race",
     "limits",
     "speedup",
     "waterfall",
@@ -45,8 +44,10 @@ CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART
 
 def shown_features(tables: SweepTables) -> list[str]:
     """Return the optional features of which the runs of these sweeps hold something."""
-    recorded = {key for record in tables.records for key in record.samples}
-    return [name for name, feature in FEATURES.items() if feature.recorded in recorded]
+    found = {key for record in tables.records for key in record.samples}
+    kept = {f.kept for f in FEATURES.values() if f.kept}
+    found |= {file for store in tables.stores for file in kept if (store.root / file).exists()}
+    return [name for name, f in FEATURES.items() if {f.recorded, f.kept} & found]
 
 
 def charts_of(tables: SweepTables) -> list[Chart]:
@@ -54,10 +55,9 @@ def charts_of(tables: SweepTables) -> list[Chart]:
     found = list(CHARTS)
     for name in shown_features(tables):
         for chart, before in FEATURES[name].charts.items():
-            places = [i for i, other in enumerate(found) if other.name == before]
-            found.insert(
-                places[0] + 1 if places else len(found), load(f"{name}.charts.{chart}:CHART")
-            )
+            names = ["", *(other.name for other in found)]
+            place = names.index(before) if before in names else len(found)
+            found.insert(place, load(f"{name}.charts.{chart}:CHART"))
     return found
 
 
@@ -69,6 +69,13 @@ def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
     ]
     made = [(heading, load(place)(tables)) for heading, place in named if heading]
     return [(heading, body) for heading, body in made if body]
+
+
+def files_of(tables: SweepTables) -> list[tuple[str, str]]:
+    """Return name and text of each file that an optional feature writes beside a report."""
+    shown = [(n, *each) for n in shown_features(tables) for each in FEATURES[n].files.items()]
+    made = [(file, load(f"{name}.{place}")(tables)) for name, file, place in shown]
+    return [(file, text) for file, text in made if text]
 
 
 def drawn(

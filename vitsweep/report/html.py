@@ -16,7 +16,7 @@ from vitsweep.charts.style import NOTHING, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import answers, question
-from vitsweep.report.figures import ChartWarning, drawn, sections
+from vitsweep.report.figures import ChartWarning, drawn, files_of, sections
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -44,7 +44,6 @@ from vitsweep.tables.notes import (
     unmeasured_lines,
 )
 from vitsweep.tables.published import SURENESS, beside_text
-from vitsweep.tables.race import race_table, race_text
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
@@ -57,8 +56,8 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
     Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
-    sweep looked for a limit, `race.csv` where it raced, `replicates.csv` where it repeated settings, and
-    `exposed_communication.csv` where scaling was measured.
+    sweep looked for a limit, `replicates.csv` where it repeated settings, `exposed_communication.csv` where
+    scaling was measured, and files of optional features.
 
     Args:
         source: tables of one sweep, or its folder.
@@ -82,8 +81,8 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))
     if tables.limit_key:
         write_atomically(folder / "limits.csv", csv_text(tables.limits))
-    if tables.race:
-        write_atomically(folder / "race.csv", csv_text(race_table(tables.race)))
+    for file, text in files_of(tables):
+        write_atomically(folder / file, text)
     if len(repeated):
         write_atomically(folder / "replicates.csv", csv_text(repeated))
     else:
@@ -110,7 +109,7 @@ def render(
         charts: name, title, caption and SVG of each chart.
         exposed: the exposed communication that is shown.
     """
-    cells, repeated, race = tables.cells, tables.replicates, tables.race
+    cells, repeated = tables.cells, tables.replicates
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
     beside, common = beside_text(tables.published, tables.settings)
@@ -124,7 +123,6 @@ def render(
         "sections": sections(tables),
         "exposed": exposed_text(exposed).to_dict("split"),
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
-        "race": race_text(race_table(race)).to_dict("split") if race else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
         "published": beside.to_dict("split"),

@@ -1,20 +1,13 @@
-"""Which sweeps there are under `results/`, and what a race wrote into one."""
+"""Which sweeps there are under `results/`."""
 
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import UnsafeFileError
-from vitsweep.foreign import foreign
 from vitsweep.results.store import Store
 
 RESULTS = Path("results")
-RACE = "race.json"
-_OF_A_RACE = frozenset(
-    "objective indifference error seconds num_runs grid_runs grid_blocks runner_up confirmed open".split()
-)
 
 
 def find_sweep(name: str | None) -> Store:
@@ -58,35 +51,3 @@ def sweep_names() -> list[str]:
 
     folders = [path.parent for path in RESULTS.glob("*/cells")]
     return [folder.name for folder in sorted(folders, key=last_command, reverse=True)]
-
-
-def read_race(folder: Path) -> dict[str, Any]:
-    """Return what a race wrote into a sweep folder; {} where there was none.
-
-    Raises:
-        VitsweepError: the file is damaged.
-    """
-    path = folder / RACE
-    try:
-        document = foreign(path)
-        cells = document.get("cells", [])
-        is_whole = not cells or isinstance(document["num_blocks"], int)
-        is_whole &= all(
-            isinstance(cell["cell_id"], str)
-            and isinstance(cell["name"], str)
-            and all(isinstance(block, int) for block in cell["blocks"])
-            for cell in cells
-        )
-        is_whole &= "leader" not in document or _OF_A_RACE <= document.keys()
-    except FileNotFoundError:
-        return {}
-    except UnsafeFileError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise VitsweepError(
-            f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
-            "from the runs."
-        )
-    return dict(document)

@@ -1,6 +1,5 @@
 """SweepTables: the tables of one or several sweeps, each computed when it is first asked for, and once."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +12,7 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metrics, known_metrics
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.results.sweeps import read_race
+from vitsweep.results.store import Store
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits
@@ -186,15 +184,6 @@ class SweepTables:
     def traces(self) -> dict[str, Path]:
         """Cell -> its latest profiler trace."""
         return {k: v for store in self.stores for k, v in traces_of(store).items()}
-
-    @cached_property
-    def race(self) -> dict[str, Any]:
-        """`race.json` of the sweep; empty where there was no race."""
-        try:
-            return read_race(self.stores[0].root) if len(self.stores) == 1 else {}
-        except VitsweepError as error:  # the other tables are whole
-            warnings.warn(str(error), DamagedRecordWarning, stacklevel=2)
-            return {}
 
     @cached_property
     def evaluations(self) -> DataFrame:

@@ -17,14 +17,13 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.extras.race import rounds as rounds_module
 from vitsweep.extras.race.rounds import RaceRounds
+from vitsweep.extras.race.table import RACE, race_lines, race_table, read_race
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import FRESH, RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import RACE, read_race
-from vitsweep.tables.race import race_lines, race_table
 from vitsweep.tables.speedup import speedup_over
 
 CODE = {"packages": {"torch": "2.13.0"}}

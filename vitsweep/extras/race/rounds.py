@@ -20,13 +20,13 @@ from pandas import DataFrame
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import BadValueError
 from vitsweep.extras.race.halving import LAST, LEVEL, Runs, Standing, standing, within_reach
+from vitsweep.extras.race.table import RACE
 from vitsweep.files import write_atomically
 from vitsweep.planning.blocks import BalancedOrder, Block, runs_per_cell, seconds_of_block
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused, cell_labels
 from vitsweep.results.record import CHOOSING, FRESH, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import RACE
 from vitsweep.tables.formatting import count
 from vitsweep.tables.stats import adjusted, estimate, interval
 
@@ -103,6 +103,27 @@ class RaceRounds:
         """Runs of that grid, those of baselines among them."""
         missing = {e.cell_id: self.grid_blocks for e in self.cells if not e.is_added_baseline}
         return runs_per_cell(self.plan, missing, self.settings.cells_per_block).total()
+
+    @staticmethod
+    def problems(settings: SweepSettings) -> list[str]:
+        """Say which settings of a sweep do not go with a race."""
+        unfit = {
+            "sweep.limit.key": settings.limit.key,
+            "sweep.max_gpu_hours": settings.max_gpu_hours,
+            "sweep.replicate": settings.replicate,
+            "sweep.accept_code": None if settings.accept_code == "same" else settings.accept_code,
+        }
+        found = [
+            f"`{key}={value}` does not go with `sweep.search=race`: leave out one of them."
+            for key, value in unfit.items()
+            if value is not None
+        ]
+        if settings.cells_per_block < LEAST_CELLS:
+            found.append(
+                f"`sweep.cells_per_block={settings.cells_per_block}` must be at least 2 in a race, which "
+                "compares the cells of a block with one another."
+            )
+        return found
 
     def check(self) -> None:
         """Refuse a race that cannot begin.

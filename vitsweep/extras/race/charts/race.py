@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
-from vitsweep.tables.race import race_history
+from vitsweep.extras.race.table import race_history, race_in
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
@@ -22,12 +22,12 @@ COLOURS = {
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the cells of a race with the blocks in which each ran."""
-    table = race_history(tables.race)
+    table = race_history(race_in(tables))
     return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.race.race_table`, with each cell's `blocks`, from 0.
+    """Draw the table of `race_table`, with each cell's `blocks`, from 0.
 
     A cell's line ends where it was dropped; dots are its runs.
     """

@@ -1,4 +1,4 @@
-"""A race on a cluster: rounds as job arrays, and what cannot be raced there."""
+"""A race on a cluster: rounds as job arrays."""
 
 import os
 import signal
@@ -7,29 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.command import Command
-from tests.launchers.slurm.conftest import SlurmClient, eventually
+from tests.launchers.slurm.conftest import (
+    SlurmClient,
+    cluster,
+    eventually,
+    slurm_environ,
+    slurm_packages,
+)
 from tests.launchers.slurm.sweeps import SMALL, Sweep
-from tests.launchers.slurm.test_packing import plan, settings
-from vitsweep.errors import BadValueError
-from vitsweep.launchers.slurm.submit.launch import check_rounds, only_request
-from vitsweep.results.sweeps import read_race
+from vitsweep.extras.race.table import read_race
+
+__all__ = ["cluster", "slurm_environ", "slurm_packages"]
 
 KILLS = 20
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"wait": False}, "`hydra.launcher.wait=false`: each round of `sweep.search=race`"),
-        ({"pair": False}, "`hydra.launcher.pair=false` does not go with `sweep.search=race`"),
-    ],
-)
-def test_a_race_waits_for_its_rounds_and_compares_within_blocks(
-    changed: dict[str, bool], told: str
-) -> None:
-    with pytest.raises(BadValueError, match=told.replace("(", r"\(")):
-        check_rounds(settings(**changed), "sweep.search=race")
-    check_rounds(settings(), "sweep.search=race")
 
 
 @pytest.fixture
@@ -96,11 +86,3 @@ def test_of_two_commands_of_one_race_one_races(sweep: Sweep) -> None:
     runs = list(sweep.command.store.runs())
     assert len(planned) == len({run.run_id for run in runs}) == race["num_runs"]
     assert {run.environment["launcher"] for run in runs} == {"slurm"}
-
-
-def test_cells_with_different_resources_are_not_raced() -> None:
-    assert (
-        only_request(plan("sharding=ddp,fsdp").runnable, settings(), "sweep.search=race").nodes == 1
-    )
-    with pytest.raises(BadValueError, match=r"these ask for different resources \(n1x\d, n2x\d,"):
-        only_request(plan("resources.nodes=1,2").runnable, settings(), "sweep.minutes=3")

@@ -1,21 +1,74 @@
 """A race of `sweep.search=race` in words and as a table, from `race.json` of its sweep."""
 
+import warnings
 from collections.abc import Mapping
 from math import exp
+from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
+from vitsweep.errors import VitsweepError
+from vitsweep.files import UnsafeFileError
+from vitsweep.foreign import foreign
+from vitsweep.results.store import DamagedRecordWarning
 from vitsweep.tables.formatting import Column, count, number, text_columns, times, told, values
 from vitsweep.tables.sentences import say
+from vitsweep.tables.sweep_tables import SweepTables
 
 Race = Mapping[str, Any]
+
+RACE = "race.json"
+_OF_A_RACE = frozenset(
+    "objective indifference error seconds num_runs grid_runs grid_blocks runner_up confirmed open".split()
+)
 
 COLUMNS = "cell_id name state runs first_block last_block to_leader reason".split()
 STATES = ("leader", "runner-up", "in the race", "dropped", "out", "never ran")
 """In the order of the table."""
 MOST_OPEN = 5
 """Cells that a sentence names."""
+
+
+def read_race(folder: Path) -> dict[str, Any]:
+    """Return what a race wrote into a sweep folder; {} where there was none.
+
+    Raises:
+        VitsweepError: the file is damaged.
+    """
+    path = folder / RACE
+    try:
+        document = foreign(path)
+        cells = document.get("cells", [])
+        is_whole = not cells or isinstance(document["num_blocks"], int)
+        is_whole &= all(
+            isinstance(cell["cell_id"], str)
+            and isinstance(cell["name"], str)
+            and all(isinstance(block, int) for block in cell["blocks"])
+            for cell in cells
+        )
+        is_whole &= "leader" not in document or _OF_A_RACE <= document.keys()
+    except FileNotFoundError:
+        return {}
+    except UnsafeFileError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise VitsweepError(
+            f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
+            "from the runs."
+        )
+    return dict(document)
+
+
+def race_in(tables: SweepTables) -> Race:
+    """Return what a race wrote into the folder of the sweep; {} of several sweeps, and of a damaged one."""
+    try:
+        return read_race(tables.stores[0].root) if len(tables.stores) == 1 else {}
+    except VitsweepError as error:  # the other tables are whole
+        warnings.warn(str(error), DamagedRecordWarning, stacklevel=1)
+        return {}
 
 
 def race_table(race: Race) -> DataFrame:

@@ -1,11 +1,21 @@
 """A race in words, as a table and as a chart: who leads, who left when and why, which figures to trust."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vitsweep.charts import race as chart
-from vitsweep.tables.race import race_history, race_lines, race_table, race_text
+from vitsweep.errors import VitsweepError
+from vitsweep.extras.race.charts import race as chart
+from vitsweep.extras.race.table import (
+    RACE,
+    race_history,
+    race_lines,
+    race_table,
+    race_text,
+    read_race,
+)
 
 
 def of_cell(cell: str, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -72,3 +82,18 @@ def test_the_chart_has_a_line_per_cell_that_ran(race: dict[str, Any]) -> None:
     [axes] = figure.axes
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["x=a", "x=b", "x=p", "x=c"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": [3]}', '{"cells": [], "leader": "a"}'])
+def test_a_damaged_race_is_refused(tmp_path: Path, text: str) -> None:
+    assert read_race(tmp_path) == {}
+    (tmp_path / RACE).write_text(text)
+    with pytest.raises(VitsweepError, match="is damaged"):
+        read_race(tmp_path)
+
+
+def test_a_race_without_what_its_table_shows_is_damaged(tmp_path: Path) -> None:
+    for cells in ([{"cell_id": "x"}], [{"cell_id": "x", "name": "x", "blocks": [0]}]):
+        (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells, "leader": "x"}))
+        with pytest.raises(VitsweepError, match="is damaged"):
+            read_race(tmp_path)

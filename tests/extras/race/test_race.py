@@ -7,8 +7,8 @@ import pytest
 
 from tests.command import Command
 from tests.launchers.test_local_faults import wait_for
+from vitsweep.extras.race.table import read_race
 from vitsweep.report.html import write_report
-from vitsweep.results.sweeps import read_race
 
 GRID = (
     "-m",

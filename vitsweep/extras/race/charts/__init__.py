@@ -1,0 +1,1 @@
+"""The chart of a race; its name is that of its file."""
