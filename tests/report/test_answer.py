@@ -1,7 +1,6 @@
 """The sentence at the end of a command, and what it says to type next."""
 
 import numpy as np
-import pytest
 
 from tests.builders import run, table
 from vitsweep.report.answer import answers, next_command
@@ -27,21 +26,6 @@ def test_noise_that_hides_everything_is_called_inconclusive() -> None:
     assert answer.startswith("Nothing is shown to beat the baseline; O1 has the highest estimate, ")
     assert answer.endswith("inconclusive, it varies by 34 % from block to block.")
     assert next_command(noisy.cells, TYPED) == "", "more than 60 blocks would be needed"
-
-
-@pytest.mark.parametrize(("column", "where"), [("node", "on node"), ("torch", "with torch")])
-def test_a_node_or_version_that_explains_the_spread_is_named(column: str, where: str) -> None:
-    runs = [
-        run(cell, f"b{n}", speed, minute=n, environment={column: "ab"[n % 2]}, precision=name)
-        for n, ratio in enumerate((0.76, 1.3, 0.77, 1.31, 0.78, 1.29))
-        for cell, name, speed in (("base", "fp32", 100), ("cell", "O1", 100 * ratio))
-    ]
-    [answer] = answers(SweepTables.from_runs(table(*runs), {"base": "base", "cell": "base"}))
-    assert (
-        f"inconclusive, its ratio is 0.77x [0.75, 0.80] {where} a and 1.30x [1.28, 1.33] {where} b"
-        in answer
-    )
-    assert "from block to block" not in answer
 
 
 def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_each_other() -> None:

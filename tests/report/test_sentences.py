@@ -178,10 +178,6 @@ def noted() -> Iterator[str]:
     ]
     yield from shown(of("base", metrics=phases), fused)
     yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
-    yield from shown(
-        on("node", "ab", "base", [1] * 6),
-        on("node", "ab", "far", (0.76, 1.3, 0.77, 1.31, 0.78, 1.29)),
-    )
     yield from shown(base, of("large", SURE, resolution_px=32))
     yield from shown([run("base", status=Status.failed, precision="base")], of("sure", SURE))
     jobs = (
@@ -318,7 +314,7 @@ SENTENCE = re.compile(r"[A-Za-z]+ [a-z]+,? [a-z]+ [a-z]+")
 TITLES = ("Chart", "title", "set_xlabel", "set_text", "set", "add_argument", "number", "flag")
 """Calls whose texts are a title, a label of an axis, or an option's help."""
 NO_RESULTS = {
-    "first run of a block", "blocks on several devices", "noise of a ratio",  # names of diagnostics
+    "lag-1 correlation of blocks", "blocks on several devices", "noise of a ratio",  # names of diagnostics
     "ran out of memory", "which are left out",  # how a block ended
     "more than on average", "less than on average",  # claims of an interaction
     "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles

@@ -8,7 +8,6 @@ from pandas import DataFrame
 
 from tests.builders import run, table
 from tests.noise import (
-    cold_first_run,
     coverage,
     drifting,
     heavy_tailed,
@@ -24,7 +23,7 @@ from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import ratio
 from vitsweep.tables.load import families_of
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
-from vitsweep.tables.stats import LEVEL, adjusted, correlation_in_time, order_p_value
+from vitsweep.tables.stats import LEVEL, adjusted
 from vitsweep.tables.sweep_tables import SweepTables
 
 THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
@@ -170,37 +169,13 @@ def test_the_shown_interval_covers_the_truth(noise, num_blocks):
     assert coverage(shown, 1.3) == pytest.approx(0.95, abs=0.02 + 0.008)
 
 
-@pytest.mark.parametrize("num_blocks", [FIVE, TEN])
-def test_a_cold_first_run_of_every_block_is_diagnosed_where_intervals_suffer(num_blocks):
-    """The first run of every block is 6 % slower, more than the 3 % between runs."""
-    found, covered, sweeps = 0, [], 30
-    for seed in range(sweeps):
-        runs, baselines = simulate(
-            {"base": 1.0, "a": 1.3, "b": 1.3, "c": 1.3}, cold_first_run(),
-            np.random.default_rng(seed), num_blocks=num_blocks,
-        )  # fmt: skip
-        rows = diagnostics(runs, baselines).set_index("diagnostic")
-        found += bool(rows.loc["first run of a block", "threatens"])
-        over = speedup_over(runs, baselines)
-        covered.append(coverage(over[over["p_value"].notna()], 1.3))
-    assert found / sweeps > 0.6
-    assert np.mean(covered) > 0.85
-
-
-def test_diagnostics_estimate_what_is_there_and_are_silent_where_nothing_is():
+def test_diagnostics_are_silent_where_nothing_is() -> None:
     settings = {"base": 1.0} | {f"c{i}": 1.2 for i in range(5)}
-    cold, baselines = simulate(
-        settings, cold_first_run(0.005, 0.06), np.random.default_rng(1), num_blocks=8
-    )
-    row = diagnostics(cold, baselines).set_index("diagnostic").loc["first run of a block"]
-    assert row["estimate"] == pytest.approx(0.94, abs=0.01)
-    assert row["low"] < 0.94 < row["high"]
-    assert "0.943 [0.940, 0.946] times" in row["sentence"]
     alarms = 0
     for seed in range(60):
-        quiet, baselines = simulate(settings, normal(), np.random.default_rng(seed), num_blocks=6)
+        quiet, baselines = simulate(settings, normal(), np.random.default_rng(seed), num_blocks=14)
         alarms += int(diagnostics(quiet, baselines)["threatens"].sum())
-    assert alarms <= 11  # two diagnostics at 5 % each in 60 sweeps, plus two standard errors
+    assert alarms <= 8  # one-sided at 2.5 %, over cells that share a baseline
 
 
 def test_blocks_that_resemble_each_other_are_diagnosed():
@@ -212,7 +187,9 @@ def test_blocks_that_resemble_each_other_are_diagnosed():
             {"base": 1.0, "a": 1.2, "b": 1.2, "c": 1.2}, autocorrelated(correlation=0.5),
             np.random.default_rng(seed), num_blocks=20,
         )  # fmt: skip
-        row = diagnostics(runs, baselines).set_index("diagnostic").loc["autocorrelation of blocks"]
+        row = (
+            diagnostics(runs, baselines).set_index("diagnostic").loc["lag-1 correlation of blocks"]
+        )
         estimates.append(row["estimate"])
     assert np.mean(estimates) == pytest.approx(0.5, abs=0.12)
 
@@ -231,33 +208,6 @@ def test_an_interval_that_is_shown_never_contradicts_its_claim() -> None:
     assert ratio(1.0, 0.98, 1.0) == "1.00x [0.98, 1.00]"
 
 
-def correlated_sweep(blocks, correlation, generator, cells_=4):
-    """A baseline and equal cells, normal noise that keeps part of that of the block before."""
-    noise = generator.normal(0, 0.03, (blocks, cells_))
-    for block in range(1, blocks):
-        noise[block] = (1 - correlation**2) ** 0.5 * noise[block] + correlation * noise[block - 1]
-    return (noise[:, 1:] - noise[:, :1]).T
-
-
-def alarms(blocks, correlation, draw=None, sweeps=100):
-    """Share of sweeps of which the diagnostic says that neighbouring blocks resemble each other."""
-    generator, found = np.random.default_rng(blocks), 0
-    for _ in range(sweeps):
-        logs = (
-            correlated_sweep(blocks, correlation, generator)
-            if draw is None
-            else (noise := draw(generator, (4, blocks)))[1:] - noise[:1]
-        )
-        groups = [logs - logs.mean(axis=1, keepdims=True)]
-        found += order_p_value(groups) <= LEVEL and correlation_in_time(groups) > 0
-    return found / sweeps
-
-
-def test_blocks_are_not_said_to_resemble_each_other_by_chance() -> None:
-    assert alarms(10, 0.0, sweeps=60) <= 0.05 + 2 * (0.05 * 0.95 / 60) ** 0.5
-    assert alarms(20, 0.6, sweeps=30) > 0.6
-
-
 @pytest.mark.parametrize("num_blocks", [5, 7])
 def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None:
     speeds = [100 * np.exp(0.05 * i) for i in range(num_blocks)]  # as alike as can be
@@ -266,31 +216,15 @@ def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None
         *(run("a", f"b{i}", s, minute=i) for i, s in enumerate(speeds)),
     )
     row = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
-    assert not row.loc["autocorrelation of blocks", "threatens"]
-    assert row.loc["autocorrelation of blocks", "sentence"] == ""
-    for blocks in (11, 12):
-        more = table(
-            *(run("base", f"b{i}", 100, minute=i) for i in range(blocks)),
-            *(run("a", f"b{i}", 100 * np.exp(0.05 * i), minute=i) for i in range(blocks)),
-        )
-        row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
-        assert row.loc["autocorrelation of blocks", "threatens"]
-        assert "resemble each other" in row.loc["autocorrelation of blocks", "sentence"]
-
-
-@pytest.mark.full
-def test_the_rates_of_the_diagnostic_of_neighbouring_blocks() -> None:
-    """Prints the rates of false alarms and of detection."""
-    kinds = {
-        "heavy tails": lambda g, shape: 0.03 / 3**0.5 * g.standard_t(3, shape),
-        "two modes": lambda g, shape: g.normal(0, 0.015, shape) - 0.065 * (g.random(shape) < 0.2),
-    }
-    false = {f"{kind}, {n}": alarms(n, 0.0, draw) for kind, draw in kinds.items() for n in (8, 20)}
-    false |= {f"normal, {n}": alarms(n, 0.0) for n in (8, 11, 20)}
-    found = {f"{r}, {n} blocks": alarms(n, r) for r in (0.3, 0.6) for n in (8, 11, 20)}
-    print("false alarms", false, "\ndetected", found)
-    assert max(false.values()) <= 0.05 + 3 * (0.05 * 0.95 / 100) ** 0.5
-    assert found["0.6, 20 blocks"] > 0.7
+    assert not row.loc["lag-1 correlation of blocks", "threatens"]
+    assert row.loc["lag-1 correlation of blocks", "sentence"] == ""
+    more = table(
+        *(run("base", f"b{i}", 100, minute=i) for i in range(14)),
+        *(run("a", f"b{i}", 100 * np.exp(0.05 * i), minute=i) for i in range(14)),
+    )
+    row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
+    assert row.loc["lag-1 correlation of blocks", "threatens"]
+    assert "resemble each other" in row.loc["lag-1 correlation of blocks", "sentence"]
 
 
 def test_noise_stands_among_the_diagnostics() -> None:
@@ -307,16 +241,3 @@ def test_noise_stands_among_the_diagnostics() -> None:
     quiet = table(*(run(c, f"b{i}", 100 + i % 2) for c in ("base", "a") for i in range(5)))
     rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert not rows.loc["noise of a ratio", "threatens"]
-
-
-@pytest.mark.parametrize(("column", "words"), [("node", "on node"), ("torch", "with torch")])
-def test_what_explains_the_noise_of_a_ratio_is_named_beside_it(column: str, words: str) -> None:
-    runs = table(
-        *(run(c, f"b{i}", 100 * (1 + (c == "a") * (0.3 - 0.5 * (i % 2) + 0.001 * i)), minute=i,
-              environment={column: "xy"[i % 2]})
-          for i in range(8) for c in ("base", "a")),
-    )  # fmt: skip
-    told = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")["sentence"]
-    assert (
-        f"1.30x [1.30, 1.31] {words} x and 0.80x [0.80, 0.81] {words} y" in told["noise of a ratio"]
-    )

@@ -10,6 +10,7 @@ from pandas.testing import assert_frame_equal
 from scipy.special import stdtrit
 
 from tests.noise import (
+    as_listed,
     autocorrelated,
     cold_first_run,
     coverage,
@@ -22,7 +23,6 @@ from tests.noise import (
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cells import cells
-from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.stats import estimate, mean_interval
 
 CELLS = {"base": 1.0, "fast": 1.3, "slow": 0.9, "same": 1.0}
@@ -82,24 +82,27 @@ def test_over_4000_sweeps_it_holds_the_truth_in_95_percent_within_2(name, num_bl
     assert 0.93 <= share <= (1.0 if name in CONSERVATIVE else 0.97)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("num_blocks", [3, 5, 10])
-def test_a_cold_first_run_of_every_block_is_covered_and_flagged(num_blocks):
-    flagged, sweeps = 0, 60
-    for seed in range(sweeps):
-        generator = np.random.default_rng(seed)
-        runs, baselines = simulate(
-            CELLS, HELD["cold_first_run_of_every_block"], generator, num_blocks=num_blocks,
-            order=planned,
-        )  # fmt: skip
-        rows = diagnostics(runs, baselines).set_index("diagnostic")
-        flagged += bool(rows.loc["first run of a block", "threatens"])
-    assert flagged / sweeps > {3: 0.4, 5: 0.6, 10: 0.9}[num_blocks]
+@pytest.mark.parametrize("num_blocks", [3, 5])
+def test_balanced_orders_take_out_what_a_cold_first_run_costs(num_blocks):
+    """The first run of every block is 6 % slower: of no cell more than of its baseline, in the mean."""
+    generator = np.random.default_rng(num_blocks)
+    runs, baselines = simulate(
+        CELLS, cold_first_run(), generator, num_blocks=num_blocks, sweeps=SWEEPS, order=planned
+    )
+    found = estimate(log_ratios(log_throughput_per_block(runs), baselines))
+    truth = found["cell_id"].str.split("/").str[1].map(CELLS)
+    bias = np.log(found["speedup"] / truth).mean()
+    assert abs(bias) < 0.005
+    fixed, _ = simulate(
+        CELLS, cold_first_run(), generator, num_blocks=num_blocks, sweeps=SWEEPS, order=as_listed
+    )
+    found = estimate(log_ratios(log_throughput_per_block(fixed), baselines))
+    assert np.log(found["speedup"] / truth).mean() > 0.05, "the baseline always first"
 
 
 @pytest.mark.parametrize("num_blocks", [5, 10])
-def test_blocks_that_resemble_each_other_cost_coverage_as_the_diagnostic_says(num_blocks):
-    # "about 87 % at 0.3", tables/diagnostics.py
+def test_blocks_that_resemble_each_other_cost_coverage_as_the_page_says(num_blocks):
+    # docs/numbers.md
     assert covered(autocorrelated(correlation=0.3), num_blocks) == pytest.approx(0.87, abs=0.035)
 
 

@@ -44,7 +44,7 @@ if "gate" in extras.FEATURES:
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
 
-SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 2000, 40, 5
+SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 4000, 40, 5
 MISSING, CUT_SLOWDOWN = 0.1, 4.0
 """Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
 CELLS = (4, 16, 64)

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from math import expm1, inf, sqrt
 
 from pandas import DataFrame
-from scipy.special import nctdtr, stdtrit
 
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, POWER, widening
+from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, POWER, noncentrality, widening
 
 WIDER = 0.25
 """Independent blocks have the power of intervals at a correlation of this / sqrt(blocks): 78 to 83 % of
@@ -68,18 +67,9 @@ def minimum_detectable_effect(
     """
     if num_blocks < MIN_BLOCKS:
         return inf
-    degrees = num_blocks - 1.0
-    threshold = float(stdtrit(degrees, 1 - LEVEL / (2 * num_comparisons)))
-
-    def excess(noncentrality: float) -> float:
-        """The other tail of the two-sided test holds less than 1e-6 where the power is above 0.5."""
-        return (1 - float(nctdtr(degrees, noncentrality, threshold))) - power
-
-    from scipy.optimize import brentq
-
-    noncentrality = brentq(excess, 0.0, 3 * threshold + 10)
+    distance = noncentrality(num_blocks - 1.0, LEVEL / num_comparisons, power)
     error = log_ratio_sd * widening(WIDER / sqrt(num_blocks), num_blocks) / sqrt(num_blocks)
-    return expm1(noncentrality * error)
+    return expm1(distance * error)
 
 
 def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> Noise:

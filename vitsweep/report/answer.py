@@ -18,7 +18,7 @@ from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import ITS_RATIO, LEFT_OUT, OTHER_SIZE, one_look
+from vitsweep.tables.speedup import LEFT_OUT, OTHER_SIZE, one_look
 from vitsweep.tables.stats import (
     INCONCLUSIVE,
     LEVEL,
@@ -270,9 +270,7 @@ def _why(row: Series) -> str:
         return "; ".join([n for n in notes if n.endswith(LEFT_OUT)] or [str(row["claim"])])
     if row["claim"] != Claim.no_difference_shown:
         return str(row["claim"])
-    where = next((note for note in notes if note.startswith(ITS_RATIO)), "")
-    is_noisy = row["block_noise"] > NOISY
-    why = where or (say("noisy", noise=100 * row["block_noise"]) if is_noisy else "")
+    why = say("noisy", noise=100 * row["block_noise"]) if row["block_noise"] > NOISY else ""
     claim = INCONCLUSIVE if is_inconclusive(row) or why else str(row["claim"])
     return f"{claim}, {why}" if why else claim
 

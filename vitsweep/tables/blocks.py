@@ -7,7 +7,6 @@ being on the Pareto front and the like start from there.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from vitsweep.tables.stats import MIN_BLOCKS, half_width, spread_factor
+from vitsweep.tables.stats import spread_factor
 from vitsweep.tables.valid_runs import checked_runs, valid_runs
 
 Floats = NDArray[np.float64]
 
 ROW = "row"
 """Column with the number of the measured row of a run (`valid_runs.keyed`)."""
-SMALL_EFFECT = 0.005
-"""A position effect below this fraction changes no interval that matters."""
-_SWEEPS = 60  # of alternating projections; a few suffice for complete blocks
-
 BLOCK = ["sweep", "device", "block"]
 """Columns that identify a block. Runs of one block on different devices are never compared."""
 
@@ -106,68 +101,6 @@ def share_nodes(left: object, right: object) -> bool:
     return a <= b or b <= a
 
 
-@dataclass(frozen=True)
-class FirstRun:
-    """Log of the throughput of the first run of a block relative to the others, `+- half` at 95 %."""
-
-    effect: float
-    half: float
-    num_runs: int
-
-    @property
-    def threatens(self) -> bool:
-        """Whether it is shown, and large enough to matter."""
-        return abs(self.effect) > max(self.half, SMALL_EFFECT)
-
-
-def first_run(runs: DataFrame) -> FirstRun | None:
-    """Estimate what the first place in a block changes; None where the runs cannot tell.
-
-    From a linear model of log(images/s) with an effect of every cell and every block.
-
-    Args:
-        runs: that count, with `row` and `position` (from 0).
-    """
-    throughput = runs["images_per_second"].to_numpy(float, na_value=np.nan)
-    usable = runs[np.isfinite(throughput) & (throughput > 0) & runs["position"].notna()]
-    if len(usable) == 0:
-        return None
-    cell, block = (
-        usable.groupby(keys, observed=True, dropna=False).ngroup().to_numpy()
-        for keys in ([ROW], BLOCK)
-    )
-    several = np.bincount(block)[block] > 1
-    cell, block = _codes(cell[several]), _codes(block[several])
-    first = (usable["position"].to_numpy(float)[several] == 0).astype(float)
-    logs = np.log(usable["images_per_second"].to_numpy(float)[several])
-    degrees = len(logs) - (cell.max(initial=-1) + 1) - (block.max(initial=-1) + 1)
-    if degrees < MIN_BLOCKS - 1:
-        return None
-    x, y = _within(first, cell, block), _within(logs, cell, block)
-    if x @ x < 1e-9:
-        return None
-    effect = float(x @ y / (x @ x))
-    error = sqrt(float(((y - effect * x) ** 2).sum()) / degrees / float(x @ x))
-    return FirstRun(effect, float(half_width(error, degrees)), len(logs))
-
-
-def _codes(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(values, return_inverse=True)[1]
-
-
-def _within(values: Floats, cell: NDArray[np.int64], block: NDArray[np.int64]) -> Floats:
-    """Return what is left of values (runs,) without an effect of every cell and every block.
-
-    Alternating projections: subtract the means of cells and of blocks in turns until both vanish.
-    """
-    left = values.copy()
-    counts = [np.bincount(codes) for codes in (cell, block)]
-    for _ in range(_SWEEPS):
-        for codes, number in zip((cell, block), counts, strict=True):
-            left -= (np.bincount(codes, weights=left) / number)[codes]
-    return left
-
-
 @dataclass(frozen=True, eq=False)
 class WithinBlocks:
     """Sufficient statistics of `log(images/s) = cell + block + noise` with free block effects.
@@ -182,6 +115,7 @@ class WithinBlocks:
         degrees: degrees of freedom of `residual`.
         seen: cells x blocks, 1 where the cell ran in the block, else 0; oldest block first.
         rest: cells x blocks, what neither cells nor blocks explain of a log.
+        any_look: a command looked at its intervals while it measured.
     """
 
     cells: list[str]
@@ -192,6 +126,7 @@ class WithinBlocks:
     degrees: int
     seen: Floats
     rest: Floats
+    any_look: bool = False
 
     @cached_property
     def spectrum(self) -> tuple[Floats, Floats]:
@@ -256,7 +191,8 @@ def within_blocks(runs: DataFrame) -> WithinBlocks:
         VitsweepError: a column is missing or does not hold what its name says.
     """
     per_block = log_throughput_per_block(valid_runs(checked_runs(runs)))
-    return _reduced(per_block["cell_id"], _blocks(per_block), per_block["log_throughput"])
+    reduced = _reduced(per_block["cell_id"], _blocks(per_block), per_block["log_throughput"])
+    return replace(reduced, any_look=bool(per_block["any_look"].any()))
 
 
 def _blocks(per_block: DataFrame) -> NDArray[np.int64]:

@@ -161,14 +161,11 @@ def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
 
 
 def _correlation(log_ratios: Sequence[float]) -> float:
-    """Return the correlation of neighbouring blocks; 0 where shuffled blocks often show as much."""
-    number = len(log_ratios)
-    if number < stats.BLOCKS_TO_TELL:
+    """Return the lag-1 correlation of blocks; 0 below 12 of them, or where its interval holds 0."""
+    if len(log_ratios) < stats.BLOCKS_FOR_CORRELATION:
         return 0.0
-    off = [np.asarray(log_ratios)[None] - np.mean(log_ratios)]
-    found = stats.correlation_in_time(off)
-    is_large = found > 1 / sqrt(number)  # less is never shown, and shuffling takes a millisecond
-    return found if is_large and stats.order_p_value(off) <= stats.LEVEL else 0.0
+    found, low, _ = stats.correlation_interval([np.asarray(log_ratios)[None] - np.mean(log_ratios)])
+    return found if low > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Do the blocks of a sweep support its intervals: position effect and autocorrelation of blocks."""
+"""Do the blocks of a sweep support its intervals: position effect and lag-1 correlation of blocks."""
 
 from collections.abc import Mapping
-from math import exp, nan, sqrt, tanh
+from math import nan, sqrt
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import BLOCK, ROW, first_run, log_ratios, log_throughput_per_block
+from vitsweep.tables.blocks import BLOCK, ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers, peaks_gib
 from vitsweep.tables.formatting import (
     Column,
@@ -22,15 +22,8 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import differs_by_place
-from vitsweep.tables.stats import (
-    BLOCKS_TO_TELL,
-    LEVEL,
-    MIN_BLOCKS,
-    correlation_in_time,
-    order_p_value,
-)
-from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, keyed, text
+from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, MIN_BLOCKS, correlation_interval
+from vitsweep.tables.valid_runs import checked_runs, keyed, text
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 NOISY = 0.1
@@ -42,17 +35,13 @@ Floats = NDArray[np.float64]
 def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     """Return estimates of what would make the intervals of speedups wrong, with 95 % intervals.
 
-    - `first run of a block`: throughput of the first run of a block relative to the others, from a
-      linear model of log(images/s) with an effect of every cell and every block. A machine that is
-      cold, or turbo clocks that end, make it differ from 1.
-    - `autocorrelation of blocks`: correlation of a cell's log ratio with that of the block before,
+    - `lag-1 correlation of blocks`: correlation of a cell's log ratio with that of the block before,
       over all cells, corrected for its bias of -1 / blocks (Marriott and Pope 1954). Blocks that
-      are alike contain less information than Student's t assumes. Whether there is any is decided by
-      shuffling the blocks, from 8 blocks on; with fewer, independence is assumed.
+      are alike contain less information than Student's t assumes; from 12 blocks on intervals allow for it
+      (`stats.widening`), fewer are assumed to be independent.
     - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
       Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
-    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells, and whether the
-      node or the version of torch explains it.
+    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells.
 
     Args:
         runs: one row per run, with `position` (from 0) in its block and `started_at`.
@@ -71,22 +60,11 @@ def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFra
     known = keyed(checked, baselines)
     good = known.valid
     rows = [
-        _first_run(good),
         _autocorrelation(good, known.baselines),
         _mixed_devices(checked),
-        _noise(known),
+        _noise(good, known.baselines),
     ]
     return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
-
-
-def _first_run(runs: DataFrame) -> dict[str, object] | None:
-    found = first_run(runs)
-    if found is None:
-        return None
-    effect, half = found.effect, found.half
-    ratio, interval = exp(effect), (exp(effect - half), exp(effect + half))
-    sentence = say("first_run", ratio=ratio, low=interval[0], high=interval[1])
-    return _row("first run of a block", ratio, interval, found.num_runs, found.threatens, sentence)
 
 
 def _autocorrelation(
@@ -97,16 +75,12 @@ def _autocorrelation(
     if not groups:
         return None
     pairs = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
-    estimate = correlation_in_time(groups)
-    # cells of one block share the noise of its baseline: each group counts as one series
-    error = 1 / sqrt(max(sum(g.shape[1] for g in groups) - 3, 1))
-    low, high = (tanh(np.arctanh(estimate) + side * 1.96 * error) for side in (-1, 1))
-    enough = [g for g in groups if g.shape[1] >= BLOCKS_TO_TELL]
-    threatens = bool(enough) and estimate > 0 and order_p_value(enough) <= LEVEL
+    estimate, low, high = correlation_interval(groups)
+    threatens = low > 0 and max(g.shape[1] for g in groups) >= BLOCKS_FOR_CORRELATION
     told = f"{estimate:.2f} [{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}"
     sentence = say("autocorrelation", value=told)
     interval = low, high
-    return _row("autocorrelation of blocks", estimate, interval, pairs, threatens, sentence)
+    return _row("lag-1 correlation of blocks", estimate, interval, pairs, threatens, sentence)
 
 
 def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> list[Floats]:
@@ -138,16 +112,13 @@ def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
     return _row("blocks on several devices", number, None, len(measured), True, sentence)
 
 
-def _noise(known: KeyedRuns) -> dict[str, object] | None:
-    groups = _ratios_in_time(known.valid, known.baselines)
+def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, object] | None:
+    groups = _ratios_in_time(runs, baselines)
     degrees = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
     if degrees < MIN_BLOCKS - 1:
         return None
     spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
-    places = ""
-    if spread > NOISY and (explained := list(differs_by_place(known).values())):
-        places = f"; of {count(len(explained), 'cell')} {explained[0]}"
-    sentence = say("noise", spread=100 * spread, places=places)
+    sentence = say("noise", spread=100 * spread)
     pairs = sum(g.size for g in groups)
     return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)
 

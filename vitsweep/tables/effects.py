@@ -10,9 +10,14 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.results.record import Status
-from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, within_blocks
+from vitsweep.tables.blocks import (
+    ROW,
+    WithinBlocks,
+    log_ratios,
+    log_throughput_per_block,
+    within_blocks,
+)
 from vitsweep.tables.cells import cells
-from vitsweep.tables.effect_model import Effect, Factor, Grid, MixedFit, fit_mixed_model
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.sentences import say
@@ -21,6 +26,8 @@ from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
     Claim,
+    any_look_half_width,
+    any_look_p_value,
     chosen,
     claims,
     contrast,
@@ -54,17 +61,11 @@ BASELINE = "baseline"
 def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     """Estimate what every technique brings over a grid of choices, on average and with each choice.
 
-    Model: log(images/s) = block + main effects + two-way interactions + a rest of the cell + noise.
-    Effects of blocks are free (the analysis is within blocks); interactions and rests are random,
-    their variances estimated by restricted maximum likelihood (Patterson and Thompson 1971), so
-    they shrink towards 0 as far as noise explains them (best linear unbiased prediction; Robinson
-    1991, Statistical Science 6). A penalty log(standard deviation) keeps variances from an estimate
-    of 0 (Chung et al. 2013, Psychometrika 78); a single interaction is not shrunken at all.
-
-    An effect is exp of the mean of mu(technique) - mu(reference) over the other choices with which
-    both were measured; the reference is the baselines' choice. Its 95 % interval is Student's t on
-    the prediction error of the mean over exactly these combinations, measured or not. What
-    noise adds to that error is the spread over blocks of the effect's contrast in each.
+    Least squares of log(images/s) = cell + block, within blocks. An effect is exp of the mean of
+    cell(technique) - cell(reference) over the combinations of the other choices in which both were measured;
+    the reference is the baselines' choice. Its 95 % interval is Student's t over the effect's contrast in
+    each block (`WithinBlocks.variance_over_blocks`), or the one that is valid at any look where a command
+    looked at its intervals while it measured.
 
     Args:
         runs: one row per run, in the columns of the store.
@@ -78,24 +79,17 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         blocks`, or empty where there is no estimate. For `given`, `ratio_to_average` is this effect over
         the average one and `interaction` says `more than on average`, `less than on average` or `no
         interaction shown`.
-        p-values are adjusted within each kind (Holm 1979). `num_cells` of the combinations were
-        measured, `num_blocks` is the fewest blocks of one of them; `note` says why there is no
-        estimate, or what the average leaves out. `attrs["spreads"]`: device -> standard deviations
-        of `noise, interaction, rest` (log images/s).
+        p-values are adjusted within each kind (Holm 1979). It compares `num_cells`, `num_blocks` is the
+        fewest blocks of one of them; `note` says why there is no estimate, or what the average leaves out.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
     runs = checked_runs(runs)
-    tables, spreads = [DataFrame(columns=COLUMNS)], {}
-    for device, some in by_device(runs):
-        table, found = _of_device(some, baselines)
-        tables.append(table.assign(device=device))
-        spreads[device] = found
+    tables = [_of_device(some, baselines).assign(device=device) for device, some in by_device(runs)]
     filled = [table for table in tables if len(table)]
-    result = pd.concat(filled or tables, ignore_index=True).reindex(columns=COLUMNS)
-    result.attrs["spreads"] = spreads
-    return result
+    found = pd.concat(filled, ignore_index=True) if filled else DataFrame()
+    return found.reindex(columns=COLUMNS)
 
 
 def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
@@ -104,129 +98,144 @@ def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
     yield from ((str(name), some) for name, some in runs.groupby(devices, sort=False))
 
 
-def _of_device(
-    runs: DataFrame, baselines: Mapping[str, str | None]
-) -> tuple[DataFrame, dict[str, float]]:
+def _of_device(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     data = within_blocks(runs)
     latest = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id", drop=False)
-    grid = _grid(latest.loc[data.cells].reset_index(drop=True), baselines)
-    if not grid.factors or not len(data.spectrum[0]):  # no two cells, or none shared a block
-        return DataFrame(columns=COLUMNS), {}
-    fit = fit_mixed_model(data, grid.main, grid.both)
-    rows = [row for column in grid.factors if column != BASELINE for row in _rows(column, grid)]
-    told, found, averages = zip(*rows, strict=True)
-    table = DataFrame(told).join(_estimated(found, averages, fit, data.num_blocks))
+    grid, usual = _grid(latest.loc[data.cells].reset_index(drop=True), baselines)
+    columns = [str(c) for c in grid if c != BASELINE]
+    if not columns or not len(data.spectrum[0]):  # no two cells, or none shared a block
+        return DataFrame(columns=COLUMNS)
+    told, found, averages = zip(
+        *(row for c in columns for row in _rows(c, grid, usual)), strict=True
+    )
+    used = [weights != 0 for weights in found]
+    fewest = [data.num_blocks[cells].min() if cells.any() else pd.NA for cells in used]
+    table = DataFrame(told).assign(
+        num_cells=Series([int(cells.sum()) or pd.NA for cells in used], dtype="Int64"),
+        num_blocks=Series(fewest, dtype="Int64"),
+    )
+    whole, less = np.array(found), np.array(found) - np.array(averages)
+    table = table.join(_ratio(whole, data, table, "effect", "effect", "p_value"))
+    table = table.join(_ratio(less, data, table, "ratio_to_average", "ratio", "ratio_p_value"))
     lost, names = lost_blocks(newest_code(runs)), np.array(data.cells)
     sides = [
-        e is not None and is_flattered(lost, names[e.cells * sign > 0], names[e.cells * sign < 0])
-        for e, sign in zip(found, np.where(table["effect"] > 1, 1, -1), strict=True)
+        is_flattered(lost, names[w * sign > 0], names[w * sign < 0])
+        for w, sign in zip(found, np.where(table["effect"] > 1, 1, -1), strict=True)
     ]
-    return _claimed(table.assign(_flattered=sides)).drop(columns="_flattered"), fit.spreads
+    return _claimed(table.assign(_flattered=sides)).drop(columns="_flattered")
 
 
-def _grid(cells: DataFrame, baselines: Mapping[str, str | None]) -> Grid:
-    """Return what varies among the cells of one baseline, and the baselines as a factor."""
-    if cells.empty:
-        return Grid({})
+def _grid(
+    cells: DataFrame, baselines: Mapping[str, str | None]
+) -> tuple[DataFrame, dict[str, str]]:
+    """Return the choices that vary among the cells of one baseline, and those of the baselines."""
     stratum = cells["cell_id"].map(lambda c: baselines.get(c) or "").astype(str)
     is_baseline = stratum == cells["cell_id"]
-    factors = {}
-    for column in varying_columns(cells):
+    grid, usual = DataFrame(index=cells.index), {}
+    for column in varying_columns(cells) if len(cells) else ():
         texts = cells[column].map(plain).astype(str)
         if (texts.groupby(stratum).nunique() > 1).any():
-            usual = texts[is_baseline] if is_baseline.any() else texts
-            factors[column] = Factor.of(texts, str(usual.value_counts().index[0]))
-    if factors and stratum.nunique() > 1:
-        ids = list(dict.fromkeys(stratum))
-        own = cells[is_baseline]  # named by what tells the baselines apart
-        names = names_by_id(own)
-        codes = stratum.map(ids.index).to_numpy(np.int64)
-        factors[BASELINE] = Factor([str(names.get(i, i)) for i in ids], 0, codes)
-    return Grid(factors)
+            grid[column] = texts
+            of_baselines = texts[is_baseline] if is_baseline.any() else texts
+            usual[column] = str(of_baselines.value_counts().index[0])
+    if len(grid.columns) and stratum.nunique() > 1:
+        names = names_by_id(cells[is_baseline])  # named by what tells the baselines apart
+        grid[BASELINE] = stratum.map(lambda cell: str(names.get(cell, cell)))
+    return grid, usual
 
 
-Row = tuple[dict[str, Any], Effect | None, Effect | None]
+Row = tuple[dict[str, Any], Floats, Floats]
 
 
-def _rows(column: str, grid: Grid) -> Iterator[Row]:
-    """Yield what a row says, its effect where the data can tell it, and the effect on average."""
-    factor, others = grid.factors[column], [c for c in grid.factors if c != column]
-    for level, name in enumerate(factor.names):
-        if level == factor.reference:
+def _rows(column: str, grid: DataFrame, usual: Mapping[str, str]) -> Iterator[Row]:
+    """Yield what a row says, the weights of its effect on the cells, and those of the effect on average.
+
+    Weights are 0 where the cells cannot tell it, and those of the average NaN in its own row.
+    """
+    others = [str(c) for c in grid if c != column]
+    none = np.full(len(grid), np.nan)
+    for choice in grid[column].unique():
+        if choice == usual[column]:
             continue
-        against = f"{column}={factor.names[factor.reference]}"
-        told = {"technique": f"{column}={name}", "against": against}
-        shared = {o: grid.measured_with_both(column, level, o) for o in others}
-        apart = [o for o in others if not shared[o]]
-        average = None if apart else grid.effect(column, level, shared)
-        same = f"the same {apart[0].replace('_', ' ')} as {against}" if apart else ""
-        note = say("not_measured_with", what=same) if apart else "; ".join(_left_out(grid, shared))
-        yield told | {"kind": "average", "given": "", "note": note}, average, None
+        against = f"{column}={usual[column]}"
+        told = {"technique": f"{column}={choice}", "against": against}
+        sides = [grid[column] == choice, grid[column] == usual[column]]
+        keys = Series(
+            list(zip(*(grid[c] for c in others), strict=True)) if others else "", grid.index
+        )
+        common = sides[0] | sides[1]
+        common &= keys.isin(set(keys[sides[0]]) & set(keys[sides[1]]))
+        average, note = _weights(sides, common, keys), "; ".join(_left_out(grid, others, common))
+        if not common.any():
+            apart = [o for o in others if not {*grid[o][sides[0]]} & {*grid[o][sides[1]]}]
+            same = apart[0].replace("_", " ") if apart else "other choices"
+            note = say("not_measured_with", what=f"the same {same} as {against}")
+        yield told | {"kind": "average", "given": "", "note": note}, average, none
         for other in others:
-            for given, choice in enumerate(grid.factors[other].names):
-                row = told | {"kind": "given", "given": f"{other}={choice}"}
-                if average is None or given not in shared[other]:
-                    reason = note if apart else say("not_measured_with", what=row["given"])
-                    yield row | {"note": reason}, None, None
-                    continue
-                rest = {o: kept for o, kept in shared.items() if o != other}
-                row["note"] = "; ".join(_left_out(grid, rest))
-                yield row, grid.effect(column, level, shared | {other: [given]}), average
+            rest = [o for o in others if o != other]
+            for given in grid[other].unique():
+                here = common & (grid[other] == given)
+                row = told | {"kind": "given", "given": f"{other}={given}"}
+                mean = average
+                without = "; ".join(_left_out(grid, rest, here))
+                if not here.any():
+                    mean = none
+                    without = say("not_measured_with", what=row["given"]) if common.any() else note
+                yield row | {"note": without}, _weights(sides, here, keys), mean
 
 
-def _left_out(grid: Grid, shared: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    for other, kept in shared.items():
-        names = [n for i, n in enumerate(grid.factors[other].names) if i not in kept]
+def _weights(sides: Sequence[Series], used: Series, keys: Series) -> Floats:
+    """Return the weight of each cell: the mean over combinations of one side minus the other."""
+    weights = np.zeros(len(used))
+    for side, sign in zip(sides, (1, -1), strict=True):
+        rows = np.flatnonzero(side & used)
+        times = keys.iloc[rows].map(keys.iloc[rows].value_counts())
+        weights[rows] = sign / times / times.rdiv(1).sum()
+    return weights
+
+
+def _left_out(grid: DataFrame, others: Sequence[str], used: Series) -> Iterator[str]:
+    for other in others:
+        kept = set(grid[other][used])
+        names = [f"{other}={name}" for name in grid[other].unique() if name not in kept]
         if names:
-            yield f"without {', '.join(f'{other}={name}' for name in names)}"
-
-
-def _estimated(
-    found: Sequence[Effect | None],
-    averages: Sequence[Effect | None],
-    fit: MixedFit,
-    num_blocks: NDArray[np.int64],
-) -> DataFrame:
-    """Return effects, intervals and p-values in the order of the rows, NaN where there is none."""
-    rows = [i for i, effect in enumerate(found) if effect is not None]
-    effects_ = [effect for effect in found if effect is not None]
-    table = DataFrame(index=range(len(found)))
-    used = [effect.cells != 0 for effect in effects_]
-    blocks = Series([int(num_blocks[u].min(initial=10**9)) for u in used], rows, dtype="Int64")
-    enough = (blocks >= MIN_BLOCKS).reindex(table.index, fill_value=False)
-    weights = [effect.weights for effect in effects_]
-    table = table.join(_ratio(weights, rows, fit, enough, "effect", "effect", "p_value"))
-    pairs = [
-        (i, effect.less(average))
-        for i, effect, average in zip(range(len(found)), found, averages, strict=True)
-        if effect is not None and average is not None
-    ]
-    less = [weights for _, weights in pairs]
-    names = ("ratio_to_average", "ratio", "ratio_p_value")
-    table = table.join(_ratio(less, [i for i, _ in pairs], fit, enough, *names))
-    return table.assign(
-        num_cells=Series([int(u.sum()) for u in used], rows, dtype="Int64"), num_blocks=blocks
-    )
+            yield f"without {', '.join(names)}"
 
 
 def _ratio(
-    weights: Sequence[tuple[Floats, Floats, Floats, float]],
-    rows: list[int],
-    fit: MixedFit,
-    enough: Series,
-    name: str,
-    prefix: str,
-    p_name: str,
+    weights: Floats, data: WithinBlocks, table: DataFrame, name: str, prefix: str, p_name: str
 ) -> DataFrame:
-    columns = [name, f"{prefix}_low", f"{prefix}_high", p_name]
-    if not weights:
-        return DataFrame(columns=columns, dtype=float)
-    main, both, cells, unseen = (np.array(part) for part in zip(*weights, strict=True))
-    middle, error, degrees = fit.predict(main, both, cells, unseen)
-    half = np.where(enough[rows], half_width(error, degrees), np.nan)
-    p_value = np.where(enough[rows], two_sided(middle, np.maximum(error, 1e-12), degrees), np.nan)
-    values = (np.exp(middle), np.exp(middle - half), np.exp(middle + half), p_value)
-    return DataFrame(dict(zip(columns, values, strict=True)), index=rows)
+    """Return ratios, intervals and p-values of weighted sums of the cells' logs, NaN where there is none.
+
+    Args:
+        weights: sums x cells.
+        data: the cells' logs.
+        table: `num_blocks` of each sum.
+        name: column of the ratio.
+        prefix: of the columns with the ends of its interval.
+        p_name: column of the p-value.
+    """
+    values, vectors = data.spectrum
+    known = np.abs(weights).sum(axis=1) > 0  # and blocks connect what it compares
+    turned = np.nan_to_num(weights) @ vectors
+    known &= np.abs(turned @ vectors.T - weights).max(axis=1) < 1e-6
+    variance, degrees = data.variance_over_blocks(turned / values @ vectors.T)
+    middle = np.where(known, weights @ data.logs, np.nan)
+    error = np.maximum(np.sqrt(variance), 1e-12)
+    number = degrees + 1
+    if data.any_look:
+        spread = error * np.sqrt(number)
+        half, p_value = (
+            any_look_half_width(spread, number),
+            any_look_p_value(middle, spread, number),
+        )
+    else:
+        half, p_value = half_width(error, degrees), two_sided(middle, error, degrees)
+    enough = known & (table["num_blocks"].fillna(0) >= MIN_BLOCKS).to_numpy(bool)
+    half, p_value = (np.where(enough, v, np.nan) for v in (half, p_value))
+    ends = np.exp(middle), np.exp(middle - half), np.exp(middle + half), p_value
+    columns = (name, f"{prefix}_low", f"{prefix}_high", p_name)
+    return DataFrame(dict(zip(columns, ends, strict=True)))
 
 
 def _claimed(table: DataFrame) -> DataFrame:

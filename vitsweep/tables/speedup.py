@@ -1,7 +1,6 @@
 """The speedup of every cell over its baseline, with interval and claim."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import exp
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,17 @@ from vitsweep.tables.blocks import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.formatting import as_text, count, told, value_label
+from vitsweep.tables.formatting import as_text, count, value_label
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
     Claim,
-    Floats,
     adjusted,
     any_look_keys,
     claims,
     estimate,
-    f_above,
     interval,
-    mean_interval,
     mean_p_value,
 )
 from vitsweep.tables.valid_runs import (
@@ -101,47 +97,6 @@ def _said(more: DataFrame, changed: list[str]) -> str:
     return say("moved_elsewhere", phases=", ".join(parts), groups=names)
 
 
-PLACES = {"node": "on node", "torch": "with torch"}
-"""Columns by which the blocks of a ratio may fall into groups."""
-
-
-def differs_by_place(known: KeyedRuns) -> dict[int, str]:
-    """Return for each row whose ratio depends on the node, or on the version of torch, what it is on each.
-
-    One-way analysis of variance over the blocks of the nodes with at least 2, at 1 % over all rows
-    (Bonferroni); differences below 5 % are not worth a word.
-
-    Args:
-        known: the runs by row.
-    """
-    good = known.valid
-    told: dict[int, str] = {}
-    for column in (c for c in PLACES if c in good and good[c].nunique() > 1):
-        ratios = log_ratios(log_throughput_per_block(good, ROW), known.baselines, ROW)
-        place = good.drop_duplicates(["sweep", "block"]).set_index(["sweep", "block"])[column]
-        ratios = ratios.join(place, on=["sweep", "block"])
-        for row, some in ratios.groupby(ROW):
-            groups = [(n, g.to_numpy(float)) for n, g in some.groupby(column)["log_ratio"]]
-            groups = [(name, logs) for name, logs in groups if len(logs) > 1]
-            means = [logs.mean() for _, logs in groups]
-            if len(groups) < 2 or max(means) - min(means) < np.log(EQUAL_AT_A_LOOK):
-                continue
-            every = np.concatenate([logs for _, logs in groups])
-            within = sum(float(((logs - logs.mean()) ** 2).sum()) for _, logs in groups)
-            between = float(((every - every.mean()) ** 2).sum()) - within
-            free = len(groups) - 1, len(every) - len(groups)
-            ratio = between / free[0] / max(within / free[1], 1e-12)
-            if f_above(*free, ratio) < JOINT_LEVEL / ratios[ROW].nunique():
-                said = (f"{_of_blocks(logs)} {PLACES[column]} {n}" for n, logs in groups)
-                told.setdefault(int(row), say("by_place", places=" and ".join(said)))  # type: ignore[arg-type]
-    return told
-
-
-def _of_blocks(logs: Floats) -> str:
-    """Return the mean ratio of blocks with its interval, or the words that there is none."""
-    return told(*map(exp, mean_interval(logs)))
-
-
 SIZES = ("data", "resolution_px", "num_tokens")
 OTHER_SIZE = "of another size"
 
@@ -177,7 +132,6 @@ Families = Sequence[Collection[str]]
 
 Integers = NDArray[np.int64]
 ITS_OWN, ITS_BASELINE = "it", "its baseline"
-ITS_RATIO = "its ratio is"
 NO_PAIR = "no paired runs"
 """No block holds runs of both on the same nodes that counted steps."""
 
@@ -449,7 +403,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     )
     codes = codes.mask(earlier, say("earlier_baseline"))
     sizes = other_size(known)
-    facts = (sizes, moved_elsewhere(known), differs_by_place(known))
+    facts = (sizes, moved_elsewhere(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
     told = zip(codes, own_codes, table["_lost"], *own, strict=True)
     plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)

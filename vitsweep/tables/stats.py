@@ -3,7 +3,7 @@
 At once it loads `scipy.special` alone: `scipy.stats` takes a second, `scipy.optimize` half of one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, nan, sqrt
@@ -18,8 +18,8 @@ from vitsweep.spec.measurement import MIN_BLOCKS as MIN_BLOCKS  # for the tables
 
 Floats = NDArray[np.float64]
 
-t_below, f_above, zeta = special.stdtr, special.fdtrc, special.zeta
-"""P(T < t) of (degrees, t); P(F > x) of (degrees, degrees, x); Riemann's zeta of x."""
+t_below = special.stdtr
+"""P(T < t) of (degrees, t)."""
 
 POWER = 0.8
 """Probability with which a difference that is called detectable is found."""
@@ -28,27 +28,11 @@ LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
 
 
-def solve_positive(matrix: Floats, values: Floats) -> Floats:
-    """Return matrix^-1 values of a positive definite matrix, by Cholesky's decomposition."""
-    from scipy.linalg import cho_factor, cho_solve
-
-    found: Floats = cho_solve(cho_factor(matrix), values)
-    return found
-
-
 def non_negative(matrix: Floats, values: Floats) -> Floats:
     """Return x >= 0 with the least squares of matrix x - values (Lawson and Hanson)."""
     from scipy.optimize import nnls
 
     found: Floats = nnls(matrix, values)[0]
-    return found
-
-
-def minimized(function: Callable[[Floats], float], start: Floats, bounds: Sequence[Any]) -> Floats:
-    """Return where a function of several numbers is smallest within bounds, from a start (L-BFGS-B)."""
-    from scipy.optimize import minimize
-
-    found: Floats = minimize(function, start, method="L-BFGS-B", bounds=bounds).x
     return found
 
 
@@ -135,6 +119,21 @@ def half_width(error: Any, degrees: Any, level: Any = LEVEL) -> Any:
     return error * special.stdtrit(degrees, 1 - level / 2)
 
 
+def noncentrality(degrees: float, level: float, power: float) -> float:
+    """Return the true mean over its standard error that is claimed at a level with probability `power`.
+
+    The other tail of the two-sided test holds less than 1e-6 where the power is above 0.5.
+    """
+    from scipy.optimize import brentq
+
+    threshold = float(half_width(1.0, degrees, level))
+
+    def excess(distance: float) -> float:
+        return (1 - float(special.nctdtr(degrees, distance, threshold))) - power
+
+    return float(brentq(excess, 0.0, 3 * threshold + 10))
+
+
 def two_sided(middle: Any, error: Any, degrees: Any) -> Any:
     """Return the p-value of a mean of 0; without any spread it is 0, or 1 where the mean is 0."""
     middle, error = np.asarray(middle, float), np.asarray(error, float)
@@ -150,25 +149,6 @@ def mean_interval(values: Floats) -> tuple[float, float, float]:
         return middle, nan, nan
     half = float(half_width(spread(values) / sqrt(len(values)), len(values) - 1.0))
     return middle, middle - half, middle + half
-
-
-DRIFT_LEVEL, LEAST_BLOCKS_OF_DRIFT = 0.01, 8
-"""A cell drifts where this is the chance that any cell seems to; a line through fewer blocks shows little."""
-
-
-def drift(time: Floats, values: Floats) -> tuple[float, float]:
-    """Return the change of values from the first to the last time by a straight line, and its p-value.
-
-    Nan and 1 below `LEAST_BLOCKS_OF_DRIFT` values.
-    """
-    number = len(values)
-    if number < LEAST_BLOCKS_OF_DRIFT:
-        return nan, 1.0
-    late = time - time.mean()
-    slope = float(late @ values / (late @ late))
-    rest = values - values.mean() - slope * late
-    error = sqrt(float(rest @ rest) / (number - 2) / float(late @ late))
-    return slope * float(np.ptp(time)), float(two_sided(slope, error, number - 2))
 
 
 def mean_p_value(values: Floats) -> float:
@@ -214,20 +194,11 @@ def any_look_p_value(middle: Any, spread: Any, number: Any) -> Any:
     log B = log(g / (n + g)) / 2 - n/2 log(1 - S^2 / ((n + g) V)), with S the sum of the values and V
     that of their squares. It is valid wherever one stops, so Holm's procedure may follow.
     """
-    return np.exp(-np.maximum(_log_evidence(middle, spread, number), 0.0))
+    return np.exp(-np.maximum(log_evidence(middle, spread, number), 0.0))
 
 
-def any_look_e_value(middle: Any, spread: Any, number: Any) -> Any:
-    """Return the evidence against a mean of 0 or less: at level a it reaches 1 / a, ever, with chance a.
-
-    It is the least B of `any_look_p_value` over all means up to 0: B itself where the mean of the values
-    is above 0, and B of values with a mean of 0 elsewhere. So it is at most the B of the true mean.
-    """
-    above = np.maximum(np.asarray(middle, float), 0.0)
-    return np.exp(_log_evidence(above, spread, number))
-
-
-def _log_evidence(middle: Any, spread: Any, number: Any) -> Any:
+def log_evidence(middle: Any, spread: Any, number: Any) -> Any:
+    """Return log B of `any_look_p_value`."""
     middle, number = np.asarray(middle, float), np.asarray(number, float)
     total = number + PRIOR
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,10 +207,6 @@ def _log_evidence(middle: Any, spread: Any, number: Any) -> Any:
     return np.log(PRIOR / total) / 2 - number / 2 * np.log1p(-share)
 
 
-BLOCKS_TO_TELL = 8
-"""Fewer blocks cannot tell independent ones from others: independence is assumed."""
-DRAWS = 999
-"""Shuffles of the blocks: the smallest p-value is 0.001."""
 BLOCKS_FOR_CORRELATION = 12
 """From so many values on their own correlation widens an interval; fewer cannot know it."""
 HALF_AN_ERROR = 0.5
@@ -271,24 +238,18 @@ def correlation_in_time(groups: Sequence[Floats]) -> float:
     return float(np.clip((products / squares * blocks + 1) / (blocks - 3), -0.99, 0.99))
 
 
-def order_p_value(groups: Sequence[Floats]) -> float:
-    """Return the p-value of no order among blocks: how rarely shuffled blocks resemble as much.
+def correlation_interval(groups: Sequence[Floats]) -> tuple[float, float, float]:
+    """Return `correlation_in_time` and its 95 % interval by Fisher's transformation.
 
-    All cells of a set of blocks are shuffled alike, so that what they share (the baseline's noise) stays.
-    The p-value (1 + as large) / (1 + draws) is exact for any noise (Phipson and Smyth 2010).
+    Cells of one set of blocks share the noise of their baseline, and count as one series.
 
     Args:
         groups: see `correlation_in_time`.
     """
-    generator, seen, shuffled = np.random.default_rng(0), 0.0, np.zeros(DRAWS)
-    for group in groups:
-        blocks = np.arange(group.shape[1])
-        order = generator.permuted(np.tile(blocks, (DRAWS, 1)), axis=1)
-        for cell in group:
-            drawn = cell[order]
-            shuffled += (drawn[:, 1:] * drawn[:, :-1]).sum(axis=1)
-            seen += float(cell[1:] @ cell[:-1])
-    return float((1 + (shuffled >= seen - 1e-12).sum()) / (1 + DRAWS))
+    found = correlation_in_time(groups)
+    half = 1.96 / sqrt(max(sum(group.shape[1] for group in groups) - 3, 1))
+    low, high = (float(np.tanh(np.arctanh(found) + side * half)) for side in (-1, 1))
+    return found, low, high
 
 
 def widening(correlation: float, number: int) -> float:

@@ -91,8 +91,8 @@ def is_look(runs: DataFrame) -> Series:
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.
 #
-# Records name the code that measured them in `code_hash` (see `vitsweep.execution.code_hash`); the
-# hash is empty where a record has none.
+# Records name the code that measured them in `code_hash` (see `vitsweep.execution.code_hash`), and the
+# version of torch; either is empty where a record has none.
 
 
 CODE = "code_hash"
@@ -107,12 +107,18 @@ def newest_code(runs: DataFrame) -> DataFrame:
     return runs if keep is None else runs[keep]
 
 
+def _code(runs: DataFrame) -> Series:
+    """Return the state of the code of each run: the hash, and the minor version of torch."""
+    version = text(runs, "torch").str.extract(r"^(\d+\.\d+|.*)", expand=False)
+    return text(runs, CODE) + version.where(version == "", " torch " + version)
+
+
 def _is_newest(runs: DataFrame) -> Series | None:
     """Return which runs are of their cell's newest code; None where every cell has one code only."""
-    if CODE not in runs or runs.empty:
+    if not {CODE, "torch"} & {*runs} or runs.empty:
         return None
     where = [c for c in ("cell_id", "sweep", "device_type") if c in runs]
-    table = runs[where].fillna("").assign(code=text(runs, CODE))
+    table = runs[where].fillna("").assign(code=_code(runs))
     if not (table.groupby(where)["code"].nunique() > 1).any():
         return None
     latest = table.loc[_in_order(runs).index].groupby(where)["code"].last().rename("newest")
@@ -325,7 +331,7 @@ def keyed(runs: DataFrame, baselines: Mapping[str, str | None]) -> KeyedRuns:
         runs = runs.reset_index(drop=True)
     at, is_one_place = _places(runs)
     newest = _is_newest(runs)
-    at[CODE], at["newest"] = text(runs, CODE), True if newest is None else newest
+    at[CODE], at["newest"] = _code(runs), True if newest is None else newest
     own = at[at["newest"]]
     own = own.assign(**{CODE: own.groupby([*KEY], sort=False)[CODE].transform("last")})
     at.loc[own.index, CODE] = own[CODE]

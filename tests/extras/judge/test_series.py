@@ -15,10 +15,11 @@ from tests.extras.judge.project import SETTINGS, STEP, TRAIN, commit, git, repos
 from tests.extras.judge.test_error_rate import QUIETER, RECORDED, Silent
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.judge import series, trial
+from vitsweep.extras.judge.series import any_look_e_value
 from vitsweep.extras.judge.trees import BASE, HEAD, Tree
 from vitsweep.extras.judge.verb_judge import judge_request, run
 from vitsweep.extras.judge.verdict import Answer, Verdict
-from vitsweep.tables.stats import any_look_e_value, any_look_half_width, any_look_p_value
+from vitsweep.tables.stats import any_look_half_width, any_look_p_value
 
 pytestmark = pytest.mark.usefixtures("forked_sides")
 

@@ -25,10 +25,10 @@ from vitsweep.extras.judge.verdict import Answer, Verdict
 from vitsweep.files import open_safely
 from vitsweep.results.record import utc_now
 from vitsweep.tables.comparison import compared
-from vitsweep.tables.stats import LEVEL, Claim, any_look_e_value, any_look_half_width, zeta
+from vitsweep.tables.stats import LEVEL, Claim, any_look_half_width, log_evidence
 
-EXPONENT = 1.1
-"""The share of the error that proposal n may spend falls as n to the power of minus this."""
+EXPONENT, OF_ALL = 1.1, 10.584448464950803
+"""The share of the error that proposal n may spend falls as n to the power of minus this, and zeta of it."""
 REFS = "refs/vitsweep"
 
 
@@ -39,8 +39,18 @@ def level(number: Any, accepted: Any) -> Any:
         number: n, from 1; one or many.
         accepted: R, proposals accepted before it.
     """
-    share = np.asarray(number, float) ** -EXPONENT / zeta(EXPONENT)
+    share = np.asarray(number, float) ** -EXPONENT / OF_ALL
     return LEVEL * share * (np.asarray(accepted) + 1)
+
+
+def any_look_e_value(middle: Any, spread: Any, number: Any) -> Any:
+    """Return the evidence against a mean of 0 or less: at level a it reaches 1 / a, ever, with chance a.
+
+    It is the least B of `stats.any_look_p_value` over all means up to 0: B itself where the mean of the
+    values is above 0, and B of values with a mean of 0 elsewhere. So it is at most the B of the true mean.
+    """
+    above = np.maximum(np.asarray(middle, float), 0.0)
+    return np.exp(log_evidence(above, spread, number))
 
 
 def evidence(logs: NDArray[np.float64]) -> tuple[Any, Any]:
