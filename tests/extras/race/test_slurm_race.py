@@ -1,12 +1,16 @@
 """A race on a cluster: rounds as job arrays."""
 
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.command import Command
+from tests.launchers.slurm.chaos import write_dying_sbatch
 from tests.launchers.slurm.conftest import (
     SlurmClient,
     cluster,
@@ -28,6 +32,12 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
     slurm_environ.cancel_all()
 
 
+def planned(sweep: Sweep) -> int:
+    """Return how many runs the arrays have that Slurm took; a killed command may leave others."""
+    taken = [array for array in sweep.arrays if array.slurm_id]
+    return sum(len(job.runs()) for array in taken for job in array.jobs())
+
+
 @pytest.mark.full
 def test_rounds_are_job_arrays_until_the_race_has_ended(sweep: Sweep) -> None:
     grid = ("precision=fp32,O1", "optimizer=adamw_loop,adamw_fused")
@@ -39,6 +49,32 @@ def test_rounds_are_job_arrays_until_the_race_has_ended(sweep: Sweep) -> None:
     assert len(arrays) >= 2
     runs = [run for array in arrays for job in array.jobs() for run in job.runs()]
     assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_race_whose_command_dies_around_each_sbatch_runs_each_round_once(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "-m", *SMALL, "precision=fp32,O1", "optimizer=adamw_loop,adamw_fused", "sweep.search=race",
+        "sweep.confirm=1",
+    )  # fmt: skip
+    for when in 2 * ("dies_before", "dies_after"):  # of the halving, then of the fresh blocks
+        write_dying_sbatch(tmp_path / when)
+        with monkeypatch.context() as dying:
+            dying.setenv("PATH", f"{tmp_path / when}:{os.environ['PATH']}")
+            assert sweep.command(*words).returncode == -signal.SIGKILL
+        if when == "dies_before":  # the next command would wait for its `sbatch`
+            folder, facts = sweep.arrays[-1].folder, sweep.arrays[-1].facts
+            (folder / "array.json").write_text(json.dumps(facts | {"time": time.time() - 3600}))
+    done = sweep.command(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    race = read_race(sweep.command.store.root)
+    assert race["ended"] == "halved"
+    assert race["confirmed"]
+    assert [bool(array.slurm_id) for array in sweep.arrays] == [False, True, False, True]
+    assert planned(sweep) == 4 + 3 == race["num_runs"] == len(list(sweep.command.store.runs()))
 
 
 @pytest.mark.full
@@ -63,8 +99,7 @@ def test_a_race_whose_command_is_killed_after_each_round_goes_on_with_its_jobs(
     race = read_race(sweep.command.store.root)
     assert race["ended"] == "halved"
     assert race["confirmed"]
-    runs = [run for array in sweep.arrays for job in array.jobs() for run in job.runs()]
-    assert len(runs) == race["num_runs"] == len(list(sweep.command.store.runs()))
+    assert planned(sweep) == race["num_runs"] == len(list(sweep.command.store.runs()))
 
 
 @pytest.mark.slow
