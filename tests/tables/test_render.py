@@ -155,7 +155,7 @@ def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
     assert max(map(len, narrow.splitlines())) <= 80
     [head] = [line for line in narrow.splitlines() if line.startswith("cell")]
     assert "top-1" in head, narrow
-    assert "Cost of a million images (USD)" in wide
+    assert "million" in wide
 
 
 def test_a_heading_is_all_that_shows_a_metric_in_the_tables(

@@ -23,8 +23,6 @@ from vitsweep.tables.render import (
     PublishedTable,
     TextTable,
     pick,
-    sorted_by,
-    where,
 )
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.sweep_tables import SweepTables
@@ -40,12 +38,6 @@ def add_options(options: Options) -> None:
     """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument("--rows", metavar="N", help="show so many cells, or all (the best 20)")
-    options.add_argument("--where", metavar="CONDITION", help="only these cells: 'world_size == 4'")
-    options.add_argument(
-        "--sort",
-        metavar="COLUMN",
-        help="best value of a metric first, else the smallest; --sort=-COLUMN: last",
-    )
     options.add_argument("--columns", metavar="A,B", help="show these columns of cells.csv")
     options.flag(
         "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
@@ -75,9 +67,9 @@ def run(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     console.print(_selected(tables.cells, store, typed))
-    if not (typed.where or typed.columns):
+    if not typed.columns:
         console.print(PublishedTable(tables.published, tables.settings))
-    said = [] if typed.where or typed.columns or tables.cells.empty else answers(tables)
+    said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
     for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):
         if hint:
@@ -90,20 +82,16 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     """Return the table that was asked for; without options the one at the end of a sweep.
 
     Raises:
-        BadValueError: a column or a condition is wrong, or no cell fulfils it.
+        BadValueError: there is no such column.
     """
-    if typed.where is not None:
-        cells = where(cells, typed.where)
     key = replicate_key(store.commands())
     if key and typed.columns is None:
         cells = replicates(cells, key)
-    if typed.sort is not None:
-        cells = sorted_by(cells, typed.sort)
     most_rows = (
         BEST if typed.rows is None else len(cells) if typed.rows == "all" else int(typed.rows)
     )
     if typed.columns is None:
-        return CellTable(cells, sweep_argument(store), most_rows, in_order=typed.sort is not None)
+        return CellTable(cells, sweep_argument(store), most_rows)
     names = [name.strip() for name in typed.columns.split(",")]
     return TextTable(pick(cells, names).head(most_rows), f"Sweep {store.name}")
 

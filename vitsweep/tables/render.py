@@ -3,18 +3,17 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
+import pandas as pd
 from pandas import DataFrame, Series
-from pandas.api.types import is_bool_dtype
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from vitsweep.errors import BadValueError
-from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, known_metrics, own_metrics
+from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import class_of, plain_choice
@@ -58,8 +57,8 @@ BEST = 20
 GAP = 2
 """Characters between two columns."""
 
-NARROWEST_NAME, NARROWEST_RESULT = 16, 13
-"""Characters below which these columns are not folded, although the table becomes too wide."""
+MOST_COLUMNS = 7
+"""Of the table of a sweep in a terminal: more are not read."""
 
 LONGEST_REASON = 300
 """Characters of a footnote; `coverage.csv` of the report has the whole reason."""
@@ -82,19 +81,16 @@ COLOURS: Mapping[str, str] = {
 class TextTable:
     """A table of text for a terminal, its numbers to the right.
 
-    Where there is no room, headings are written on several lines, then text is broken between words, and at
-    last within them.
+    Numbers are whole where they fit beside each other; text is folded first.
 
     Attributes:
         text: all of it.
         title: above the table.
-        widths: characters of each column; by default those that fit the console.
         show_header: write the headings.
     """
 
     text: DataFrame
     title: str | None = None
-    widths: Sequence[int] = ()
     show_header: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -105,14 +101,24 @@ class TextTable:
                       padding=(0, GAP - 1, 0, 0), header_style="bold",
                       show_header=self.show_header)  # fmt: skip
         numeric = headings(self.text)
-        widths = self.widths or _widths(self.text, options.max_width)
-        for name, width in zip(self.text, widths, strict=True):
-            justify: Literal["left", "right"] = "right" if name in numeric else "left"
-            table.add_column(str(name), justify=justify, overflow="fold", width=width)
+        for name in self.text:
+            head = str(name)
+            if _longest(self.text[name]) < len(head):
+                head = head.replace(" ", "\n")
+            if name in numeric:
+                table.add_column(head, justify="right", no_wrap=True)
+            else:
+                table.add_column(head, overflow="fold")
         for row in self.text.astype(str).to_dict("records"):
-            style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "")
+            is_heading = not any([*row.values()][1:])  # of a group of rows
+            style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "bold" * is_heading)
             table.add_row(*(Text(value, style=style) for value in row.values()))
         yield table
+
+
+def _longest(column: Series) -> int:
+    """Return the characters of the longest value."""
+    return max((len(str(value)) for value in column), default=0)
 
 
 # What was measured of a cell, as text.
@@ -206,11 +212,11 @@ SHOWN = (
     "accuracy_top1 blocks reason claim_low claim_high family_size"
 ).split()
 ALWAYS = (heading("images_per_second"), heading("speedup"))
-DROPPED_FIRST = (
-    heading("blocks"), heading("step_time_ms"), heading("peak_gib"), DIFFERENCE,
-    ACCURACY, heading("accuracy_top1"), heading("seconds_to_target"), heading("model_tflops_per_rank"),
+IN_ORDER = (
+    heading("model_tflops_per_rank"), heading("seconds_to_target"), heading("accuracy_top1"), ACCURACY,
+    DIFFERENCE, heading("peak_gib"), heading("step_time_ms"), heading("blocks"),
 )  # fmt: skip
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that a terminal shows as far as there is room, after those of further metrics."""
 
 
 def _own(table: DataFrame) -> dict[str, Column]:
@@ -263,26 +269,24 @@ class CellTable:
     """A table that fits the console it is printed on, with its footnotes below.
 
     Columns that are empty are left out, and numbers that are the same in all rows are said once.
-    A terminal too narrow for all columns does without some, which are named. Refused cells stand
-    below the table, one line per reason.
+    There are seven columns at most, and those that fit the terminal; the others are named. Refused cells
+    stand below the table, one line per reason.
 
     Attributes:
         cells: one row per cell.
         sweep: its name, as a command takes it.
         rows: how many are shown, besides the baselines of those shown.
-        in_order: show the cells in the order given instead of the fastest first.
     """
 
     cells: DataFrame
     sweep: str
     rows: int = BEST
-    in_order: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield title, table and footnotes for the width of the console."""
         cells = checked_cells(self.cells, *SHOWN)
         refused = cells["status"] == Status.invalid
-        ran = cells[~refused] if self.in_order else ranked(cells[~refused])
+        ran = ranked(cells[~refused])
         yield Text(" · ".join([f"Sweep {self.sweep}", *common_settings(ran)]), style="italic")
         yield from (Text(line, style="italic") for line in baseline_line(ran))
         if len(ran):
@@ -293,15 +297,12 @@ class CellTable:
         shown = self._best(ran)
         marks, notes = _footnotes(shown)
         numbers, once = _said_once(_numbers(shown, marks))
-        text, match, left_out = _fitted(ran, shown, numbers, width)
-        widths = _widths(text, width)
-        for place, name in enumerate(sorted(set(match), key=_by_numbers)):
-            if name:
-                yield Text(f"{'' if place == 0 else chr(10)}{name}", style="bold")
-            yield TextTable(text[match == name], widths=widths, show_header=place == 0)
+        text, match = _with_names(ran, numbers)
+        kept = _fitted(text, width)
+        yield TextTable(_grouped(text[kept], match))
         yield Text("\n" + "; ".join([_tally(ran), *once]) + ".")
-        if left_out:
-            yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
+        if left_out := [f"`{c}`" for c in text if c not in kept]:
+            yield Text(f"`--columns` shows {', '.join(left_out)}, too.", style="dim")
         yield from (Text(line, style="dim") for line in notes)
         if len(shown) < len(ran):
             rest = _tally(ran.drop(shown.index), "more ")
@@ -316,51 +317,36 @@ class CellTable:
         return ran[baselines | ran.index.isin(first.index)]
 
 
-def _fitted(
-    ran: DataFrame, shown: DataFrame, numbers: DataFrame, width: int
-) -> tuple[DataFrame, Series, Sequence[str]]:
-    """Return the columns that fit the width, the least important left out first.
-
-    Returns:
-        The columns that fit `width` characters; for each row the heading under which it stands, all
-        empty for one table; and the columns for which there is no room.
-    """
-    optional = [c for c in (*DROPPED_FIRST, *_own(shown)) if c in numbers]
-    names = name_parts(ran).loc[shown.index]
-    cells, match = names[["change"]].set_axis(["cell"], axis=1), names["match"]
+def _with_names(ran: DataFrame, numbers: DataFrame) -> tuple[DataFrame, Series]:
+    """Return the rows with their names, and the heading under which each stands, "" where all are alike."""
+    names = name_parts(ran).loc[numbers.index]
+    text, match = names[["change"]].set_axis(["cell"], axis=1).join(numbers), names["match"]
+    text.attrs = numbers.attrs
     for device in _device(ran).values():  # rows of one device stand together
-        where = zip(device(shown), match, strict=True)
-        match = Series([" · ".join(filter(None, parts)) for parts in where], shown.index)
-    for dropped in range(len(optional) + 1):
-        text = cells.join(numbers.drop(columns=optional[:dropped]))
-        text.attrs = numbers.attrs
-        if sum(_needed(text).values()) + GAP * (len(text.columns) - 1) <= width:
-            break
-    return text, match, optional[:dropped]
+        where = zip(device(ran.loc[numbers.index]), match, strict=True)
+        match = Series([" · ".join(filter(None, parts)) for parts in where], numbers.index)
+    return text, match
 
 
-def _needed(text: DataFrame) -> dict[str, int]:
-    """Return the characters of each column; headings may be written on several lines."""
-    return {str(c): max(map(len, (*str(c).split(), *map(str, text[c]))), default=0) for c in text}
+def _fitted(text: DataFrame, width: int) -> list[str]:
+    """Return the first columns, up to the result, and of the others those that fit `width` characters."""
+    needed = {c: max(_longest(text[c]), *map(len, str(c).split())) + GAP for c in text}
+    kept = [*text][: [*text].index("result") + 1]
+    for column in [*text][len(kept) :]:
+        fits = sum(needed[c] for c in (*kept, column)) - GAP <= width
+        kept += [column] if fits and len(kept) < MOST_COLUMNS else []
+    return kept
 
 
-def _widths(text: DataFrame, width: int) -> list[int]:
-    """Return the characters of each column in a line of `width`; text gives way as in `TextTable`."""
-    needed, room = _needed(text), width - GAP * (len(text.columns) - 1)
-    for head in needed:
-        spare = room - sum(needed.values())
-        needed[head] += max(min(len(head) - needed[head], spare), 0)
-    words = {
-        c: max((len(w) for value in text[c] for w in str(value).split()), default=0) for c in text
-    }
-    folded = [c for c in sorted(needed, key=needed.__getitem__)[::-1] if c not in headings(text)]
-    for least_word in (words, {}):
-        for column in sorted(folded, key=lambda c: c != "result"):
-            least = NARROWEST_RESULT if column == "result" else NARROWEST_NAME
-            least = max(least, least_word.get(column, 0))
-            excess = max(sum(needed.values()) - room, 0)
-            needed[column] = max(min(needed[column], least), needed[column] - excess)
-    return list(needed.values())
+def _grouped(text: DataFrame, match: Series) -> DataFrame:
+    """Return the rows below a row with the heading of their group; an empty row parts the groups."""
+    parts: list[DataFrame] = []
+    for name in sorted(set(match), key=_by_numbers):
+        heads = [*([""] if parts else []), name] if name else []
+        parts += [DataFrame({"cell": heads}), text[match == name]]
+    grouped = pd.concat(parts)[[*text]].fillna("")
+    grouped.attrs = text.attrs
+    return grouped
 
 
 def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
@@ -421,10 +407,11 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
     """Return what was measured as text, without empty columns; `result` is the claim or the status."""
     settings = "replicates" in shown
     blocks = {heading("blocks")} if settings else set()  # their sum over repetitions says nothing
-    order = (heading("replicates"), *(h for h in reversed(DROPPED_FIRST) if h not in blocks))
+    order = (h for h in IN_ORDER if h not in blocks)
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), marks, strict=True)]
     columns: dict[str, Column] = {h: MEASURED[h] for h in ALWAYS} | {"result": lambda _: results}
-    return text_columns(shown, columns | {h: MEASURED[h] for h in order} | _own(shown), ALWAYS[:1])
+    columns |= {heading("replicates"): MEASURED[heading("replicates")]} | _own(shown)
+    return text_columns(shown, columns | {h: MEASURED[h] for h in order}, ALWAYS[:1])
 
 
 def _results(shown: DataFrame) -> list[str]:
@@ -443,7 +430,7 @@ def _results(shown: DataFrame) -> list[str]:
 
 def _said_once(text: DataFrame) -> tuple[DataFrame, list[str]]:
     """Take out the numbers that are the same in all rows; return what is left, and a text of each."""
-    candidates = (heading("replicates"), *DROPPED_FIRST)
+    candidates = (heading("replicates"), *IN_ORDER)
     equal = [c for c in candidates if c in text and len(text) > 1 and text[c].nunique() == 1]
     return text.drop(columns=equal), [f"{c}: {text[c].iloc[0]}" for c in equal]
 
@@ -505,58 +492,7 @@ class PublishedTable:
             yield Text()
 
 
-# Rows and columns by what a user typed: `collect --where`, `--sort`, `--columns`.
-
-
-def where(cells: DataFrame, condition: str) -> DataFrame:
-    """Return the rows for which a condition of `DataFrame.query` holds, `world_size == 4`.
-
-    Raises:
-        BadValueError: the condition cannot be read, names an unknown column, or holds for no row;
-            the text says which.
-    """
-    from pandas.errors import UndefinedVariableError
-
-    try:
-        holds = cells.eval(condition, engine="python")
-    except UndefinedVariableError as error:
-        name = str(error).partition("'")[2].partition("'")[0]
-        raise _unknown(cells, f"--where '{condition}'", name) from error
-    except Exception as error:  # the condition is evaluated: any error is one of what was typed
-        fault = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    else:
-        if isinstance(holds, Series) and is_bool_dtype(holds):
-            kept = cells[holds.fillna(False)]
-            if kept.empty:
-                raise BadValueError(f"`--where '{condition}'` holds for no cell of the sweep.")
-            return kept
-        fault = "it is not true or false for each row"
-    raise BadValueError(
-        f"`--where '{condition}'` is no condition over the columns: {fault}. Examples: "
-        "`--where 'world_size == 4'`, `--where 'precision == \"O2\" and speedup > 1.2'`."
-    )
-
-
-def sorted_by(cells: DataFrame, column: str) -> DataFrame:
-    """Return the rows by a column: the best value of a metric first, the smallest of anything else.
-
-    Rows without a value come last.
-
-    Args:
-        cells: one row per cell.
-        column: of `cells.csv`, or a heading of the result table such as `img/s`; with a minus in front
-            the order is turned round.
-
-    Raises:
-        BadValueError: there is no such column.
-    """
-    is_reversed = column.startswith("-") and column not in cells
-    known = _known(cells, f"--sort {column}", column[1:] if is_reversed else column)
-    metrics = known_metrics(cells)
-    best_is_high = known in metrics and metrics[known].better == "higher"
-    return cells.sort_values(
-        known, ascending=best_is_high == is_reversed, kind="stable", na_position="last"
-    )
+# Columns by what a user typed: `collect --columns`.
 
 
 def pick(cells: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -585,8 +521,7 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
 
 
 def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
-    close = get_close_matches(name, map(str, cells.columns), n=3, cutoff=0.7)
-    meant = f" Did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else ""
+    meant = did_you_mean(name, map(str, cells.columns), str)
     return BadValueError(
         f"`{option}`: the table has no column `{name}`.{meant} All columns are the first line of "
         "`cells.csv` in the sweep's folder."
