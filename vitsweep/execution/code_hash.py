@@ -87,17 +87,6 @@ def package_hash(folder: str = "") -> str:
     return CellCode(_digests(_versions(PACKAGE_FOLDER / folder))).hash
 
 
-def files_here(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> hash of those of some source files that are here; none is imported.
-
-    Args:
-        names: as in `CellCode.files`, by whoever wrote them.
-    """
-    modules = {n: _path_of(n) for n in names if all(map(str.isidentifier, n.split(".")))}
-    own = ((n, p, _version(p)) for n, p in modules.items() if p and os.path.isfile(p))
-    return _digests([*_versions(PACKAGE_FOLDER), *own])
-
-
 MOST_FILES = 4
 """More changed files than this are not named in a message."""
 

@@ -171,12 +171,12 @@ KNOWN: dict[str, Feature] = {
         names={"Applied": "apply:Applied", "apply": "apply:apply"},
     ),
     "bundle": Feature(
-        words=("anonymous", "bundle", "bundled", "reproduction"),
+        words=("bundle", "bundled", "reproduction"),
         pages=("bundle.md",),
         verbs=(
             AddedVerb(
                 "bundle",
-                "[SWEEP] [--to FILE] [--margin 0.1] [--anonymous] [--hide WORD ...]",
+                "[SWEEP] [--to FILE] [--margin 0.1]",
                 "write a sweep as one archive that another laboratory can check",
             ),
             AddedVerb(

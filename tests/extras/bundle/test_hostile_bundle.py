@@ -13,8 +13,8 @@ import pytest
 from tests.builders import run as record
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.bundle import pack
-from vitsweep.extras.bundle.pack import extract
+from vitsweep.extras.bundle import archive
+from vitsweep.extras.bundle.archive import extract
 from vitsweep.results.pack import FILE, add
 from vitsweep.results.store import Store
 
@@ -151,7 +151,7 @@ def test_an_archive_that_is_too_large_or_none_is_refused(
         "MOST_AT_ONCE": 12_288,
     }
     for name, value in limits.items():
-        monkeypatch.setattr(pack, name, value)
+        monkeypatch.setattr(archive, name, value)
     write(tmp_path / "bundle.tar.gz")
     with pytest.raises(VitsweepError):
         extract(tmp_path / "bundle.tar.gz", tmp_path / "place")
@@ -169,7 +169,7 @@ def test_files_of_cells_that_cannot_be_read_are_left_out_by_name(tmp_path: Path)
     (store.cell("aa") / "cell.yaml").write_bytes(b"a" * (2**20 + 1))
     with (store.cells / FILE).open("wb") as handle:
         add(handle, {"aa/attempts.jsonl": [[]]})
-    left = pack._copy(store, tmp_path / "to", list(store.runs()), None)
+    left = archive._copy(store, tmp_path / "to", list(store.runs()))
     assert [word for line in left for word in line.split()[:3:2]] == [
         "`cells/aa/attempts.jsonl`", "out", "`cells/aa/cell.yaml`", "out"
     ]  # fmt: skip

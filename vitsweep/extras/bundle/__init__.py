@@ -1,1 +1,1 @@
-"""A sweep as one archive that another laboratory can check, and what of it is hidden."""
+"""A sweep as one archive whose claims another laboratory can measure again."""

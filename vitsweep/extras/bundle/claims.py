@@ -1,5 +1,6 @@
 """What a bundle claims: ratios with their intervals, each with a margin in which others find it again."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -7,13 +8,18 @@ from typing import Any
 
 from pandas import DataFrame
 
+from vitsweep.errors import VitsweepError
+from vitsweep.foreign import foreign
 from vitsweep.results.record import Status
+from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.comparison import Comparison
-from vitsweep.tables.formatting import missing
+from vitsweep.tables.formatting import count, missing
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import ranked
+from vitsweep.tables.sweep_tables import SweepTables
 
 DEFAULT_MARGIN, LARGEST_MARGIN = 0.1, 1.0
+FORMAT = 2
 
 
 class Verdict(StrEnum):
@@ -109,36 +115,37 @@ def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
     return replace(claim, margin=max(margin, claim.half_width))
 
 
-_KINDS = {"ratio": (int, float), "low": (int, float), "high": (int, float), "margin": (int, float),
-          "num_pairs": (int,)}  # fmt: skip
+def as_document(claims: Iterable[Claim], margin: float) -> dict[str, Any]:
+    """Return claims as JSON has them: numbers to six digits, which other versions of numpy agree on."""
+    rows = [
+        {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in asdict(c).items()}
+        for c in claims
+    ]
+    return {"format": FORMAT, "margin": margin, "claims": rows}
 
 
-def read_claims(tree: Any) -> list[Claim]:
-    """Read the claims of a bundle.
+def check(store: Store) -> tuple[list[Claim], list[str]]:
+    """Return the claims that the records of an extracted bundle make, and what `claims.json` says otherwise.
 
     Raises:
-        ValueError: one is not whole, is no positive ratio within its interval, or has no margin up to 1.
+        VitsweepError: `claims.json` is missing, damaged or of another format.
     """
-    if not isinstance(tree, list):
-        raise ValueError("they are no list")
-    found = []
-    for entry in tree:
-        try:
-            claim = Claim(**entry)
-        except TypeError as error:
-            raise ValueError(str(error)) from error
-        wrong = [k for k, v in vars(claim).items() if type(v) not in _KINDS.get(k, (str,))]
-        if wrong or not 0 < claim.low <= claim.ratio <= claim.high:
-            raise ValueError(f"of {claim.cell!r}: {', '.join(wrong) or 'no ratio in its interval'}")
-        if not claim.half_width <= claim.margin + 1e-9 <= LARGEST_MARGIN + 1e-9:
-            raise ValueError(
-                f"the margin of {claim.cell!r} is {claim.margin:g}: it must be from its half width "
-                f"({claim.half_width:.4g}) to {LARGEST_MARGIN:g}"
-            )
-        found.append(claim)
-    return found
-
-
-def as_tree(claims: Iterable[Claim]) -> list[dict[str, Any]]:
-    """Return claims as JSON takes them."""
-    return [asdict(claim) for claim in claims]
+    try:
+        said = foreign(store.root / "claims.json")
+    except (OSError, ValueError) as error:
+        raise VitsweepError(f"`claims.json` of the bundle cannot be read ({error}).") from error
+    margin = said.get("margin") if isinstance(said, dict) and said.get("format") == FORMAT else None
+    if not isinstance(margin, float) or not 0 < margin <= LARGEST_MARGIN:
+        raise VitsweepError(
+            f"`claims.json` of the bundle is not of format {FORMAT}, or its margin is not above 0 and "
+            f"{LARGEST_MARGIN:g} at most."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedRecordWarning)  # a damaged record is a fault
+        made = claims_of(SweepTables.of(store).cells, margin)
+    faults = [
+        f"{count(n, 'record')} of cell {c} cannot be read." for c, n in store.damaged_runs().items()
+    ]
+    if said != as_document(made, margin):
+        faults.append("`claims.json` is not what the records say.")
+    return made, faults

@@ -16,14 +16,16 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
-from vitsweep.execution.code_hash import files_here
-from vitsweep.extras.bundle.check import Checked, code_lines, package_lines, text_of_cells
+from vitsweep.extras.bundle.archive import packages
 from vitsweep.extras.bundle.claims import Claim, Verdict
+from vitsweep.files import read_text
+from vitsweep.foreign import MOST_YAML_BYTES
 from vitsweep.planning.pair import ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
+from vitsweep.spec.free_text import free_text
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import ratio
@@ -55,29 +57,34 @@ class Reproduction:
     note: str = ""
 
 
-def require_own_or_trusted(checked: Checked, archive: Path, console: Console) -> None:
-    """List code, diff and free text of another's bundle, and stop at the text without `--trust`.
-
-    The diff is not applied, and packages are not installed: the cells run with what is installed here.
+def require_own_or_trusted(
+    store: Store, claims: Sequence[Claim], archive: Path, console: Console
+) -> None:
+    """List packages of other versions, and stop at free text of another's cells without `--trust`.
 
     Raises:
         VitsweepError: somebody else froze a cell with free text, and there is no `--trust`.
     """
-    store = checked.store
-    cells = {c for claim in checked.claims for c in (claim.cell_id, claim.baseline_cell_id)}
-    lines = package_lines(store.root)
-    said = (
-        [f"Packages with other versions here (none is installed): {'; '.join(lines)}."]
-        if lines
-        else []
+    if lines := package_lines(store.root):
+        said = f"Packages with other versions here (none is installed): {'; '.join(lines)}."
+        print_lines(console, [said])
+    cells = sorted({c for claim in claims for c in (claim.cell_id, claim.baseline_cell_id)})
+    others = [cell for cell in cells if not _is_own(store, cell)]
+    texts = [text for cell in others for text in free_text(store.frozen(cell)["cell"])]
+    require_trust(archive, texts)
+
+
+def package_lines(root: Path) -> list[str]:
+    """Return which packages have another version here."""
+    theirs, here = (
+        dict(line.split("==", 1) for line in text.splitlines() if "==" in line)
+        for text in (read_text(root / "packages.txt", MOST_YAML_BYTES), packages())
     )
-    if all(_is_own(store, cell) for cell in cells):
-        print_lines(console, said)
-        return
-    changed = _changed_files(store, cells)
-    of_code = [f"Its code (the diff is not applied): {line}" for line in code_lines(store, changed)]
-    print_lines(console, [*of_code, *said])
-    require_trust(archive, text_of_cells(store, cells))
+    return [
+        f"{name} {theirs[name]}, here {here.get(name, 'not installed')}"
+        for name in sorted(theirs)
+        if theirs[name] != here.get(name)
+    ]
 
 
 def _is_own(store: Store, cell_id: str) -> bool:
@@ -87,23 +94,18 @@ def _is_own(store: Store, cell_id: str) -> bool:
         return False
 
 
-def _changed_files(store: Store, cells: set[str]) -> dict[str, list[str] | None]:
-    """Return code that measured one of the cells -> which of its files are others here; None: unknown."""
-    listed = {path.stem for path in (store.root / "code").glob("*.json")}
-    ran = {str(run.environment.get("code_hash")) for c in cells for run in store.runs(c)}
-    files = {known: store.code_files(known) for known in sorted(listed & ran)}
-    here = files_here({name for own in files.values() for name in own})
-    other = {k: sorted(n for n in own if own[n] != here.get(n)) for k, own in files.items() if own}
-    return {known: other.get(known) for known in sorted(ran)}
-
-
 def reproduce(
-    checked: Checked, minutes: float, console: Console, ended: Callable[[Reproduction], None]
+    store: Store,
+    claims: Sequence[Claim],
+    minutes: float,
+    console: Console,
+    ended: Callable[[Reproduction], None],
 ) -> tuple[list[Reproduction], Path | None]:
     """Run the cells of each claim here, in turns with their baseline, until its interval is narrow.
 
     Args:
-        checked: a bundle without faults.
+        store: the sweep folder of a bundle without faults.
+        claims: that its records make.
         minutes: for all claims together; each gets an equal part of what is left.
         console: for progress.
         ended: is called with each claim that is judged.
@@ -115,16 +117,16 @@ def reproduce(
         SweepStopped: the user stopped it.
     """
     composer, machine = Composer(), Machine.here()
-    name, end = _folder(checked), time.monotonic() + 60 * minutes
+    name, end = _folder(store, claims), time.monotonic() + 60 * minutes
     found: list[Reproduction] = []
     folder: Path | None = None
-    for number, claim in enumerate(checked.claims):
-        left = (end - time.monotonic()) / 60 / (len(checked.claims) - number)
+    for number, claim in enumerate(claims):
+        left = (end - time.monotonic()) / 60 / (len(claims) - number)
         claimed = ratio(claim.ratio, claim.low, claim.high)
         print_lines(console, ["", f"{claim.cell}: {claimed} is claimed."])
         try:
             one, folder = _reproduced(
-                checked.store, claim, name, max(left, 1e-3), composer, machine, console
+                store, claim, name, max(left, 1e-3), composer, machine, console
             )
         except SweepStopped:
             raise
@@ -135,10 +137,10 @@ def reproduce(
     return found, folder
 
 
-def _folder(checked: Checked) -> str:
+def _folder(store: Store, claims: Sequence[Claim]) -> str:
     """Name a folder for these claims alone, so that no earlier block enters."""
-    text = f"{checked.claims} {Machine.here()}"
-    return f"reproduce-{checked.store.name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    text = f"{claims} {Machine.here()}"
+    return f"reproduce-{store.name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def _reproduced(

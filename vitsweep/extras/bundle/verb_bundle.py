@@ -5,20 +5,18 @@ from pathlib import Path
 
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.execution.code_hash import package_hash
+from vitsweep.extras.bundle.archive import write_bundle
 from vitsweep.extras.bundle.claims import DEFAULT_MARGIN, LARGEST_MARGIN
-from vitsweep.extras.bundle.pack import write_bundle
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.formatting import count
 
 HELP = """\
-Write a sweep as one archive: cells, records with the times of all steps, tables, figures, the commit
-and diff of the code, the versions of all packages, checksums, and claims. A claim is a speedup over the
+Write a sweep as one archive: cells, records with the times of all steps, tables, the commit and diff of
+the code, the versions of all packages, checksums, and claims. A claim is a speedup over the
 baseline with its interval and a margin: `vitsweep reproduce` measures it again on another machine.
 
   python -m vitsweep bundle first --to first.tar.gz
   python -m vitsweep bundle first --to first.tar.gz --margin 0.05
-  python -m vitsweep bundle first --to review.tar.gz --anonymous --hide "Our Institute" projectx
 """
 
 
@@ -34,25 +32,15 @@ def add_options(options: Options) -> None:
         "of each claim, relative; at least the half width of its interval (%(default)g)",
         most=LARGEST_MARGIN,
     )
-    options.flag("--anonymous", help="rewrite hosts, users, paths and addresses")
-    options.add_argument(
-        "--hide",
-        nargs="+",
-        default=[],
-        metavar="WORD",
-        help="with --anonymous: further words to rewrite",
-    )
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write the archive.
 
     Raises:
-        VitsweepError: there is no such sweep, nothing was measured, or something cannot be hidden.
+        VitsweepError: there is no such sweep, or nothing was measured.
     """
     typed = VERBS["bundle"].read(arguments)
-    if typed.hide and not typed.anonymous:
-        raise BadValueError("`--hide` goes with `--anonymous`.")
     store = find_sweep(typed.sweep)
     to = typed.to or Path(f"{store.name}.tar.gz")
     require_writable("--to", to)
@@ -60,20 +48,11 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(f"`{to}` exists: choose another with `--to`, or remove it.")
     if store.is_locked():
         raise VitsweepError(f"A command is measuring in `{store.root}`: wait until it has ended.")
-    found = write_bundle(
-        store,
-        to,
-        drawn_by=package_hash(),
-        margin=typed.margin,
-        anonymous=typed.anonymous,
-        hide=typed.hide,
-    )
-    print(
-        f"Wrote {to} with {count(len(found.claims), 'claim')} ({to.stat().st_size / 2**20:.1f} MiB)."
-    )
-    for note in found.notes:
+    claims, left = write_bundle(store, to, typed.margin)
+    print(f"Wrote {to} with {count(len(claims), 'claim')} ({to.stat().st_size / 2**20:.1f} MiB).")
+    for note in left:
         print(f"  {note}")
-    if not found.claims:
+    if not claims:
         print(
             "No speedup is known within a factor of two with an interval, so nothing is claimed: more blocks "
             "(`measurement.blocks=5`, or more) on a quiet machine give narrower intervals."

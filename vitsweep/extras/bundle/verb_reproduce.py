@@ -7,10 +7,8 @@ from tempfile import TemporaryDirectory
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
-from vitsweep.execution.code_hash import package_hash
-from vitsweep.extras.bundle.check import Checked, check
-from vitsweep.extras.bundle.claims import Verdict
-from vitsweep.extras.bundle.pack import extract
+from vitsweep.extras.bundle.archive import checksum_faults, extract
+from vitsweep.extras.bundle.claims import Claim, Verdict, check
 from vitsweep.extras.bundle.reproduce import (
     Reproduction,
     as_table,
@@ -19,22 +17,21 @@ from vitsweep.extras.bundle.reproduce import (
 )
 from vitsweep.report.views import collect
 from vitsweep.results.store import Store
+from vitsweep.tables.formatting import count
 from vitsweep.tables.render import TextTable
 
 DEFAULT_MINUTES = 60.0
 HELP = """\
 Check a bundle, then measure its claims on this machine.
 
-The check makes every table, figure and claim anew from the records and runs nothing of the bundle; with
---check that is all. Then the cells of each claim and their baseline run in turns, in fresh processes and
-blocks. A claim is *reproduced* if the new 95 % interval lies within its margin, *not reproduced* if it
-lies wholly outside, else *too noisy to say*. For cells of somebody else, code and diff are listed first,
-and their free text (functions, folders), which needs --trust. The diff is not applied and no package is
-installed.
+The check compares all files with their checksums and the claims with those that the records make; it runs
+nothing of the bundle, and with --check that is all. Then the cells of each claim and their baseline run in
+turns, in fresh processes and blocks. A claim is *reproduced* if the new 95 % interval lies within its
+margin, *not reproduced* if it lies wholly outside, else *too noisy to say*. Free text in cells of somebody
+else (functions, folders) is listed and needs --trust. No code and no package of the bundle is used.
 
 Exit codes: 0 all claims reproduced (with --check: nothing is wrong), 1 the check found a fault or a claim
-is not reproduced, 2 no bundle, 3 a claim was not measured, 4 a claim is too noisy, or figures were drawn
-by other versions.
+is not reproduced, 2 no bundle, 3 a claim was not measured, 4 a claim is too noisy.
 
   python -m vitsweep reproduce first.tar.gz --check
   python -m vitsweep reproduce first.tar.gz --minutes 120
@@ -68,30 +65,28 @@ def run(arguments: Sequence[str]) -> int:
     if not typed.bundle.is_file():
         raise BadValueError(f"`{typed.bundle}` is no file: name an archive of `vitsweep bundle`.")
     with TemporaryDirectory() as place:
-        checked = check(extract(typed.bundle, Path(place).resolve()), package_hash())
-        _show(checked)
-        if checked.faults:
-            return ExitCode.gate_failed
-        if typed.check:
-            return ExitCode.gate_undecided if checked.unsure else ExitCode.ok
-        return _measured(checked, typed.bundle, typed.minutes)
+        store = Store(extract(typed.bundle, Path(place).resolve()))
+        wrong = checksum_faults(store.root)
+        claims, faults = check(store)
+        said = [f"  WRONG: {fault}" for fault in (*wrong, *faults)]
+        made = count(len(claims), "claim")
+        good = f"  ok: every file has its listed checksum, and the records make the {made}."
+        print_lines(open_console(), said or [good])
+        if said or typed.check:
+            return ExitCode.gate_failed if said else ExitCode.ok
+        return _measured(store, claims, typed.bundle, typed.minutes)
 
 
-def _show(checked: "Checked") -> None:
-    for head, lines in (("ok", checked.passed), ("WRONG", checked.faults), ("?", checked.unsure)):
-        print_lines(open_console(), [f"  {head}: {line}" for line in lines])
-
-
-def _measured(checked: "Checked", bundle: Path, minutes: float) -> int:
-    if not checked.claims:
+def _measured(store: Store, claims: Sequence[Claim], bundle: Path, minutes: float) -> int:
+    if not claims:
         raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
     console = open_console()
-    require_own_or_trusted(checked, bundle, console)
+    require_own_or_trusted(store, claims, bundle, console)
 
-    def ended(one: "Reproduction") -> None:
+    def ended(one: Reproduction) -> None:
         print_lines(console, [f"{one.claim.cell}: {one.verdict}. {one.note}".rstrip()])
 
-    rows, folder = reproduce(checked, minutes, console, ended)
+    rows, folder = reproduce(store, claims, minutes, console, ended)
     console.print(TextTable(as_table(rows)))
     if folder is not None:
         collect(Store(folder))
