@@ -247,3 +247,14 @@ def num_inside_functions(path: Path) -> int:
         if isinstance(function, (ast.FunctionDef, ast.Lambda)):
             inside |= {n for n in ast.walk(function) if isinstance(n, (ast.Import, ast.ImportFrom))}
     return sum(OURS.search(ast.unparse(node)) is not None for node in inside)
+
+
+def test_the_contract_of_launchers_knows_no_scheduler() -> None:
+    asked, known = ["vitsweep.launchers.base"], set[str]()
+    while asked:
+        known.add(module := asked.pop())
+        path = (HOUSE / module.replace(".", "/")).with_suffix(".py")
+        found = imports(path, at_once=True) if path.exists() else ()
+        asked += {m.rpartition(".")[0] for m in found} - known
+    assert "vitsweep.results.store" in known
+    assert not [m for m in known if m.startswith("vitsweep.launchers.slurm")]

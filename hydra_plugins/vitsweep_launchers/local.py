@@ -7,6 +7,7 @@ from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
+    from vitsweep.launchers.settings import LocalSettings
     from vitsweep.spec.resources import Machine
 
 
@@ -25,14 +26,19 @@ class LocalLauncher(CellLauncherPlugin):
         Raises:
             BadValueError: a field is wrong.
         """
-        from vitsweep.launchers.local import local_settings
         from vitsweep.spec.resources import Machine
 
-        local_settings(self.fields)
+        self.settings()
         return Machine.here()
 
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
         """Measure what is missing, one block after the other."""
-        from vitsweep.launchers.local import launch, local_settings
+        from vitsweep.launchers.local import launch
 
-        return launch(request, local_settings(self.fields))
+        return launch(request, self.settings())
+
+    def settings(self) -> "LocalSettings":
+        """Return the fields, typed and checked."""
+        from vitsweep.launchers.settings import local_settings
+
+        return local_settings(self.fields)

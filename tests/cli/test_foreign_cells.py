@@ -17,7 +17,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import read_cell
-from vitsweep.launchers.local import LocalSettings
+from vitsweep.launchers.settings import LocalSettings
 from vitsweep.launchers.slurm.submit.settings import Site, SlurmSettings
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.planning.sweep_plan import SweepPlan, plan_cell

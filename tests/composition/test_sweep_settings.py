@@ -9,7 +9,7 @@ from tests.command import Command
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.local import local_settings
+from vitsweep.launchers.settings import local_settings
 
 
 def settings(*overrides: str) -> SweepSettings:

@@ -22,7 +22,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.launchers.local import LocalSettings
+from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.spec.menu import conf_dir

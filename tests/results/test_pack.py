@@ -17,7 +17,7 @@ from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import attempts
 from vitsweep.files import UnsafeFileError, append_line
-from vitsweep.launchers.base import locked
+from vitsweep.launchers.few_files import locked
 from vitsweep.results import pack
 from vitsweep.results import store as store_module
 from vitsweep.results.pack import FILE, opened

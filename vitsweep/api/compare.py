@@ -13,7 +13,7 @@ from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.errors import ExitCode, VitsweepError
-from vitsweep.launchers.base import locked
+from vitsweep.launchers.few_files import locked
 from vitsweep.launchers.local import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import (

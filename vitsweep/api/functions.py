@@ -12,7 +12,14 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings
 from vitsweep.api.plan import NOT_VALUES, overview
-from vitsweep.api.session import Overrides, Session, as_overrides, open_session, refuse_second
+from vitsweep.api.session import (
+    SUBMITTED,
+    Overrides,
+    Session,
+    as_overrides,
+    open_session,
+    refuse_second,
+)
 from vitsweep.api.sweep import Sweep, load
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.overrides import value_override
@@ -34,9 +41,6 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 
 Row = Mapping[Any, Any]
-
-SUBMITTED = "submitted"
-"""Instead of a status, where a launcher returns before its cells have run."""
 
 
 @contextmanager

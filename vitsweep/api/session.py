@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from vitsweep.launchers.base import CellLauncher, LaunchRequest
 
 CONFIG = "config"
+SUBMITTED = "submitted"
+"""Instead of a status, where a launcher returns before its cells have run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,17 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vitsweep.api.session import CONFIG, Session, open_session
+from vitsweep.api.session import CONFIG, SUBMITTED, Session, open_session
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError, did_you_mean
+from vitsweep.results.record import Status
 from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
 from vitsweep.spec.resources import Machine
 
@@ -141,12 +142,18 @@ def finish(session: Session) -> int:
 
     with measured(session) as result:
         # loads the charts, for which no mistake waits
-        from vitsweep.cli.summary import exit_code, summarize
+        from vitsweep.cli.summary import summarize
 
         rows = summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )
     return exit_code(rows)
+
+
+def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
+    """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
+    fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
+    return ExitCode.ok if fine else ExitCode.not_all_measured
 
 
 def _repeated_keys(overrides: Sequence[Any]) -> Iterator[str]:

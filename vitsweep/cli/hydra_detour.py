@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from vitsweep import extras
 from vitsweep.api.functions import require_rounds
 from vitsweep.api.session import Session
-from vitsweep.cli.cells import MULTIRUN, check_words, finish, is_override
+from vitsweep.cli.cells import MULTIRUN, check_words, exit_code, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
 from vitsweep.composition.grid import named
@@ -26,8 +26,9 @@ from vitsweep.composition.overrides import parse_overrides, refuse_ignored, valu
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
-from vitsweep.launchers.base import CellLauncher, LaunchResult, locked
-from vitsweep.launchers.external_ranks import run_rank
+from vitsweep.launchers.base import CellLauncher, LaunchResult
+from vitsweep.launchers.external_ranks import run_in_place, run_rank
+from vitsweep.launchers.few_files import locked
 from vitsweep.launchers.local import run_unlocked
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.machine_defaults import cells_for
@@ -108,6 +109,19 @@ def _hidden(override: Override) -> str:
     return f"{key}=choice({value})"
 
 
+def run_part(arguments: Sequence[str]) -> int:
+    """Run this process's part of a cell; rank 0 shows its row and where it is kept."""
+    measured = run_in_place(arguments)
+    if measured is None:
+        return ExitCode.ok
+    result, settings = measured
+    from vitsweep.cli.summary import summarize  # charts, which rank 0 alone needs
+
+    console = open_console()
+    with locked(result.store, console):
+        return exit_code(summarize(result, console, with_report=settings.report))
+
+
 def run_composed() -> None:
     """Run the cell that a stock launcher of Hydra (submitit, joblib) is running in this process.
 
@@ -169,7 +183,7 @@ def _summarize_stock(
     cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
 ) -> None:
     """Show what a stock launcher ran, or say how to see it where the cells ran on other nodes."""
-    from vitsweep.cli.summary import exit_code, summarize
+    from vitsweep.cli.summary import summarize
 
     settings, console = sweep_settings(config), open_console()
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)

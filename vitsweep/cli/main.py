@@ -18,6 +18,7 @@ from vitsweep.errors import (
 )
 from vitsweep.results.provenance import trust_folders
 from vitsweep.streams import reader_has_gone
+from vitsweep.world import environment_rank
 
 TRUST = "--trust"
 """Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
@@ -81,13 +82,11 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
         return ExitCode.ok
     if _asks_for_completion(arguments):
         return _complete()
-    from vitsweep.world import environment_rank
-
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
-        return _run_rank(
-            arguments
-        )  # SIGTERM ends it at once: other ranks may hold it in a collective
+        from vitsweep.cli.hydra_detour import run_part
+
+        return run_part(arguments)  # SIGTERM ends it at once: others may hold it in a collective
     with interrupts_to(signal.default_int_handler):
         return measure_cells(arguments)
 
@@ -121,23 +120,6 @@ def _asks_for_completion(arguments: Sequence[str]) -> bool:
     return bool({"-sc", "--shell-completion"} & set(arguments)) and any(
         "query=" in word for word in arguments
     )
-
-
-def _run_rank(arguments: Sequence[str]) -> int:
-    """Run this process's part of a cell; rank 0 shows its row and where it is kept."""
-    from vitsweep.launchers.external_ranks import run_in_place
-
-    measured = run_in_place(arguments)
-    if measured is None:
-        return ExitCode.ok
-    result, settings = measured
-    from vitsweep.cli.summary import exit_code, summarize
-    from vitsweep.console import open_console
-    from vitsweep.launchers.base import locked
-
-    console = open_console()
-    with locked(result.store, console):
-        return exit_code(summarize(result, console, with_report=settings.report))
 
 
 def _complete() -> int:

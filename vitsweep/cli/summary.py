@@ -1,15 +1,15 @@
 """The end of a command: views, table, charts and report of what was measured, and the exit code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
-from vitsweep.api.functions import SUBMITTED, Row, collected, rows_of, submitted_rows
+from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
-from vitsweep.errors import ExitCode, was_terminated
+from vitsweep.errors import was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of
 from vitsweep.report.answer import SearchResult, answers, next_command, search_result
@@ -98,9 +98,3 @@ def summarize_limits(session: Session, key: str) -> None:
     print_lines(console, empty_metrics(tables.runs))
     if session.settings.report and not was_terminated() and (table["fits"] > 0).any():
         console.print(f"Report: {write_report(tables)}", soft_wrap=True)
-
-
-def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:
-    """Return 0 if all cells are measured or submitted, 3 if some were not measured."""
-    fine = all(row["status"] in (Status.measured, SUBMITTED) for row in rows)
-    return ExitCode.ok if fine else ExitCode.not_all_measured

@@ -66,6 +66,22 @@ class Inspected:
                 "two, or let the dataset resize."
             )
 
+    def differs(self, model: ModuleSpec, resolution_px: int) -> str:
+        """Say how a batch of `model.twin_batch` differs from what the data give; "" where it does not."""
+        try:
+            batch = example_of(model, 2, resolution_px)
+        except BadValueError:
+            return ""  # which the model itself says
+        found = {name: shown(tensor[0]) for name, tensor in batch.items()}
+        if found.keys() != self.entries.keys():
+            return f"gives mappings of {', '.join(f'`{name}`' for name in found)}"
+        apart = [name for name in found if found[name] != self.entries[name]]
+        return (
+            f"gives `{apart[0]}` as {found[apart[0]]} instead of {self.entries[apart[0]]}"
+            if apart
+            else ""
+        )
+
 
 def inspected(data: "ModuleData") -> Inspected:
     """Call the factory and read one pair; a second call remembers."""
@@ -126,21 +142,6 @@ def _inspect(data: "ModuleData") -> Inspected:
             f"`data.target={data.target}` raised {type(error).__name__} with the arguments "
             f"{data.arguments} ({error})."
         )
-
-
-def example_differs(model: ModuleSpec, resolution_px: int, entries: dict[str, str]) -> str:
-    """Say how a batch of `model.twin_batch` differs from what the data give; "" where it does not."""
-    try:
-        batch = example_of(model, 2, resolution_px)
-    except BadValueError:
-        return ""  # which the model itself says
-    found = {name: shown(tensor[0]) for name, tensor in batch.items()}
-    if found.keys() != entries.keys():
-        return f"gives mappings of {', '.join(f'`{name}`' for name in found)}"
-    apart = [name for name in found if found[name] != entries[name]]
-    return (
-        f"gives `{apart[0]}` as {found[apart[0]]} instead of {entries[apart[0]]}" if apart else ""
-    )
 
 
 def as_item(item: Any, index: int, target: str | None) -> Any:

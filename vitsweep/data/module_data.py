@@ -14,6 +14,7 @@ from vitsweep.spec.from_yaml import imported_function, is_function_path
 from vitsweep.spec.model_spec import refused_with_own_loss
 
 if TYPE_CHECKING:
+    from vitsweep.data.module_batches import Inspected
     from vitsweep.world import World
 
 
@@ -85,9 +86,7 @@ class ModuleData(Data):
                 "`package.module.function`."
             )
             return
-        from vitsweep.data.module_batches import inspected
-
-        found = inspected(self)
+        found = self._looked_at()
         yield from self.shape_faults(cell)
         if not found.error:  # else nothing is known of the items
             yield from self._mapping_conflicts(cell, found.entries)
@@ -101,9 +100,7 @@ class ModuleData(Data):
         """Compare one item with the cell's images, or with a batch of `model.twin_batch`."""
         if self.target is None or not is_function_path(self.target):
             return
-        from vitsweep.data.module_batches import example_differs, inspected
-
-        found, model, side = inspected(self), cell.model, cell.batch.resolution_px
+        found, model, side = self._looked_at(), cell.model, cell.batch.resolution_px
         yield from found.problems(self, side)
         if not found.entries or not isinstance(model, ModuleSpec):
             return
@@ -113,11 +110,16 @@ class ModuleData(Data):
                 f"{gives}, and the proof and the count of FLOPs need such a batch: set `model.twin_batch="
                 "package.module.function`, a function of (num_images, resolution_px, seed) that returns one."
             )
-        elif differing := example_differs(model, side, found.entries):
+        elif differing := found.differs(model, side):
             yield (
                 f"{gives}, and `model.twin_batch={model.twin_batch}` {differing} at `batch.resolution_px="
                 f"{side}`: let both give the same; `data.native_resolution_px` is the side of an image."
             )
+
+    def _looked_at(self) -> "Inspected":
+        from vitsweep.data.module_batches import inspected
+
+        return inspected(self)
 
     def _gives(self, entries: dict[str, str]) -> str:
         names = ", ".join(f"`{name}`" for name in entries)
@@ -160,9 +162,7 @@ class ModuleData(Data):
         """As the factory's data sets say."""
         if self.target is None:
             return None
-        from vitsweep.data.module_batches import inspected
-
-        found = inspected(self)
+        found = self._looked_at()
         return None if found.num_train is None else (found.num_train, found.num_test)
 
     def open(self, cell: CellSpec, world: "World") -> Batches:

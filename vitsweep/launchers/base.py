@@ -15,7 +15,6 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
@@ -23,6 +22,7 @@ from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
+from vitsweep.results.sweeps import held
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 
@@ -128,7 +128,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         rounds_of(planned, request.settings)
     store = store.create()
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
-    with locked(store, request.console):
+    with held(store, request.console):
         yield _frozen(store, plan, request, machine)
 
 
@@ -226,18 +226,3 @@ def _frozen(
     command = request.command or command_line()
     freeze(store, plan, request.settings, code, request.metrics, command=command)
     return PreparedSweep(store=store, plan=plan, code=code)
-
-
-@contextmanager
-def locked(store: Store, console: Console) -> Iterator[None]:
-    """Hold the sweep folder; say so where another command has it and this one must wait.
-
-    At the end many files of cells become few, see `keep_few_files`.
-    """
-
-    def announce_wait() -> None:
-        console.print(f"Another command is using `{store.root}`; waiting for it to end.")
-
-    with store.lock(on_wait=announce_wait):
-        yield
-        keep_few_files(store, console)

@@ -1,6 +1,7 @@
 """Packing the cells of a sweep that nothing measures, when their files have become many."""
 
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 from rich.console import Console
 
@@ -9,6 +10,7 @@ from vitsweep.execution.attempts import unfinished
 from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.results import pack
 from vitsweep.results.store import Store
+from vitsweep.results.sweeps import held
 from vitsweep.tables.formatting import count
 
 
@@ -44,3 +46,11 @@ def keep_few_files(store: Store, console: Console, *, is_held: bool = True) -> N
         if moved := pack_ended(store)[0]:
             text = f"{count(moved, 'file')} of cells moved into `{store.cells / pack.FILE}`."
             console.print(text)
+
+
+@contextmanager
+def locked(store: Store, console: Console) -> Iterator[None]:
+    """Hold the sweep folder; at the end many files of cells become few."""
+    with held(store, console):
+        yield
+        keep_few_files(store, console)

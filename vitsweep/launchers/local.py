@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Gt
 from rich.console import Console
 
 from vitsweep import extras
@@ -38,6 +37,7 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
+from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.alike_failures import AlikeFailures
 from vitsweep.planning.blocks import (
     Block,
@@ -50,7 +50,6 @@ from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import MANY_FILES, Store
-from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
 
 SECONDS_TO_SAVE = 300.0
@@ -215,27 +214,6 @@ class BlockRunner:
 # The launcher: cells one after another, on this machine.
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSettings:
-    """Settings of the launcher of this machine.
-
-    Attributes:
-        parallel: cells that run at the same time.
-    """
-
-    parallel: Annotated[int, Gt(0)]
-
-
-def local_settings(fields: Mapping[str, Any]) -> LocalSettings:
-    """Type the launcher's fields.
-
-    Raises:
-        BadValueError: a field is unknown, missing or has a wrong value; all such are named.
-    """
-    settings: LocalSettings = section_from_tree(LocalSettings, fields, "hydra.launcher")
-    return settings
-
-
 @contextmanager
 def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchResult]:
     """Run what is missing of the cells; the sweep stays locked until the `with` block ends.
@@ -258,6 +236,7 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
             plan=sweep.plan,
             interrupted=interrupted,
         )
+        keep_few_files(sweep.store, request.console)
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:

@@ -7,8 +7,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from vitsweep.collectives.parallel_linear import Boundary, ColumnParallelLinear, RowParallelLinear
+from vitsweep.collectives.parallel_linear import (
+    Boundary,
+    ColumnParallelLinear,
+    Replicated,
+    RowParallelLinear,
+)
 from vitsweep.model.attention import Attention, RotaryPosition
 from vitsweep.spec.model_spec import TransformerSpec
 
@@ -165,6 +171,12 @@ def split_blocks(model: nn.Module, boundary_of: Callable[[nn.Module], Boundary])
             if isinstance(block, Block):
                 _split(block, boundary)
     return model
+
+
+def split_replicated(model: nn.Module, group: ProcessGroup) -> nn.Module:
+    """Split every block over the ranks of a group, all of which have all tokens outside."""
+    boundary = Replicated(group)
+    return split_blocks(model, lambda block: boundary)
 
 
 def _split(block: Block, boundary: Boundary) -> None:

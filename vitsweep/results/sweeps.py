@@ -1,11 +1,17 @@
-"""Which sweeps there are under `results/`."""
+"""Which sweeps there are under `results/`, and which one a command holds."""
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RESULTS = Path("results")
 
@@ -51,3 +57,14 @@ def sweep_names() -> list[str]:
 
     folders = [path.parent for path in RESULTS.glob("*/cells")]
     return [folder.name for folder in sorted(folders, key=last_command, reverse=True)]
+
+
+@contextmanager
+def held(store: Store, console: "Console") -> Iterator[None]:
+    """Hold the sweep folder; say so where another command has it and this one must wait."""
+
+    def announce_wait() -> None:
+        console.print(f"Another command is using `{store.root}`; waiting for it to end.")
+
+    with store.lock(on_wait=announce_wait):
+        yield

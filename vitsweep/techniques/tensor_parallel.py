@@ -31,8 +31,6 @@ class Megatron(TensorParallel):
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Split the linears of every block."""
-        from vitsweep.collectives.parallel_linear import Replicated
-        from vitsweep.model.block import split_blocks
+        from vitsweep.model.block import split_replicated
 
-        boundary = Replicated(world.axis("tensor").get_group())
-        return split_blocks(model, lambda block: boundary)
+        return split_replicated(model, world.axis("tensor").get_group())

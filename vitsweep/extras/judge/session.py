@@ -24,6 +24,7 @@ from vitsweep.extras.judge.sides import Side, interpreter
 from vitsweep.extras.judge.trees import BASE, Tree, laid_out, prepare, require_function
 from vitsweep.extras.judge.trial import Trial
 from vitsweep.extras.judge.verdict import Verdict
+from vitsweep.extras.take_home.asked_cell import described
 from vitsweep.files import write_atomically
 from vitsweep.planning.freeze import code_state
 from vitsweep.rates.calibration import matmul_rates
@@ -182,8 +183,6 @@ def _frozen_cell(request: JudgeRequest) -> tuple[CellSpec, Store, Path]:
             f"`resources.nodes={cell.resources.nodes}`: `judge` measures on one machine; leave it out."
         )
     if request.step:
-        from vitsweep.extras.take_home.asked_cell import described
-
         own = described(cell, f"{request.step[0]}:{request.step[1]}")
         if reasons := [*own.refused(cell).values()]:
             raise ImpossibleCellError(reasons)

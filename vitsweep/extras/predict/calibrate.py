@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitsweep.execution.process import end_with_launcher, exit_now
+from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.execution.runner import calibration_for
 from vitsweep.extras.predict.measured_rates import CalibratedRates, shapes_of, timed_ranks
@@ -392,7 +392,6 @@ def measure_rank(
     It writes after each part, so that a rank that is ended has left what it had. `end` is a time of
     `time.monotonic`, which all processes of a machine share.
     """
-    from vitsweep.execution.process import joined_process_group
     from vitsweep.rates.operators import collective_times, common_shapes, operator_times
 
     end_with_launcher()

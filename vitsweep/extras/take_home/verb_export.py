@@ -9,7 +9,6 @@ from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.extras.take_home.refusals import refusals
-from vitsweep.extras.take_home.write import written
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import ranked
@@ -67,6 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     typed = VERBS["export"].read(arguments)
     _check(typed)
     from vitsweep.extras.take_home.prove import header, not_provable, prove
+    from vitsweep.extras.take_home.write import written
 
     store = find_sweep(typed.sweep)
     cells = SweepTables.of(store).cells

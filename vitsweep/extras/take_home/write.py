@@ -11,8 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.model.user_module import find_blocks, look_of, without_weights
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.techniques.memory.checkpointed_blocks import OPERATIONS
 from vitsweep.techniques.memory.recompute import RecomputeSelected
 from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.sharding.fsdp import Hsdp
@@ -226,8 +228,6 @@ def _known(cell: CellSpec) -> dict[str, Any]:
 
 def _kept(kinds: Iterable[str]) -> list[str]:
     """Return the names of torch's operations whose results are kept."""
-    from vitsweep.techniques.memory.checkpointed_blocks import OPERATIONS
-
     names = {str(operation) for kind in kinds for operation in OPERATIONS[kind]}
     return sorted(name for name in names if name.startswith("aten.") and "_mm" not in name)
 
@@ -295,8 +295,6 @@ def _policy(start: str, given: Mapping[str, str]) -> str:
 def _has_unused(cell: CellSpec) -> bool:
     if not isinstance(cell.model, ModuleSpec):
         return False
-    from vitsweep.model.user_module import look_of
-
     return bool(look_of(cell.model, cell.batch.resolution_px).unused)
 
 
@@ -330,8 +328,6 @@ def _model(cell: CellSpec) -> dict[str, Any]:
 
 
 def _imported(spec: ModuleSpec, side: int) -> dict[str, Any]:
-    from vitsweep.model.user_module import without_weights
-
     given = {"num_classes": "CLASSES", "in_channels": "CHANNELS", "resolution_px": "IMAGE_SIDE"}
     shapes = {arg: given[shape] for arg, shape in spec.shape_arguments.items()}
     named = shapes | {name: _literal(spec, value) for name, value in spec.arguments.items()}
@@ -397,8 +393,6 @@ def _literal(spec: ModuleSpec, value: object) -> str:
 def _blocks(module: Any, spec: ModuleSpec) -> str:
     """Return the expression that lists the blocks of `model`."""
     from torch import nn
-
-    from vitsweep.model.user_module import find_blocks
 
     blocks, lists = set(find_blocks(module, spec)), []
     for path, container in module.named_modules():

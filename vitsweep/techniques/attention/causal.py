@@ -39,13 +39,9 @@ class CausalScaledDotProduct(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Put the causal kernel into every attention."""
-        from vitsweep.model.attention import Attention
-        from vitsweep.techniques.attention.kernels import CausalAttend
+        from vitsweep.techniques.attention.kernels import CausalAttend, put_into_blocks
 
-        for module in model.modules():
-            if isinstance(module, Attention):
-                module.attend = CausalAttend()
-        return model
+        return put_into_blocks(model, CausalAttend())
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Let every attention be told which tokens a token sees."""

@@ -53,10 +53,6 @@ class Flex(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
-        from vitsweep.model.attention import Attention
-        from vitsweep.techniques.attention.kernels import attend_by_flex
+        from vitsweep.techniques.attention.kernels import attend_by_flex, put_into_blocks
 
-        for module in model.modules():
-            if isinstance(module, Attention):
-                module.attend = attend_by_flex
-        return model
+        return put_into_blocks(model, attend_by_flex)

@@ -57,18 +57,9 @@ class Linear(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
-        from vitsweep.collectives.parallel_linear import SplitLinear
-        from vitsweep.model.attention import Attention
-        from vitsweep.model.linear_attention import LinearAttend
+        from vitsweep.techniques.attention.kernels import put_linear_into_blocks
 
-        for module in model.modules():
-            if isinstance(module, Attention):
-                qkv = module.qkv
-                group = qkv.boundary.group if isinstance(qkv, SplitLinear) else None
-                rank, ranks = (group.rank(), group.size()) if group else (0, 1)
-                whole = LinearAttend(self.causal, self._decay(module.num_heads * ranks))
-                module.attend = whole.of_heads(rank, ranks)
-        return model
+        return put_linear_into_blocks(model, self.causal, self._decay)
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Weigh each token for each other, without states and chunks; without a mask by one state."""

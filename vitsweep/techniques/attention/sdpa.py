@@ -119,15 +119,14 @@ class ScaledDotProduct(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
-        from vitsweep.model.attention import attention_modules
-        from vitsweep.techniques.attention.kernels import attend_by, register_flash_kernel
+        from vitsweep.techniques.attention.kernels import (
+            attend_everywhere_by,
+            register_flash_kernel,
+        )
 
         if self.flash_kernel != "torch":
             register_flash_kernel(self.flash_kernel)
-        if self.backend != "auto":
-            for module in attention_modules(model):
-                module.attend = attend_by(self.backend)  # type: ignore[assignment]
-        return model
+        return model if self.backend == "auto" else attend_everywhere_by(model, self.backend)
 
 
 def compute_dtype(cell: "CellSpec") -> str:

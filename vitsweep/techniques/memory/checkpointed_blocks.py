@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from vitsweep.model.block import is_marked
+from vitsweep.model.block import is_marked, swap_block_class
 
 aten = torch.ops.aten
 
@@ -101,6 +101,11 @@ def _statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
     finally:
         for norm, own in zip(norms, statistics, strict=True):
             norm._buffers.update(own)
+
+
+def recomputed(model: nn.Module, keep: frozenset[str] | None = None) -> nn.Module:
+    """Run every block under a checkpoint, which keeps the results of some kinds of operations."""
+    return swap_block_class(model, RecomputedBlock if keep is None else block_that_keeps(keep))
 
 
 @cache

@@ -47,10 +47,6 @@ class OffloadActivations(Memory):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Save the activations of every block on the host."""
-        from vitsweep.model.block import blocks_of, swap_block_class
-        from vitsweep.techniques.memory.offloaded_blocks import OffloadedBlock, Offloading
+        from vitsweep.techniques.memory.offloaded_blocks import offloaded
 
-        offloading = Offloading()
-        for block in blocks_of(model):
-            vars(block)["offloading"] = offloading
-        return swap_block_class(model, OffloadedBlock)
+        return offloaded(model)

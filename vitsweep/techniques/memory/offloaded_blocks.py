@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from vitsweep.model.block import blocks_of, swap_block_class
+
 Copy = tuple[Tensor, Tensor]
 """Target and source."""
 
@@ -223,3 +225,11 @@ def _comes_from_parameter(tensor: Tensor) -> bool:
     while function is not None and len(function.next_functions) == 1:
         function = function.next_functions[0][0]
     return function is not None and function.name() == "torch::autograd::AccumulateGrad"
+
+
+def offloaded(model: nn.Module) -> nn.Module:
+    """Save the activations of every block on the host."""
+    offloading = Offloading()
+    for block in blocks_of(model):
+        vars(block)["offloading"] = offloading
+    return swap_block_class(model, OffloadedBlock)

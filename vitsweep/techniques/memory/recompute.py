@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
+from vitsweep.model.flops import (
+    recomputed_block_flops,
+    recomputed_last_flops,
+    recomputed_score_flops,
+)
 from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory, Technique
 
 if TYPE_CHECKING:
@@ -29,10 +34,9 @@ class RecomputeBlocks(Memory):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Run every block under a checkpoint."""
-        from vitsweep.model.block import swap_block_class
-        from vitsweep.techniques.memory.checkpointed_blocks import RecomputedBlock
+        from vitsweep.techniques.memory.checkpointed_blocks import recomputed
 
-        return swap_block_class(model, RecomputedBlock)
+        return recomputed(model)
 
     def recomputed_flops(
         self,
@@ -42,8 +46,6 @@ class RecomputeBlocks(Memory):
         attention_pattern: AttentionPattern = SOFTMAX,
     ) -> int:
         """Count every product of a block but its last."""
-        from vitsweep.model.flops import recomputed_block_flops
-
         return recomputed_block_flops(spec, resolution_px, pooling, attention_pattern)
 
 
@@ -78,10 +80,9 @@ class RecomputeSelected(Memory):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Run every block under a checkpoint that keeps some results."""
-        from vitsweep.model.block import swap_block_class
-        from vitsweep.techniques.memory.checkpointed_blocks import block_that_keeps
+        from vitsweep.techniques.memory.checkpointed_blocks import recomputed
 
-        return swap_block_class(model, block_that_keeps(frozenset(self.keep)))
+        return recomputed(model, frozenset(self.keep))
 
     def recomputed_flops(
         self,
@@ -94,12 +95,6 @@ class RecomputeSelected(Memory):
 
         The last one of a block is never kept, and repeated where the backward pass reads it.
         """
-        from vitsweep.model.flops import (
-            recomputed_block_flops,
-            recomputed_last_flops,
-            recomputed_score_flops,
-        )
-
         shape = (spec, resolution_px, pooling, attention_pattern)
         attention = 2 * recomputed_score_flops(*shape)
         linears = recomputed_block_flops(*shape) - attention

@@ -15,10 +15,10 @@ from vitsweep.launchers.base import (
     announce,
     announce_undecided,
     expected_minutes,
-    locked,
     prepared,
     rounds_of,
 )
+from vitsweep.launchers.few_files import keep_few_files, locked
 from vitsweep.launchers.slurm.commands import machine_of, max_array_size, require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
@@ -121,6 +121,7 @@ def _launched(
             sweep, request, settings, typed
         )
         arrays = submission.next()
+        keep_few_files(sweep.store, console)
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
         console.print(_next_commands(store))
