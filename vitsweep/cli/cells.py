@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vitsweep.api.session import CONFIG, SUBMITTED, Session, open_session
+from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
@@ -124,22 +124,43 @@ def check_words(arguments: Sequence[str]) -> None:
         print(notice, file=sys.stderr)
 
 
+def measure_cells(arguments: Sequence[str]) -> int:
+    """Measure what is missing of the cells that are typed, and show all; one cell is a sweep of one.
+
+    Returns:
+        0, or 3 where cells were not measured.
+
+    Raises:
+        VitsweepError: what was typed is wrong.
+        SweepStopped: the user stopped it.
+    """
+    line = read_line(arguments)
+    if not line.of_hydra:
+        try:
+            return finish(line.session())
+        except NotOursError:
+            pass
+    from vitsweep.cli.hydra_detour import run_hydra
+
+    return run_hydra(arguments)
+
+
 def finish(session: Session) -> int:
     """Measure what is missing of a session's cells, and show all; return the exit code.
 
     Raises:
         SweepStopped: the user stopped it.
     """
-    if searches := session.searches():
-        from vitsweep.api.functions import search_limits
+    searches = session.searches()
+    from vitsweep.api.functions import measured, search_limits  # pandas, for which no mistake waits
+
+    if searches:
         from vitsweep.cli.summary import summarize_limits
 
         found = search_limits(session, searches)
         summarize_limits(session, searches.key)
         ended = all(not search.failure for search in found)
         return ExitCode.ok if ended else ExitCode.not_all_measured
-    from vitsweep.api.functions import measured
-
     with measured(session) as result:
         # loads the charts, for which no mistake waits
         from vitsweep.cli.summary import summarize
