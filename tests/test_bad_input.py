@@ -75,6 +75,7 @@ REFUSED_BEFORE_HYDRA = [
     ("", "-m hydra/sweeper=optuna seed=1,2", "where the grid is large add `sweep.search=race`."),
     ("plan", "hydra/sweeper=basic seed=1,2", "vitsweep has one sweeper, its own"),
     ("", "hydra.launcher.objective=speedup", "`hydra.launcher.objective` was left out"),
+    ("", "check conf", "`python -m vitsweep check` was left out"),
     ("", "data=glyphs", "`data=glyphs` was left out: use `data=digits`"),
     ("", "sweep.minute=3", "Did you mean `sweep.minutes=3`?"),
     ("", "+sweep=first sweep.baselin=null", "Did you mean `sweep.baseline=null`?"),
@@ -122,16 +123,6 @@ REFUSED_BEFORE_HYDRA = [
     ("compare", "precision=O1 precision=O2 --nosuch", "--nosuch"),
 ]
 """(verb or "", the rest of the line, words of the message): refused without Hydra, in milliseconds."""
-
-
-def test_check_refuses_folders_that_are_no_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "gate.yaml").write_text("a: 1\n")
-    monkeypatch.chdir(tmp_path)
-    assert run(["check", "."], {}) == 2
-    assert "`.`: `benchmarks` in it are no groups" in capsys.readouterr().err
 
 
 def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatch) -> None:

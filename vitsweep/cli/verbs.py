@@ -73,8 +73,6 @@ _CORE = (
     Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
     Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
-    Verb("check", "FOLDER", "test the choices of a configuration folder of your own, proofs included",
-         names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
          names_a_sweep=False),
     Verb("doctor", "[--calibrate]", "say what this machine can do, what is missing, and how to get it",
