@@ -31,7 +31,7 @@ SO_FAR = "ratio"
 """The result table's `speedup`, over the blocks of this command so far; of looks alone, in brackets."""
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
-CAPTION = "Over the blocks of this command; a ratio in brackets is of one look."
+CAPTION = "Over the blocks of this command, without intervals; a ratio in brackets is of one look."
 SETUP_SECONDS, BESIDE_SECONDS = 0.8, 1.0
 """Of a run: until its first step without a proof, and outside of its ranks, where no run has shown it yet."""
 NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"

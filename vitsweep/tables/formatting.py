@@ -11,6 +11,8 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import COLUMNS, FLAGS
 
+BASELINE = "baseline"
+"""Name and claim of a cell that differs in nothing from the one it is compared with."""
 LARGEST, SMALLEST = 1e12, 1e-6
 """Numbers from the first on, or below the second, are shown with an exponent: no column is that wide."""
 
@@ -178,13 +180,24 @@ def values(column: str, write: Callable[[Any], str] = plain) -> Column:
     ]
 
 
+def ratios(column: str) -> Column:
+    """Return texts as `told` does; a baseline is 1 by definition, without an interval."""
+    names = (column, f"{column}_low", f"{column}_high", "claim")
+
+    def texts(table: DataFrame) -> list[str]:
+        rows = zip(*(table.get(c, [None] * len(table)) for c in names), strict=True)
+        return [
+            "" if missing(value) else times(value) if claim == BASELINE else told(value, low, high)
+            for value, low, high, claim in rows
+        ]
+
+    return texts
+
+
 def with_interval(
-    column: str,
-    write: Callable[[Any], str] = times,
-    end: Callable[[Any], str] = end,
-    ends: str = "",
+    column: str, write: Callable[[Any], str], end: Callable[[Any], str], ends: str = ""
 ) -> Column:
-    """Return texts such as `1.51x [1.48, 1.55]`, without brackets where there is no interval.
+    """Return texts such as `+12.1 [+11.8, +12.4]`, without brackets where there is no interval.
 
     Args:
         column: of the values.

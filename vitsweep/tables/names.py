@@ -13,7 +13,7 @@ from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
 from vitsweep.spec.measurement import OF_COMMAND
 from vitsweep.spec.menu import choices, plain_choice
-from vitsweep.tables.formatting import plain, text_rows, value_label
+from vitsweep.tables.formatting import BASELINE, plain, text_rows, value_label
 from vitsweep.tables.valid_runs import checked_cells
 
 # The columns of the record by kind, the spec columns that vary, and the order of known choices.
@@ -126,9 +126,6 @@ def in_menu_order(group: str, names: Iterable[str]) -> list[str]:
 
 
 Row = dict[str, str]
-
-BASELINE = "baseline"
-"""Name of a cell that differs in nothing from the one it is compared with."""
 
 
 def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series:

@@ -20,6 +20,7 @@ from vitsweep.spec.menu import class_of, plain_choice
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
+    BASELINE,
     Column,
     count,
     end,
@@ -27,6 +28,7 @@ from vitsweep.tables.formatting import (
     number,
     percent,
     plain,
+    ratios,
     status,
     status_words,
     tally,
@@ -38,7 +40,6 @@ from vitsweep.tables.formatting import (
     with_spread,
 )
 from vitsweep.tables.names import (
-    BASELINE,
     baseline_settings,
     cell_names,
     name_parts,
@@ -47,7 +48,7 @@ from vitsweep.tables.names import (
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.published import beside_text
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import OTHER_SIZE, about
+from vitsweep.tables.speedup import OTHER_SIZE
 from vitsweep.tables.stats import INCONCLUSIVE, NO_INTERVAL, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -192,7 +193,7 @@ DIFFERENCE, ACCURACY = "top-1 - baseline's", "accuracy"
 
 MEASURED: dict[str, Column] = {
     heading("images_per_second"): with_spread("images_per_second", number),
-    heading("speedup"): with_interval("speedup"),
+    heading("speedup"): ratios("speedup"),
     "claim": _claims,
     "status": _statuses,
     FAMILY: _families,
@@ -416,11 +417,6 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 def _results(shown: DataFrame) -> list[str]:
     claims = shown["claim"].mask(is_inconclusive(shown), INCONCLUSIVE)
-    looked = shown["claim"].isin(NO_INTERVAL) & shown["speedup"].notna()
-    claims[looked] = [
-        f"{about(speedup)} ({claim.removeprefix('one ')})"
-        for speedup, claim in shown.loc[looked, ["speedup", "claim"]].itertuples(index=False)
-    ]
     rows = zip(shown["status"], claims, strict=True)
     return [
         str(claim) if status == Status.measured and not missing(claim) else status_words(status)

@@ -17,10 +17,10 @@ from vitsweep.tables.formatting import (
     csv_text,
     markdown,
     number,
+    ratios,
     status_words,
     text_columns,
     values,
-    with_interval,
 )
 from vitsweep.tables.names import names_by_id
 from vitsweep.tables.stats import Claim
@@ -92,9 +92,9 @@ _SHOWN: dict[str, Column] = {
     "cell": values("name"),
     "img/s A": values("images_per_second_a", number),
     "img/s B": values("images_per_second_b", number),
-    "speedup A": with_interval("speedup_a"),
-    "speedup B": with_interval("speedup_b"),
-    "B over A": with_interval("change"),
+    "speedup A": ratios("speedup_a"),
+    "speedup B": ratios("speedup_b"),
+    "B over A": ratios("change"),
     "claim": values("claim"),
     "blocks A": values("num_blocks_a"),
     "blocks B": values("num_blocks_b"),
