@@ -1,6 +1,7 @@
 """The one rule of answers, from records in a folder to what `collect` and `report` say."""
 
 import re
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 
 
+def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: Any) -> None:
+    """The cell has 130 img/s and its baseline, measured again with newer code, 200."""
+    old, new = ({"environment": {"code_hash": code}} for code in ("old", "new"))
+    again = [
+        replace(r, run_id=f"n{r.run_id}", block=f"n{r.block}") for r in of("base", [2] * 5, **new)
+    ]
+    for record in again:
+        record.environment["started_at"] = record.environment["started_at"].replace("T10", "T11")
+    note = "compared with older code of its baseline"
+    text = said(of("base", [1] * 5, **old), of("sure", SURE, **old), again)
+    assert re.search(rf"sure is fastest: 1.30x \[1.30, 1.30\] .* img/s; {note}\.", text)
+    assert f'<div title="{note}">' in Path(vitsweep.load("s").report()).read_text()
+
+
 @pytest.mark.parametrize(
     ("top", "why"),
     [
@@ -79,7 +94,7 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
         (
             [*of("top", SURE[:4], [1.6 * b for b in BASE]),
              run("top", "b4", status=Status.timed_out, reason="hung", precision="top", minute=9)],
-            ": it timed out in 1 of 5 blocks, which are left out.",
+            ": blocks lost; it timed out in 1 of 5 blocks, which are left out.",
         ),
     ],
     ids=["two blocks", "a look", "lost blocks"],

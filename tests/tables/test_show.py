@@ -57,8 +57,8 @@ def test_a_measured_cell_without_speedup_says_why():
     runs = table(
         run("base", status=Status.out_of_memory, reason="no room"), run("fast", precision="O2")
     )
-    claims = cell_text(cells(runs, BASELINES)).set_index("cell")["claim"]
-    assert claims["O2"] == "no speedup: its baseline is out of memory"
+    notes = cell_text(cells(runs, BASELINES)).set_index("cell")["note"]
+    assert notes["O2"] == "no speedup: its baseline is out of memory"
 
 
 def test_images_per_second_are_paired():

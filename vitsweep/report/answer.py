@@ -18,7 +18,7 @@ from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import LEFT_OUT, OTHER_SIZE, one_look
+from vitsweep.tables.speedup import further, one_look
 from vitsweep.tables.stats import (
     INCONCLUSIVE,
     LEVEL,
@@ -241,7 +241,7 @@ def _over_baseline(
     names = f"{first['name']} is" if len(leaders) == 1 else f"{_listed(leaders['name'])} are"
     told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
     text = say("named", size=_sizes(leaders), **told)
-    return f"{text}{_accuracy(first, base)}{_size_note(first)}{_unnamed(higher, base)}."
+    return f"{text}{_accuracy(first, base)}{_notes(first)}{_unnamed(higher, base)}."
 
 
 def _without_tf32(group: DataFrame, base: Series) -> str:
@@ -257,7 +257,7 @@ def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     if faster.any():
         return say("none_shown", base=against, best=_unnamed(group[faster], base)[2:])
     best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
-    estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}{_size_note(best)}"
+    estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}"
     told = {"name": best["name"], "which": "the highest", "others": ""}
     text = say("estimate", size=estimate, why=_why(best), **told)
     return say("none_shown", base=against, best=text)
@@ -265,14 +265,12 @@ def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
 
 def _why(row: Series) -> str:
     """Return what is claimed of a cell that is not named, and what was measured that says why."""
-    notes = [] if missing(row["speedup_note"]) else str(row["speedup_note"]).split("; ")
-    if row["claim"] == Claim.blocks_lost:
-        return "; ".join([n for n in notes if n.endswith(LEFT_OUT)] or [str(row["claim"])])
-    if row["claim"] != Claim.no_difference_shown:
-        return str(row["claim"])
-    why = say("noisy", noise=100 * row["block_noise"]) if row["block_noise"] > NOISY else ""
-    claim = INCONCLUSIVE if is_inconclusive(row) or why else str(row["claim"])
-    return f"{claim}, {why}" if why else claim
+    claim = str(row["claim"])
+    if claim == Claim.no_difference_shown and row["block_noise"] > NOISY:
+        claim = f"{INCONCLUSIVE}, {say('noisy', noise=100 * row['block_noise'])}"
+    elif is_inconclusive(row):
+        claim = INCONCLUSIVE
+    return claim + _notes(row)
 
 
 def _unnamed(rows: DataFrame, base: Series) -> str:
@@ -304,11 +302,9 @@ def _accuracy(row: Series, base: Series) -> str:
     return f", {say('accuracy', own=next(ends), base=next(ends), how=how + claim)}"
 
 
-def _size_note(row: Series) -> str:
-    note = next(
-        (n for n in str(row["speedup_note"] or "").split("; ") if n.startswith(OTHER_SIZE)), ""
-    )
-    return f"; {note}" if note else ""
+def _notes(row: Series) -> str:
+    """Return what belongs to the ratio: lost blocks, other code, another size, where it differs."""
+    return f"; {note}" if (note := further(row)) else ""
 
 
 def _size(row: Series) -> str:

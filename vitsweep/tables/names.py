@@ -196,7 +196,7 @@ def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFr
     if {change for change, _ in texts} == {
         BASELINE
     }:  # each is its own: what tells them apart is left
-        texts = [("" if match else change, match) for change, match in texts]
+        texts = [(match or change, "") for change, match in texts]
     unnamed = _alone(cells.iloc[0]) if len(cells) else ""
     texts = [(change or ("" if match else unnamed), match) for change, match in texts]
     names = DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)

@@ -48,8 +48,8 @@ from vitsweep.tables.names import (
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.published import beside_text
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import OTHER_SIZE
-from vitsweep.tables.stats import INCONCLUSIVE, NO_INTERVAL, Claim, is_inconclusive
+from vitsweep.tables.speedup import OTHER_SIZE, further
+from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
 
 BEST = 20
@@ -133,12 +133,6 @@ def _replicates(table: DataFrame) -> list[str]:
     return [f"{n}" if n == asked else f"{n} of {asked}" for n, asked in counts]
 
 
-def _claims(table: DataFrame) -> list[str]:
-    claims = table["claim"].mask(table["claim"].isin(NO_INTERVAL), "")
-    rows = zip(claims, table["speedup_note"], strict=True)
-    return [next((str(v) for v in row if not missing(v)), "") for row in rows]
-
-
 def _families(table: DataFrame) -> list[str]:
     """Return the interval that belongs to the claim, where it is one of several cells."""
     columns = (table[c] for c in ("claim_low", "claim_high", "family_size"))
@@ -194,7 +188,8 @@ DIFFERENCE, ACCURACY = "top-1 - baseline's", "accuracy"
 MEASURED: dict[str, Column] = {
     heading("images_per_second"): with_spread("images_per_second", number),
     heading("speedup"): ratios("speedup"),
-    "claim": _claims,
+    "claim": values("claim"),
+    "note": values("speedup_note"),
     "status": _statuses,
     FAMILY: _families,
     heading("model_tflops_per_rank"): _rates_of_work,
@@ -365,9 +360,8 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     marks = []
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
-        told = ("reason",) if row["claim"] in NO_INTERVAL else ("reason", "speedup_note")
         kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
-        texts = [*(_one_line(row[c]) for c in told), *(k.note(row) for k in kinds if k)]
+        texts = [*map(_one_line, (row["reason"], further(row))), *(k.note(row) for k in kinds if k)]
         texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))

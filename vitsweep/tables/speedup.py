@@ -16,11 +16,12 @@ from vitsweep.tables.blocks import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.formatting import as_text, count, value_label
+from vitsweep.tables.formatting import as_text, count, plain, value_label
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
+    NO_INTERVAL,
     Claim,
     adjusted,
     any_look_keys,
@@ -406,15 +407,15 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     facts = (sizes, moved_elsewhere(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
     told = zip(codes, own_codes, table["_lost"], *own, strict=True)
-    plain = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
+    noted = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
-        return plain
+        return noted
     status = known.status.set_index(ROW)["status"].map(str).to_dict()
     devices = _devices(known.runs)
 
     def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: str) -> str:
         if look:
-            return one_look(speedup, claim=look)
+            return "; ".join(filter(None, [one_look(speedup, claim=look), sizes.get(row)]))
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
@@ -435,7 +436,13 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
-    return found.mask(earlier).fillna(plain)
+    return found.mask(earlier).fillna(noted)
+
+
+def further(row: Mapping[Any, Any] | Series) -> str:
+    """Return what the note of a row says beside its ratio and claim."""
+    note = plain(row["speedup_note"])
+    return note.partition("; ")[2] if row["claim"] in NO_INTERVAL else note
 
 
 def one_look(speedup: float, than: str = "", claim: str = Claim.one_look) -> str:

@@ -319,7 +319,8 @@ def test_a_pass_says_how_small_a_loss_it_would_have_caught():
     result = gate(now, kept, baselines=baselines)
     assert result.passed
     least, most = map(float, result.verdict.split("caught is ")[1].split(" %")[0].split(" to "))
-    assert 8 < least < 20 < most < 40, "16 cells, 5 blocks, 3 %: about 20 %"
+    assert 8 < least < 20, "16 cells, 5 blocks, 3 %: about 20 %"
+    assert 40 < most < 80, "the baseline, by its images per second"
 
 
 def test_a_device_that_is_not_known_is_not_taken_for_the_same():
