@@ -1,6 +1,7 @@
 """The core knows no optional feature: it reads what each adds from the registry."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cells import TINY, composer, entry
+from tests.command import NO_REPORT, QUICK
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
 from vitsweep.cli.verbs import VERBS
@@ -123,13 +125,18 @@ def test_a_removed_folder_takes_its_feature_and_those_that_need_it_away(
     assert extras.is_here("b")
 
 
-def test_the_front_door_loads_no_feature() -> None:
+def test_the_front_door_and_a_sweep_on_this_machine_load_no_feature(tmp_path: Path) -> None:
+    alone = [*QUICK, "resources.ranks_per_node=1", "sharding=none", "measurement.prove=none"]
     code = (
-        "import sys, vitsweep, vitsweep.cli.main, vitsweep.cli.show as show\nshow.usage()\n"
+        "import sys, vitsweep, vitsweep.cli.main as main, vitsweep.cli.show as show\nshow.usage()\n"
+        f"assert main.run({[*alone, NO_REPORT]}, {{}}) == 0\n"
         "print([n for n in sys.modules if n.startswith('vitsweep.extras.')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    environment = os.environ | {"VITSWEEP_PREDICT": "always"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
 
 
 def test_settings_and_options_of_a_removed_feature_are_refused(

@@ -23,7 +23,7 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held
-from vitsweep.spec.resources import Machine
+from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import count
 
 
@@ -160,13 +160,11 @@ def rounds_of(
     return added
 
 
-def expected_minutes(
-    entries: Sequence[PlannedCell], store: Store, machine: Machine
-) -> dict[str, float]:
+def expected_minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
     """Return cell id -> minutes of a run that an optional feature expects, which keeps what it predicts."""
     found: dict[str, float] = {}
     for module in extras.ADMISSION:
-        found |= extras.load(f"{module}:minutes")(entries, store, machine)
+        found |= extras.load(f"{module}:minutes")(entries, store)
     return found
 
 
@@ -217,12 +215,14 @@ def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
 def _frozen(
     store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
 ) -> PreparedSweep:
-    if request.settings.minutes is not None and request.settings.search == "grid":
-        plan = within_minutes(plan, request.settings.minutes)
-    for module in extras.ADMISSION:
+    settings = request.settings
+    if settings.minutes is not None and settings.search == "grid":
+        plan = within_minutes(plan, settings.minutes)
+    is_asked = settings.only or settings.max_gpu_hours or machine.described_by != HERE
+    for module in extras.ADMISSION if is_asked else ():
         admit = extras.load(f"{module}:admitted")
-        plan = admit(plan, request.settings, request.console, machine, store)
+        plan = admit(plan, settings, request.console, machine, store)
     code = code_state()
     command = request.command or command_line()
-    freeze(store, plan, request.settings, code, request.metrics, command=command)
+    freeze(store, plan, settings, code, request.metrics, command=command)
     return PreparedSweep(store=store, plan=plan, code=code)

@@ -30,7 +30,6 @@ from vitsweep.launchers.base import (
     PreparedSweep,
     announce,
     announce_undecided,
-    expected_minutes,
     frozen_sweep,
     prepared,
     rounds_of,
@@ -46,6 +45,7 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
+from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -222,20 +222,17 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         BadValueError: a value is wrong; nothing has run.
         VitsweepError: a race of the same sweep runs on a cluster.
     """
-    is_added = request.settings.search in extras.ROUNDS
+    is_added, here = request.settings.search in extras.ROUNDS, Machine.here()
     with (
-        prepared(request, Machine.here()) as sweep,
+        prepared(request, here) as sweep,
         sweep.store.only_rounds() if is_added else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
-        expected_minutes(sweep.plan.runnable, sweep.store, Machine.here())
+        planned = planned_store(here.device)
+        for entry in sweep.plan.runnable:
+            sweep.store.adopt_prediction(entry.cell_id, planned)
         interrupted = _run(sweep, request, settings.parallel)
-
-        yield LaunchResult(
-            store=sweep.store,
-            plan=sweep.plan,
-            interrupted=interrupted,
-        )
+        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
         keep_few_files(sweep.store, request.console)
 
 

@@ -1,5 +1,6 @@
 """Writing a sweep folder: every cell with its configuration and code, frozen before anything runs."""
 
+import re
 import secrets
 import shlex
 import shutil
@@ -18,8 +19,9 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import captured
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
-from vitsweep.files import make_folder, remove
+from vitsweep.files import cache_folder, make_folder, remove
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
+from vitsweep.rates.profile import device_name
 from vitsweep.results.provenance import masked_word, require_trust
 from vitsweep.results.record import Status, utc_now
 from vitsweep.results.store import Store
@@ -124,6 +126,15 @@ def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Compos
 def store_of(settings: SweepSettings) -> Store:
     """Return the store of a command, which need not exist yet."""
     return Store(settings.path)
+
+
+def planned_store(device: str) -> Store:
+    """Return where `plan` keeps what it predicts of cells on this machine, which need not exist.
+
+    Args:
+        device: `cpu` or `cuda`.
+    """
+    return Store(cache_folder() / re.sub(r"\W+", "-", f"predictions {device_name(device)}"))
 
 
 def open_store(settings: SweepSettings) -> Store:

@@ -372,7 +372,16 @@ class Store:
         """
         tree: dict[str, Any] = {f"predicted_{name}": value for name, value in columns.items()}
         tree["made_at"] = utc_now()
-        write_atomically(self.cell(cell_id) / "prediction.json", json.dumps(tree, indent=1))
+        text = json.dumps(tree, indent=1)
+        write_atomically(self.cell(cell_id) / "prediction.json", text, durable=False)
+
+    def adopt_prediction(self, cell_id: str, planned: "Store") -> None:
+        """Keep what `planned` holds of a cell that has no run and no prediction here."""
+        is_late = self.has_runs(cell_id) or self.is_predicted(cell_id)
+        if planned.is_predicted(cell_id) and not is_late:
+            with suppress(OSError, ValueError):  # it stops no command
+                text = planned.read(cell_id, "prediction.json")
+                write_atomically(self.cell(cell_id) / "prediction.json", text, durable=False)
 
     def is_predicted(self, cell_id: str) -> bool:
         """Whether a prediction was made, or found to be impossible."""

@@ -14,9 +14,10 @@ from vitsweep.api.functions import all_refused
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.extras.predict import prediction
-from vitsweep.extras.predict.admission import admitted, keep_predictions
+from vitsweep.extras.predict.admission import admitted, minutes
 from vitsweep.extras.predict.prediction import PROCESS_GIB
 from vitsweep.extras.predict.trace_pool import TraceCache
+from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
@@ -143,21 +144,36 @@ def test_only_what_fits_and_only_so_many_hours_hold_on_any_machine() -> None:
 def test_only_what_was_predicted_before_the_first_run_is_kept(tmp_path: Path) -> None:
     plan, _ = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
     store, (first, second) = Store(tmp_path), plan.runnable
-    assert keep_predictions(plan.runnable, store, THIS_LAPTOP) == {}, "nothing was traced"
+    assert minutes(plan.runnable, store) == {}, "nothing was traced"
     traced(plan, 1)
     runs = store.cell(second.cell_id) / "runs"
     runs.mkdir(parents=True)
     (runs / "block-000000.json").write_text("{}")
-    assert set(keep_predictions(plan.runnable, store, THIS_LAPTOP)) == set(plan.entries)
+    minutes(plan.runnable, store)
     kept = store.prediction(first.cell_id)
     assert kept["predicted_peak_gib"] == pytest.approx(PROCESS_GIB + 1 / 1024)
     assert not store.is_predicted(second.cell_id), "it has run already"
     traced(plan, 2)
-    keep_predictions(plan.runnable, store, THIS_LAPTOP)
+    minutes(plan.runnable, store)
     assert store.prediction(first.cell_id) == kept, "the first one stays"
     path = store.cell(first.cell_id) / "prediction.json"
     assert kept["predicted_at"] == json.loads(path.read_text())["made_at"]
     assert str(kept["predicted_at"]).startswith("20")
+
+
+def test_a_sweep_on_this_machine_adopts_what_was_planned_and_when(tmp_path: Path) -> None:
+    plan, settings = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
+    traced(plan, 1)
+    later, (first, second) = Store(tmp_path / "later").create(), plan.runnable
+    admitted(plan, replace(settings, only="fits"), Console(quiet=True), THIS_LAPTOP, NO_STORE)
+    shown = planned_store(THIS_LAPTOP.device)
+    later.keep_prediction(second.cell_id, {"peak_gib": 7.0})
+    for entry in plan.runnable:
+        later.adopt_prediction(entry.cell_id, shown)
+    kept = later.prediction(first.cell_id)
+    assert kept == shown.prediction(first.cell_id)
+    assert kept["predicted_peak_gib"] == pytest.approx(PROCESS_GIB + 1 / 1024)
+    assert later.prediction(second.cell_id)["predicted_peak_gib"] == 7, "the first one stays"
 
 
 def test_no_prediction_is_made_where_they_are_switched_off(
@@ -166,7 +182,9 @@ def test_no_prediction_is_made_where_they_are_switched_off(
     plan, _ = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
     traced(plan, 1)
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
-    assert keep_predictions(plan.runnable, Store(tmp_path), THIS_LAPTOP) == {}
+    store = Store(tmp_path)
+    assert minutes(plan.runnable, store) == {}
+    assert not any(store.is_predicted(cell_id) for cell_id in plan.entries)
 
 
 def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:

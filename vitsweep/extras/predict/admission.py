@@ -23,9 +23,9 @@ from vitsweep.extras.predict.prediction import (
     predict_cells,
     process_bytes,
 )
-from vitsweep.extras.predict.step_time import NO_RESIDUALS, ResidualModel, fit_residuals
+from vitsweep.extras.predict.step_time import ResidualModel, fit_residuals
 from vitsweep.planning.closed_memory import surely_fits
-from vitsweep.planning.freeze import code_state
+from vitsweep.planning.freeze import code_state, planned_store
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -240,54 +240,45 @@ def predicts() -> bool:
     return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
 
 
-def keep_predictions(
-    entries: Sequence[PlannedCell], store: Store, machine: Machine
-) -> dict[str, CellPrediction]:
-    """Keep what `plan` predicts of the cells that it has traced and that have no run yet.
+def keep_predictions(found: Predictions, store: Store) -> None:
+    """Keep predictions of cells that have no run.
 
-    Beside what is measured stands only what was predicted before. Nothing is traced here.
+    Beside what is measured stands only what was predicted before.
 
     Args:
-        entries: cells that will run.
+        found: predictions.
         store: of the sweep.
-        machine: on which they will run.
-
-    Returns:
-        Cell id -> prediction.
     """
-    found = _traced(entries)
-    if found and machine.described_by == HERE:
-        found = _traced(entries, earlier_errors(store, device_name(machine.device)))
     for cell_id, prediction in found.items():
-        if prediction.trace and not (store.has_runs(cell_id) or store.is_predicted(cell_id)):
+        if prediction.trace and not store.has_runs(cell_id):
             with suppress(OSError):  # it stops no command
                 _keep(prediction, cell_id, store)
-    return found
 
 
-def minutes(entries: Sequence[PlannedCell], store: Store, machine: Machine) -> dict[str, float]:
-    """Keep predictions; return cell id -> minutes of a run at the upper end of its interval of 80 %."""
+def keep_for_later(found: Predictions, machine: Machine) -> None:
+    """Keep predictions for sweeps on this machine, which adopt them; where nothing can be kept, none."""
+    with suppress(VitsweepError):
+        keep_predictions(found, planned_store(machine.device).create())
+
+
+def minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
+    """Keep predictions of cells that were traced before; trace none.
+
+    Returns:
+        Cell id -> minutes of a run at the upper end of its interval of 80 %.
+    """
+    if not predicts():
+        return {}
+    found = predict_cells({entry.cell_id: entry.spec for entry in entries}, only_cached=True)
+    keep_predictions({c: f for c, f in found.items() if not store.is_predicted(c)}, store)
     return {
         cell_id: (run_seconds(each.cell, each.step_time.high_ms) or 0.0) / 60
-        for cell_id, each in keep_predictions(entries, store, machine).items()
+        for cell_id, each in found.items()
         if each.step_time and not each.cell.task.epochs
     }
 
 
-def _traced(
-    entries: Sequence[PlannedCell], residuals: ResidualModel | None = None
-) -> dict[str, CellPrediction]:
-    """Return the predictions of cells that were traced before."""
-
-    specs = {entry.cell_id: entry.spec for entry in entries}
-    return (
-        predict_cells(specs, None, residuals or NO_RESIDUALS, only_cached=True)
-        if predicts()
-        else {}
-    )
-
-
-def _keep(found: "CellPrediction", cell_id: str, store: Store) -> None:
+def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
     kept["uncorrected_step_time_ms"] = found.uncorrected_ms
@@ -332,6 +323,8 @@ def admitted(
             progress=progress,
             gib_per_device=machine.gib_per_device,
         )
+    if here and predicts():
+        keep_for_later(found, machine)
     runs = list(store.runs()) if store.cells.is_dir() else []
     missing = resume_state(plan, runs, settings, code_state()).missing_blocks
     return without_left_out(plan, settings, found, missing)

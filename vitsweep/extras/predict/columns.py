@@ -9,6 +9,7 @@ from vitsweep.api.plan import RUNNABLE, PlanOverview
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.extras.predict.admission import (
     earlier_errors,
+    keep_for_later,
     predicts,
     tracing,
     without_left_out,
@@ -42,6 +43,8 @@ def predicted(
         predictions = predict_cells(
             specs, hardware, residuals, progress, gib_per_device=machine.gib_per_device
         )
+    if here:
+        keep_for_later(predictions, machine)
     kept = without_left_out(plan, settings, predictions, missing)
     runs = found.looks + runs_per_cell(kept, missing, settings.cells_per_block)
     rows = with_predictions(found.rows, plan, kept, predictions, runs)

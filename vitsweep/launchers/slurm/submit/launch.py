@@ -224,7 +224,7 @@ class _GridSubmission(_Submission):
             are = "is" if num == 1 else "are"
             self._console.print(f"{count(num, 'run')} {are} in live jobs of this sweep already.")
         lacking = [plan.entries[cell_id] for cell_id in state.missing_blocks]
-        expected = expected_minutes(lacking, self._sweep.store, machine_of(settings))
+        expected = expected_minutes(lacking, self._sweep.store)
         minutes = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
         size, order = sweep_settings.cells_per_block, BalancedOrder.after(rounds.earlier)
         most = sweep_settings.prune_slowdown
