@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
+from vitsweep.api.session import CONFIG, SUBMITTED, Session, open_session
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
@@ -122,27 +122,6 @@ def check_words(arguments: Sequence[str]) -> None:
         _refuse_sweeps(parsed, arguments)
     for notice in _repeated_keys(parsed):
         print(notice, file=sys.stderr)
-
-
-def measure_cells(arguments: Sequence[str]) -> int:
-    """Measure what is missing of the cells that are typed, and show all; one cell is a sweep of one.
-
-    Returns:
-        0, or 3 where cells were not measured.
-
-    Raises:
-        VitsweepError: what was typed is wrong.
-        SweepStopped: the user stopped it.
-    """
-    line = read_line(arguments)
-    if not line.of_hydra:
-        try:
-            return finish(line.session())
-        except NotOursError:
-            pass
-    from vitsweep.cli.hydra_detour import run_hydra
-
-    return run_hydra(arguments)
 
 
 def finish(session: Session) -> int:

@@ -88,7 +88,7 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
 
         return run_part(arguments)  # SIGTERM ends it at once: others may hold it in a collective
     with interrupts_to(signal.default_int_handler):
-        from vitsweep.cli.cells import measure_cells
+        from vitsweep.cli.measure import measure_cells
 
         return measure_cells(arguments)
 
