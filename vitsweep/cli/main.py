@@ -18,7 +18,6 @@ from vitsweep.errors import (
 )
 from vitsweep.results.provenance import trust_folders
 from vitsweep.streams import reader_has_gone
-from vitsweep.world import environment_rank
 
 TRUST = "--trust"
 """Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
@@ -75,13 +74,13 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
     if arguments and arguments[0] in VERBS:
         with interrupts_to(signal.default_int_handler):
             return VERBS[arguments[0]].run(arguments[1:])
-    if {"-h", "--help"} & set(arguments):
-        return _help()
+    if {"-h", "--help"} & set(arguments) or _asks_for_completion(arguments):
+        return _show(arguments)
     if "--version" in arguments:
         print(f"vitsweep {vitsweep.__version__}")
         return ExitCode.ok
-    if _asks_for_completion(arguments):
-        return _complete()
+    from vitsweep.world import environment_rank  # 13 ms, which help and completion need not pay
+
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
         from vitsweep.cli.hydra_detour import run_part
@@ -100,17 +99,13 @@ def _asks_for_completion(arguments: Sequence[str]) -> bool:
     )
 
 
-def _complete() -> int:
-    """Answer the Tab key, on behalf of a script that Hydra wrote."""
-    from vitsweep.cli.show import suggestions, typed_line
+def _show(arguments: Sequence[str]) -> int:
+    """Print the help, or answer the Tab key on behalf of a script that Hydra wrote."""
+    from vitsweep.cli.show import menu, suggestions, typed_line, usage
 
-    print("\n".join(suggestions(typed_line())))
-    return ExitCode.ok
-
-
-def _help() -> int:
-    from vitsweep.cli.show import menu, usage
-
-    print(usage())
-    print(menu())
+    if _asks_for_completion(arguments):
+        print("\n".join(suggestions(typed_line())))
+    else:
+        print(usage())
+        print(menu())
     return ExitCode.ok

@@ -311,7 +311,7 @@ def _size(row: Series) -> str:
     """Return the speedup with its interval among all cells, or the words that there is none."""
     if row["claim"] in NO_INTERVAL:
         return one_look(row["speedup"], claim=row["claim"])
-    over = _over(row)
+    over = measured_over(row)
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
         return f"{told(row['speedup'], None, None)}{blocks}"
@@ -323,7 +323,7 @@ def _size(row: Series) -> str:
     return f"{told(row['speedup'], *ends)}{among} over {over}"
 
 
-def _over(row: Series) -> str:
+def measured_over(row: Series) -> str:
     """Return over how many blocks or repetitions a ratio was measured."""
     if "replicated" in row:
         return count(row["replicates"], str(row["replicated"]))

@@ -8,12 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.builders import run as of_blocks
 from tests.extras.laboratory import laboratory
 from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.latex.latex import booktabs, tex, write_latex
+from vitsweep.extras.latex.latex import booktabs, method, tex, write_latex
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
+from vitsweep.tables.sweep_tables import tables_of
 
 
 def test_table_and_method_say_what_was_done(
@@ -72,3 +74,19 @@ def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -
     with pytest.raises(VitsweepError, match="no measured cell"):
         write_latex(Store(tmp_path).create().root)
     assert not (tmp_path / "report").exists()
+
+
+def test_a_speedup_over_seeds_is_said_to_be_over_seeds(tmp_path: Path) -> None:
+    records = [
+        of_blocks(f"{p}-{s}", f"s{s}b{b}", ratio * (100 + b / 100), minute=9 * s + b, precision=p, seed=s)
+        for p, ratio in (("base", 1), ("O1", 1.6)) for s in range(1, 4) for b in range(3)
+    ]  # fmt: skip
+    store = Store(tmp_path / "s").create()
+    for record in records:
+        store.save_run(record)
+    cells = sorted({r.cell_id for r in records})
+    baselines = {cell: f"base-{cell[-1]}" for cell in cells}
+    store.append_command(
+        {"baselines": baselines, "cells": cells, "command": "typed", "replicate": "seed"}
+    )
+    assert "geometric means over 3 seeds (1 configuration)," in method(tables_of(store.root))

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.errors import VitsweepError
 from vitsweep.files import write_atomically
-from vitsweep.report.answer import answers
+from vitsweep.report.answer import answers, measured_over
 from vitsweep.results.metrics import headings
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, distinct
@@ -104,8 +104,10 @@ def method(tables: SweepTables) -> str:
         said.append(f"Code: commit {commits}{', with uncommitted changes' * bool(is_dirty)}.")
     compared = measured[measured["speedup_low"].notna()]
     if len(compared):
-        blocks = sorted(Counter(compared["num_pairs"].fillna(0).astype(int)).items())
-        over = ", ".join(f"{count(n, 'block')} ({count(c, 'configuration')})" for n, c in blocks)
+        numbers = Counter(
+            measured_over(row) for _, row in compared.sort_values("num_pairs").iterrows()
+        )
+        of_each = ", ".join(f"{n} ({count(c, 'configuration')})" for n, c in numbers.items())
         claims = Counter(map(str, measured["claim"]))
         verdicts = ", ".join(
             f"{c} ({claims[c]})" for c in Claim if claims[c] and c != Claim.baseline
@@ -115,7 +117,7 @@ def method(tables: SweepTables) -> str:
         said += [
             "Each run has processes of its own. The runs of a configuration and of its baseline follow one "
             "another in blocks, in a balanced order, and only ratios within a block enter a speedup.",
-            f"Speedups are geometric means over {over}, with 95 % intervals ({rule}) on the log ratios.",
+            f"Speedups are geometric means over {of_each}, with 95 % intervals ({rule}) on the log ratios.",
             "A difference is claimed where it holds after Holm's adjustment over all configurations that "
             f"one command compares with one baseline: {verdicts}.",
         ]
