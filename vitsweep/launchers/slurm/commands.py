@@ -250,6 +250,7 @@ def _only_kind(settings: "SlurmSettings") -> Kind:
     where = ("-p", settings.partition) if settings.partition else ()
     shown = slurm_output("sinfo", "-h", *where, "-o", "%c|%G|%f|%P")
     if shown is None:
+        require_slurm()
         raise VitsweepError(
             "`sinfo` does not answer, so the nodes are unknown: check `sinfo` by hand, or describe "
             "them with `hydra.launcher.site.cores_per_node` and `hydra.launcher.site.gpus_per_node`."
