@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cells import TINY, composer
-from vitsweep.cli import hydra_detour, main, summary
+from vitsweep.cli import hydra_detour, summary
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.launchers import external_ranks
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import freeze, open_store, plan_of
 from vitsweep.results.record import Status
@@ -43,8 +42,8 @@ def test_of_ranks_that_torchrun_started(
     result, seen = finished
     [cell] = result.plan.entries.values()
     returned = result, sweep_settings(cell.composed.tree)
-    monkeypatch.setattr(external_ranks, "run_in_place", lambda _: returned)
-    assert main._run_rank([]) == 0
+    monkeypatch.setattr(hydra_detour, "run_in_place", lambda _: returned)
+    assert hydra_detour.run_part([]) == 0
     assert seen == [result.store.root]
 
 

@@ -34,6 +34,28 @@ class TrainingInterrupted(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The model on the held-out images; one point of the curve.
+
+    Attributes:
+        epoch: epochs trained.
+        seconds: training time of all attempts until then, without evaluations.
+        accuracy_top1: share of images whose largest logit is their label.
+        accuracy_top5: share of images whose label is among the five largest logits (all, where there
+            are fewer classes).
+        accuracy_choosing: top-1 on the first, third, ... of the images of each replica.
+        accuracy_reporting: top-1 on the others; 0 where there are none.
+    """
+
+    epoch: float
+    seconds: float
+    accuracy_top1: float
+    accuracy_top5: float
+    accuracy_choosing: float
+    accuracy_reporting: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
     """Numbers of a checkpoint beside its tensors; written when all tensors are on disk.
 
@@ -46,7 +68,7 @@ class CheckpointInfo:
         course: what the course of the training follows from (see `course`).
         scaler: state of the loss scaler, {} without one.
         groups: numbers that the optimizer keeps in its parameter groups.
-        curve: evaluations so far (see `epochs.Evaluation`).
+        curve: evaluations so far (see `Evaluation`).
         files: sizes in bytes of the files with its tensors, by name.
         checksums: CRC-32 of the same files, by name; {} in checkpoints from before there were any.
     """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint import Position, first_of_all_ranks, saved_by
 from vitsweep.training.checkpoint_files import (
     MEASUREMENT_FILE,
+    Evaluation,
     TrainingInterrupted,
     checkpoints_in,
     newest,
@@ -31,10 +32,6 @@ from vitsweep.training.checkpoint_files import (
 from vitsweep.training.shards import plain_weights
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
-
-if TYPE_CHECKING:
-    from vitsweep.training.epochs import Evaluation
-
 
 # Requests to save or to stop a training, and the agreement of all ranks on the step before which.
 
@@ -269,7 +266,7 @@ class WeightKeeper:
         if self.keep == "best":
             self._best = from_first(_best_of(self.earlier))
 
-    def after(self, trainer: "Trainer", point: "Evaluation") -> None:
+    def after(self, trainer: "Trainer", point: Evaluation) -> None:
         """Keep the weights where they are the best so far; every rank calls it."""
         if self.keep != "best" or point.accuracy_choosing <= self._best.get("choosing", -1.0):
             return

@@ -28,6 +28,7 @@ from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.checkpoint import Position
+from vitsweep.training.checkpoint_files import Evaluation
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision, WeightKeeper
 from vitsweep.training.regularize import augmented
 from vitsweep.training.trainer import MicroBatch, Trainer, at_least_float32, labels_of
@@ -96,28 +97,6 @@ def described(cell: CellSpec) -> str | None:
         kept = f", {100 * size.keep:.0f} % of the patches" if size.keep < 1 else ""
         runs.append(f"{which}: {size.resolution_px} px{kept}")
     return "; ".join(runs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The model on the held-out images; one point of the curve.
-
-    Attributes:
-        epoch: epochs trained.
-        seconds: training time of all attempts until then, without evaluations.
-        accuracy_top1: share of images whose largest logit is their label.
-        accuracy_top5: share of images whose label is among the five largest logits (all, where there
-            are fewer classes).
-        accuracy_choosing: top-1 on the first, third, ... of the images of each replica.
-        accuracy_reporting: top-1 on the others; 0 where there are none.
-    """
-
-    epoch: float
-    seconds: float
-    accuracy_top1: float
-    accuracy_top5: float
-    accuracy_choosing: float
-    accuracy_reporting: float
 
 
 @dataclass(frozen=True, kw_only=True)
