@@ -1,7 +1,7 @@
 """The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
 from math import ceil, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -323,7 +323,7 @@ def _size(row: Series) -> str:
     return f"{told(row['speedup'], *ends)}{among} over {over}"
 
 
-def measured_over(row: Series) -> str:
+def measured_over(row: dict[Any, Any] | Series) -> str:
     """Return over how many blocks or repetitions a ratio was measured."""
     if "replicated" in row:
         return count(row["replicates"], str(row["replicated"]))

@@ -104,9 +104,7 @@ def method(tables: SweepTables) -> str:
         said.append(f"Code: commit {commits}{', with uncommitted changes' * bool(is_dirty)}.")
     compared = measured[measured["speedup_low"].notna()]
     if len(compared):
-        numbers = Counter(
-            measured_over(row) for _, row in compared.sort_values("num_pairs").iterrows()
-        )
+        numbers = Counter(map(measured_over, compared.sort_values("num_pairs").to_dict("records")))
         of_each = ", ".join(f"{n} ({count(c, 'configuration')})" for n, c in numbers.items())
         claims = Counter(map(str, measured["claim"]))
         verdicts = ", ".join(
