@@ -153,7 +153,7 @@ def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_ru
         ({"overrides": "precision=o2"}, "Did you mean `precision=O2`?"),
         ({"overrides": "hydra.run.dir=x"}, "`hydra.run.dir=x` would change nothing"),
         ({"overrides": "hydra/launcher=basic"}, "`hydra/launcher=basic` runs no cells from Python"),
-        ({"overrides": "hydra/sweeper=basic"}, "from Python vitsweep runs grids of its own"),
+        ({"overrides": "hydra/sweeper=basic"}, "vitsweep has one sweeper, its own"),
         ({"config_dir": "nosuch"}, "`--config-dir nosuch`: there is no such folder"),
         ({"launcher": "lokal"}, "lokal"),
         ({"overrides": "plan"}, "`plan` is no override"),
