@@ -215,7 +215,8 @@ class PairedComparison:
             if len(logs) >= wanted:
                 self.stop_reason = StopReason.narrow_enough
                 return
-            if 0 < self.seconds_per_block > progress.seconds_of_budget_left:
+            is_first = num_before < 0  # each command adds one at least
+            if not is_first and self.seconds_per_block > progress.seconds_of_budget_left:
                 self.stop_reason = StopReason.budget_spent
                 return
             progress.expects(2 * (wanted - len(logs)))
