@@ -131,11 +131,11 @@ def test_a_setting_of_which_one_seed_diverged_is_diverged_whatever_the_others_re
 
 def test_the_table_shows_difference_claim_and_how_many_reached_the_target() -> None:
     text = cell_text(settings())
-    row = text[text["precision"] == "O3"].iloc[0]
+    row = text[text["cell"] == "O3"].iloc[0]
     assert row["accuracy"] == "worse"
     assert row["top-1 - baseline's"].startswith("-5.24 [-5.7")
     assert row["s to target"] == "not reached"
-    assert text[text["precision"] == "fp32"].iloc[0]["s to target"] == "median 40.0 (3 of 5)"
+    assert text[text["cell"] == "baseline"].iloc[0]["s to target"] == "median 40.0 (3 of 5)"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -164,14 +164,14 @@ def test_a_sweep_without_training_has_no_claim_about_accuracy() -> None:
 
 def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
     lost = diverged("O1", 3)
-    for extra, filled, crosses in (((), {"fp32", "O1"}, 0), ((lost,), {"fp32"}, 2)):
+    for extra, filled, crosses in (((), {"baseline", "O1"}, 0), ((lost,), {"baseline"}, 2)):
         found = settings(*extra).reset_index(drop=True)
         figure = chart.draw(chart.table_of(SweepTables.from_runs(DataFrame(), {}, found)))
         speed, target = figure.axes
         assert speed.get_xlabel().startswith("Speedup")
         assert target.get_xlabel().startswith("Training time to the target")
         named = {str(line.get_label()): line for line in speed.lines}
-        points = {name: named[name] for name in ("fp32", "O1", "O2", "O3")}
+        points = {name: named[name] for name in ("baseline", "O1", "O2", "O3")}
         legend = {text.get_text() for text in target.get_legend().get_texts()}
         assert legend >= points.keys(), "O3 never reached the target"
         solid = {name for name, line in points.items() if line.get_mfc() == line.get_mec()}
