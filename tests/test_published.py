@@ -142,7 +142,7 @@ def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
     }  # fmt: skip
     assert rows.loc["batch560", "measured"] == pytest.approx(2.0, rel=0.02)
     assert rows.loc["batch560", "differs"] == [
-        "baseline.precision fp32, here tf32", "baseline.sharding ddp, here none",
+        "baseline.precision fp32 as TF32 (assumed), here tf32", "baseline.sharding ddp, here none",
         "sharding fsdp, here none", "layout batch_second, here batch_first",
     ]  # fmt: skip
     assert {"model", "device", "torch"} <= set(rows.loc["batch560", "unknown"])

@@ -121,9 +121,8 @@ def gone_names() -> dict[str, str]:
     """Return what earlier versions had, as typed -> what to use instead; of `gone.yaml`."""
     import yaml  # for a mistake alone
 
-    names: dict[str, str] = yaml.safe_load(
-        files("vitsweep").joinpath("gone.yaml").read_text("utf-8")
-    )
+    text = files("vitsweep").joinpath("gone.yaml").read_text(encoding="utf-8")
+    names: dict[str, str] = yaml.safe_load(text)
     return names
 
 

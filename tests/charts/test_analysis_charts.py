@@ -1,6 +1,7 @@
 """Fits in the scaling chart, roofline, effects, two days, and how sure the Pareto front is."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
@@ -51,6 +52,42 @@ def test_the_roofline_has_a_point_per_cell_and_phase_below_its_limits():
     assert texts(axes) == ["500 TFLOP/s, bfloat16"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert "4.8 TB/s" in roofline.roofs(found)
+
+
+def test_roofs_near_to_each_other_have_one_text():
+    near, far = {"limit_tflops": 506.0}, {"limit_tflops": 250.0}
+    one = roofs("NVIDIA H200")
+    rows = [
+        one,
+        one.assign(compute_dtype="float16", **near),
+        one.assign(compute_dtype="tf32", **far),
+    ]
+    axes = roofline.draw(pd.concat(rows, ignore_index=True)).axes[0]
+    said = {"500 TFLOP/s, bfloat16", "506 TFLOP/s, float16"}
+    assert [{*text.split("; ")} for text in sorted(texts(axes), key=len)[::-1]] == [
+        said,
+        {"250 TFLOP/s, tf32"},
+    ]
+
+
+def test_the_front_of_long_names_leaves_the_axes_their_width():
+    names = [f"c{n}" for n in range(3)]
+    runs = table(
+        *(
+            run(
+                c,
+                speed,
+                images_per_second=speed,
+                metrics={"peak_rss_gib": speed},
+                precision=c + "x" * 70,
+            )
+            for c, speed in zip(names, (100.0, 110.0, 120.0), strict=True)
+        )
+    )
+    figure = pareto.draw(pareto_front(cells(runs, dict.fromkeys(names))))
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.6
+    assert len(figure.legends[0].get_texts()) == 4
 
 
 def test_a_roofline_without_limits_is_drawn_and_says_so():

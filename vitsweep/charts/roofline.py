@@ -15,6 +15,8 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 MOST_CELLS = len(MARKERS)
 """Cells with a marker of their own; of more, the phases alone are told apart."""
+TOO_NEAR = 1.5
+"""Roofs within this factor have one text."""
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -65,6 +67,7 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     limits = by_dtype.median()  # measured rates differ a little from run to run
     left, right = axes.get_xlim()
     x = np.geomspace(left, right, 200)
+    texts: dict[float, list[str]] = {}
     line: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
     for key, some in limits.groupby(list(limits), sort=False, dropna=False):
         peak, bandwidth = (float(str(limit)) for limit in key)
@@ -76,8 +79,13 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
             axes.plot(x, roof, zorder=0.9, **line)
         if peak == peak:
             text = f"{peak:.3g} TFLOP/s, {', '.join(map(str, some.index))}"
-            label: dict[str, Any] = {"fontsize": 8.5, "ha": "right", "color": style.INK}
-            axes.annotate(text, (right, peak), (-2, 3), textcoords="offset points", **label)
+            near = next((at for at in texts if 1 / TOO_NEAR < at / peak < TOO_NEAR), peak)
+            texts.setdefault(near, []).append(text)
+    for peak, near_texts in texts.items():
+        label: dict[str, Any] = {"fontsize": 8.5, "ha": "right", "color": style.INK}
+        axes.annotate(
+            "; ".join(near_texts), (right, peak), (-2, 3), textcoords="offset points", **label
+        )
     axes.set_xlim(left, right)
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation
 from pandas import DataFrame, Series
@@ -145,10 +146,16 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(textwrap.fill(text, TITLE_CHARACTERS), loc="left", color=INK, size=11)
 
 
+LONGEST_BESIDE, BELOW = 50, 100
+"""Characters of a name in a legend beside the axes, and of a line of names below them."""
+
+
 def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
-    """Put a frameless legend beside the axes, where it can hide no data."""
+    """Put a frameless legend beside the axes, where it can hide no data; below them if it is wide."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
+    if max(map(len, labels), default=0) > LONGEST_BESIDE:
+        legend_below(axes, title)
+    elif handles:
         axes.legend(
             handles,
             labels,
@@ -166,13 +173,19 @@ def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
 
 def legend_below(axes: Axes, title: str = "") -> None:
     """Put the legend of bars below them: beside them it would take the room of names and values."""
-    handles, labels = axes.get_legend_handles_labels()
+    marks = zip(*axes.get_legend_handles_labels(), strict=True)
+    in_order = sorted(
+        marks, key=lambda mark: isinstance(mark[0], Line2D)
+    )  # bars, as the title says
+    handles, labels = [h for h, _ in in_order], [text for _, text in in_order]
+    widest = max((len(line) for text in labels for line in text.splitlines()), default=1)
+    columns = max(min(4, BELOW // widest), 1)
     if title:
         handles, labels = [Patch(alpha=0), *handles], [f"{title.replace('_', ' ')}:", *labels]
     if handles:
         figure = axes.get_figure(root=True)
         assert figure is not None
-        key(figure, handles, 4, labels)
+        key(figure, handles, columns, labels)
 
 
 def key(
