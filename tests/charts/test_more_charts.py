@@ -225,8 +225,10 @@ def test_the_front_is_filled_and_numbered():
     assert (axes.get_xlabel(), axes.get_ylabel()) == (
         "Peak memory, worst rank (GiB)", "Throughput, all ranks (img/s)"
     )  # fmt: skip
-    assert len(legend(axes)) == table["on_front"].sum()
-    assert legend(axes)[0].startswith("1  O3")
+    title, *entries = legend(axes)
+    assert title == "On the front:"
+    assert len(entries) == table["on_front"].sum()
+    assert entries[0].startswith("1  O3")
 
 
 def test_the_heat_map_shows_the_status_of_a_combination_that_was_not_measured():
