@@ -159,3 +159,13 @@ def test_each_hardware_has_its_title_even_where_no_cell_can_run(
 def test_chosen_columns_name_baselines_too(capsys: pytest.CaptureFixture[str]) -> None:
     plan_of(("precision=bf16",), columns=("runs",))
     assert "\nbaseline " in capsys.readouterr().out
+
+
+def test_a_cell_without_a_step_time_is_not_free() -> None:
+    plan, settings = planned(*TWO)
+    [fp32, bf16] = plan.entries
+    found = {fp32: prediction(plan.entries[fp32].spec)}
+    within = replace(settings, max_gpu_hours=1e9)
+    kept = without_left_out(plan, within, found, dict.fromkeys(plan.entries, 1))
+    assert [e.cell_id for e in kept.runnable] == [fp32]
+    assert "no step time of it or of its baseline is predicted" in kept.entries[bf16].reasons[0]

@@ -96,9 +96,11 @@ def _within_hours(
         if entry.is_added_baseline:
             continue
         runs = counted.with_cell(entry)
-        hours = sum(n * _run_hours(found.get(cell_id)) for cell_id, n in runs.items() if n)
+        needed = [(n, found.get(cell_id)) for cell_id, n in runs.items() if n]
+        hours = sum(n * _run_hours(prediction) for n, prediction in needed)
         if hours == inf:
-            reasons[entry.cell_id] = _unbounded(entry, most)
+            is_timed = all(p is not None and p.step_time is not None for _, p in needed)
+            reasons[entry.cell_id] = _unbounded(entry, most, is_timed=is_timed)
         elif spent + hours > most:
             reasons[entry.cell_id] = (
                 f"needs {hours:.2g} of the {max(0.0, most - spent):.2g} predicted hours of devices that "
@@ -113,18 +115,17 @@ def _within_hours(
 
 
 def _run_hours(prediction: CellPrediction | None) -> float:
-    """Return the device-hours of a run: 0 without a step time, infinite for unknown lengths."""
-    if prediction is None or prediction.step_time is None:
-        return 0.0
-    hours = prediction.run_device_hours
-    return inf if hours is None else hours[0]
+    """Return the device-hours of a run: infinite where its step time or its length is unknown."""
+    hours = prediction and prediction.run_device_hours
+    return hours[0] if hours else inf
 
 
-def _unbounded(entry: PlannedCell, most: float) -> str:
-    return (
-        f"`data={entry.spec.data.name}` does not say how many images it trains on, so that "
-        f"`sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or use `task=measure`."
-    )
+def _unbounded(entry: PlannedCell, most: float, *, is_timed: bool) -> str:
+    why = f"`data={entry.spec.data.name}` does not say how many images it trains on"
+    way = "use `task=measure`"
+    if not is_timed:
+        why, way = "no step time of it or of its baseline is predicted", "use `sweep.minutes`"
+    return f"{why}, so that `sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or {way}."
 
 
 @dataclass
