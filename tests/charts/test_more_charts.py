@@ -236,6 +236,9 @@ def test_the_heat_map_shows_the_status_of_a_combination_that_was_not_measured():
     assert names(axes) == ["fp32", "O1", "O3"]
     assert names(axes, "x") == ["sdpa_auto", "sdpa_flash"]
     assert {"killed", "not in\nthe sweep"} <= set(texts(axes))
+    ratios = [text for text in texts(axes) if "x\n" in text]
+    assert ratios
+    assert all(text.endswith(("]", "(no interval)")) for text in ratios)
 
 
 def test_charts_of_missing_and_infinite_values_still_draw():
