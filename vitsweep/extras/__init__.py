@@ -215,7 +215,7 @@ KNOWN: dict[str, Feature] = {
         files={"race.csv": "result:csv"},
         rounds={"race": "rounds:RaceRounds"},
         result="result:result",
-        settings={"objective": "throughput", "memory_limit_gib": None},
+        settings={"objective": "throughput", "memory_limit_gib": None, "confirm": 5},
     ),
 }
 """Every feature by the name of its folder, in the order in which it is shown."""

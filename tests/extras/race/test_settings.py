@@ -35,7 +35,12 @@ def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["sweep.objective=throughput_per_cost", "sweep.memory_limit_gib=5"]
+    "override",
+    [
+        "sweep.objective=throughput_per_cost",
+        "sweep.memory_limit_gib=5",
+        "sweep.confirm=2",
+    ],
 )
 def test_what_only_a_race_has_is_refused_in_a_grid(override: str) -> None:
     with pytest.raises(
