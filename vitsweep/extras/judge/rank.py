@@ -287,7 +287,7 @@ def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:
 
 def _cell_step(cell: Cell) -> Any:
     """Build the cell's model, and put its techniques around it, by the state of vitsweep under judgment."""
-    from vitsweep import apply  # by the name that every state has
+    import vitsweep  # for `apply`, by the name that every state has
     from vitsweep.execution.run_request import read_cell
     from vitsweep.model.build import build_model
     from vitsweep.results.provenance import trusting
@@ -296,7 +296,7 @@ def _cell_step(cell: Cell) -> Any:
     path = Path(cell)
     with trusting(True):  # it was frozen by this command, and the code of the folder runs anyway
         spec = read_cell(Store(path.parents[2]), path.parent.name)
-    return apply(spec, build_model(spec))
+    return vitsweep.apply(spec, build_model(spec))
 
 
 def _imported(file: str, name: str) -> Callable[[Cell], Any]:
