@@ -49,6 +49,11 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_runs(target, overri
     assert reason.endswith(".")
 
 
+def test_a_function_of_a_notebook_belongs_into_a_file():
+    [reason] = entry(*MODULE, "data.target=__main__.images").reasons
+    assert "defines: put the class or function into a file" in reason
+
+
 def test_data_need_a_target():
     assert "needs `data.target=" in " ".join(entry(*MODULE).reasons)
 

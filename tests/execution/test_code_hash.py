@@ -1,16 +1,23 @@
 """A cell's code hash changes with every file that can change its numbers, and with no other."""
 
+import os
+import site
+import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from tests.cells import LAPTOP, TINY, composer
+from tests.command import ROOT
 from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import code_hash
-from vitsweep.execution.code_hash import CellCode, Sources, changed_files
+from vitsweep.execution.code_hash import CellCode, MissingImportWarning, Sources, changed_files
 from vitsweep.planning.freeze import plan_of
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -41,18 +48,30 @@ def spec_of(*overrides: str) -> CellSpec:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CellSpec, Path]:
     """A cell with a technique of a user's own package, outside of git, and the package's folder."""
     folder = tmp_path / "lab"
-    folder.mkdir()
+    write(folder)
     (folder / "__init__.py").write_text("")
-    (folder / "technique.py").write_text(TECHNIQUE.format(helper="lab.helper"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return cell_of("lab.technique"), folder
+
+
+def write(folder: Path, package: str = "lab") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "technique.py").write_text(TECHNIQUE.format(helper=f"{package}.helper"))
     (folder / "helper.py").write_text("scaled = lambda model: model\n")
     (folder / "notes.py").write_text("unrelated = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [n for n in sys.modules if n.split(".")[0] == "lab"]:
-        monkeypatch.delitem(sys.modules, name)
-    code_hash._path_of.cache_clear()
-    from lab.technique import Mine  # type: ignore[import-not-found]
 
-    return replace(spec_of(), memory=Mine()), folder
+
+def cell_of(module: str) -> CellSpec:
+    return replace(spec_of(), memory=import_module(module).Mine())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> Iterator[None]:
+    yield
+    for name in [n for n in sys.modules if n.split(".")[0] == "lab"]:
+        del sys.modules[name]
+    code_hash._place_of.cache_clear()
+    code_hash._holds_packages.cache_clear()
 
 
 @pytest.mark.parametrize("edited", ["technique.py", "helper.py", "__init__.py"])
@@ -140,3 +159,95 @@ def test_an_import_for_types_alone_is_no_code_of_the_cell(own: tuple[CellSpec, P
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lab import notes\n"
     path.write_text(for_types + path.read_text())
     assert code_of(cell).files.keys() == before.files.keys()
+
+
+def test_folders_without_init_hold_code_of_the_cell(tmp_path, monkeypatch):
+    write(tmp_path / "lab" / "models" / "vit", "lab.extras.deep")
+    write(tmp_path / "lab" / "extras" / "deep")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = cell_of("lab.models.vit.technique")
+    before = code_of(cell)
+    own = {name for name in before.files if name.startswith("lab")}
+    assert own == {"lab.models.vit.technique", "lab.extras.deep.helper"}
+    (tmp_path / "lab" / "extras" / "deep" / "notes.py").write_text("unrelated = 2\n")
+    assert code_of(cell).hash == before.hash
+    (tmp_path / "lab" / "extras" / "deep" / "helper.py").write_text("scaled = print\n")
+    assert changed_files(before.files, code_of(cell).files) == ["lab.extras.deep.helper"]
+
+
+def test_what_pip_installed_is_no_code_of_the_cell_unless_it_names_it(tmp_path, monkeypatch):
+    """`pip install --target`: a package of somebody else's in a folder of any name."""
+    write(tmp_path / "mine" / "lab", "lab_of_others")
+    write(tmp_path / "bought" / "lab_of_others", "lab_of_others")
+    (tmp_path / "bought" / "lab_of_others-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "bought"))
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    cell = cell_of("lab.technique")
+    assert {n for n in code_of(cell).files if n.startswith("lab")} == {"lab.technique"}
+    named = code_of(cell_of("lab_of_others.technique")).files
+    assert {n for n in named if n.startswith("lab")} == {
+        "lab_of_others.technique",
+        "lab_of_others.helper",
+    }
+
+
+def test_an_editable_install_of_a_package_is_code_of_the_cell(tmp_path, monkeypatch):
+    """setuptools finds two packages of one folder by a finder of its own, not by a path."""
+    write(tmp_path / "lab" / "parts")
+    (tmp_path / "lab" / "__init__.py").write_text("")
+    write(tmp_path / "lab", "lab.parts")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "lab"\nversion = "1"\n[tool.setuptools]\npackages = ["lab", "lab.parts"]\n'
+        '[tool.setuptools.package-dir]\nlab = "lab"\n'
+    )
+    build = "from setuptools.build_meta import build_editable; build_editable('.')"
+    made = [sys.executable, "-c", build]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "packages")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    site.addsitedir(str(tmp_path / "packages"))
+    assert any("editable" in str(finder) for finder in sys.meta_path)
+    own = {n for n in code_of(cell_of("lab.technique")).files if n.startswith("lab")}
+    assert own == {"lab", "lab.technique", "lab.parts.helper"}
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_torch_in_a_folder_of_the_python_path_is_no_code_of_the_cell(tmp_path, with_torch):
+    """`pip install --target`, and a checkout of torch: no folder is called `site-packages`."""
+    installed = Path(pytest.__file__).parents[1]
+    for part in installed.iterdir():
+        is_torch = not with_torch and part.name in ("torch", "torchgen", "functorch", "triton")
+        folder = tmp_path / ("checkout" if is_torch else "libraries")
+        folder.mkdir(exist_ok=True)
+        (folder / part.name).symlink_to(part)
+    write(tmp_path / "mine" / "lab")
+    path = tmp_path / "mine" / "lab" / "technique.py"
+    path.write_text("import torch, numpy\n" + path.read_text())
+    folders = [ROOT, *(tmp_path / name for name in ("mine", "checkout", "libraries"))]
+    program = (
+        "from tests.execution.test_code_hash import cell_of, code_of\nimport torch\n"
+        "print(torch.__file__, *code_of(cell_of('lab.technique')).files, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], text=True, capture_output=True, timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    torch, *files = done.stdout.split()
+    assert Path(torch).parents[1].name == "libraries" if with_torch else "checkout"
+    assert {name for name in files if not name.startswith("vitsweep/")} == {
+        "lab.technique",
+        "lab.helper",
+    }
+
+
+def test_an_import_that_finds_nothing_is_said_and_one_that_may_fail_is_not(own):
+    cell, folder = own
+    path = folder / "helper.py"
+    path.write_text(path.read_text() + "def later():\n    import nowhere.deep\n")
+    with pytest.warns(MissingImportWarning, match=r"helper\.py` imports `nowhere\.deep`, which is"):
+        assert "lab.helper" in code_of(cell).files
+    path.write_text("try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\n")
+    assert "lab.helper" in code_of(cell).files

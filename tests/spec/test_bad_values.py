@@ -111,6 +111,10 @@ def test_a_missing_group_is_named() -> None:
             "cannot be imported (No module named 'mine'): install it, or put its folder on `PYTHONPATH`.",
         ),
         (
+            "__main__.Mine",
+            "notebook or script defines: put the class or function into a file).",
+        ),
+        (
             "vitsweep.techniques.sharding.ddp.Nix",
             "`precision._target_=vitsweep.techniques.sharding.ddp.Nix` cannot be",
         ),

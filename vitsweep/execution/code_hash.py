@@ -5,7 +5,12 @@ Two runs of a cell may be taken together only if this hash is the same. It cover
 - the module that every rank runs (`execution.worker`),
 - the modules of the classes that the cell's `_target_` keys name, and of the instruments it sets,
 - and every module that these import, wherever in the file and however deep: own modules of a user too,
-  in git or not. Installed packages are left out; torch's version is compared by itself.
+  in git or not, in packages, in folders without `__init__.py`, and where an editable install finds them.
+
+Left out are the standard library, what lies in a folder of `sys.path` that holds a `*.dist-info` (pip
+installed it), and the packages that vitsweep requires (`REQUIRED`), wherever they lie: a class or
+function that the cell names is its code all the same, with all of its package. torch's version is
+compared by itself. An import that finds nothing is said once.
 
 Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import, and the
 lists of what the package and its optional features offer. What is typed, planned, submitted and drawn is
@@ -14,15 +19,16 @@ imported by nothing that a rank runs. What composition decides is in the cell's 
 
 import ast
 import hashlib
-import importlib.machinery
 import os
-import re
+import pkgutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS
@@ -33,7 +39,16 @@ EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
 LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "streams"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+REQUIRED = frozenset(
+    "PIL annotated_types apex functorch hydra jinja2 matplotlib mpl_toolkits numpy omegaconf pandas psutil "
+    "pyarrow pydantic pydantic_core pynvml rich safetensors scipy sklearn submitit tensorboard timm torch "
+    "torchao torchgen torchvision transformers triton typing_extensions wandb yaml".split()
+)
+"""Top modules of what vitsweep requires, of its extras, and of what these bring beside it."""
+
+
+class MissingImportWarning(UserWarning):
+    """An import of a user's file finds no module."""
 
 
 @dataclass(frozen=True)
@@ -134,58 +149,127 @@ def _reached(module: str) -> dict[str, str]:
     root = module.partition(".")[0]
     while waiting:
         name = waiting.pop()
-        path = _path_of(name)
-        if path is None or not _belongs(name, path, root):
+        path = _path_of(name, root)
+        if path is None:
             continue
         inside = Path(path).is_relative_to(PACKAGE_FOLDER)
         found[str(Path(path).relative_to(PACKAGE_FOLDER.parent)) if inside else name] = path
-        new = set(_imported(path, _version(path), name)) - seen
+        imports = _imported(path, _version(path), name)
+        new = imports.names - seen
         seen |= new
-        waiting += new
+        waiting += sorted(new)
+        for missing in () if inside else sorted(filter(_is_missing, imports.needed)):
+            warnings.warn(
+                f"`{path}` imports `{missing}`, which is not found: no edit of it makes a measurement "
+                "stale. Put its folder on `PYTHONPATH`, or install it.",
+                MissingImportWarning,
+                stacklevel=2,
+            )
     return found
 
 
-def _belongs(name: str, path: str, root: str) -> bool:
-    """Tell whether a module can change the numbers of a cell."""
+def _path_of(name: str, root: str) -> str | None:
+    """Return the file of a module that can change the numbers of a cell; None of others, and of folders."""
     top, _, below = name.partition(".")
     if top == PACKAGE_FOLDER.name:
-        return below not in ("", "extras") and below.partition(".")[0] not in LEFT_OUT
-    return top == root or not _INSTALLED.search(path)
+        if below in ("", "extras") or below.partition(".")[0] in LEFT_OUT:
+            return None
+    elif top in REQUIRED and top != root:
+        return None
+    path = place.file if (place := _place_of(name)) else None
+    return None if path and top not in (root, PACKAGE_FOLDER.name) and _is_installed(path) else path
+
+
+def _is_installed(path: str) -> bool:
+    """Tell whether pip put a file there: the innermost folder of `sys.path` around it decides."""
+    around = [f for f in map(os.path.abspath, sys.path) if Path(path).is_relative_to(f)]
+    return bool(around) and _holds_packages(max(around, key=len))
+
+
+@lru_cache
+def _holds_packages(folder: str) -> bool:
+    return any(Path(folder).glob("*.dist-info"))
+
+
+class _Place(NamedTuple):
+    """Where a module lies: its file, None of a folder without `__init__.py`; folders of what is below it."""
+
+    file: str | None
+    folders: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=4096)
-def _path_of(name: str) -> str | None:
-    """Return the file of a module without importing it; None where it has none."""
+def _place_of(name: str) -> _Place | None:
+    """Find a module, without importing it or one above it; None where there is no file of it."""
+    above, _, _ = name.rpartition(".")
     if name.partition(".")[0] in sys.stdlib_module_names:
-        return None
+        return _Place(None)
     if (loaded := sys.modules.get(name)) is not None:
-        return getattr(loaded, "__file__", None)
-    folders: list[str] | None = None
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
-        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:depth]), folders)
+        file, folders = getattr(loaded, "__file__", None), tuple(getattr(loaded, "__path__", ()))
+    else:
+        higher = _place_of(above) if above else _Place(None, tuple(sys.path))
+        spec = _spec_of(name, higher.folders if higher else ())
         if spec is None:
             return None
-        folders = list(spec.submodule_search_locations or [])
-    return spec.origin if spec and spec.has_location else None
+        file = spec.origin if spec.has_location else None
+        folders = tuple(spec.submodule_search_locations or ())
+    return _Place(file, folders) if (os.path.isfile(file) if file else folders) else None
+
+
+def _spec_of(name: str, folders: Iterable[str]) -> ModuleSpec | None:
+    """Ask the finders of these folders, and then those of editable installs."""
+    joined = ModuleSpec(name, None, is_package=True)
+    parts: list[str] = []
+    for (
+        folder
+    ) in folders:  # importlib's `PathFinder` raises KeyError below a folder without `__init__.py`
+        finder = pkgutil.get_importer(folder)
+        if (spec := finder.find_spec(name) if finder else None) is None:
+            continue
+        if spec.loader is not None:
+            return spec
+        parts += spec.submodule_search_locations or ()
+    for meta in sys.meta_path if not parts else ():
+        find = getattr(meta, "find_spec", None) if meta is not PathFinder else None
+        if find and (spec := find(name, None)) is not None:
+            return spec
+    joined.submodule_search_locations = parts
+    return joined if parts else None
+
+
+class _Imports(NamedTuple):
+    """Names that a file may import as modules, and those of them that are modules, `try` aside."""
+
+    names: frozenset[str]
+    needed: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
-def _imported(path: str, version: _Version, module: str) -> tuple[str, ...]:
-    """Return all names that a file may import as modules, those in functions included."""
+def _imported(path: str, version: _Version, module: str) -> _Imports:
+    """Return what a file imports, in functions too."""
     if not path.endswith(".py"):
-        return ()
+        return _Imports(frozenset(), frozenset())
     package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
-    names: list[str] = []
-    for node in _run(_parsed(path)):
+    names: set[str] = set()
+    needed: set[str] = set()
+    for node, is_tried in _run(_parsed(path)):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            modules = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1]
             base = ".".join([*above, *filter(None, [node.module])]) if node.level else node.module
-            names += [str(base), *(f"{base}.{alias.name}" for alias in node.names)]
+            modules = {str(base)}
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+        else:
+            continue
+        names |= modules
+        needed |= set() if is_tried else modules
     parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 1)}
-    return tuple(sorted(parents | set(names)))
+    return _Imports(frozenset(parents | names), frozenset(needed))
+
+
+def _is_missing(name: str) -> bool:
+    return name.partition(".")[0] not in REQUIRED and _place_of(name) is None
 
 
 def _parsed(path: str) -> ast.Module:
@@ -200,10 +284,10 @@ def _parsed(path: str) -> ast.Module:
         ) from error
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements below a node that run: all but those for type checkers."""
+def _run(node: ast.AST, is_tried: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the statements below a node that run, all but those for type checkers; is one in a `try`?"""
     for child in ast.iter_child_nodes(node):
         for_types = isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING"
         if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)) and not for_types:
-            yield child
-            yield from _run(child)
+            yield child, is_tried
+            yield from _run(child, is_tried or isinstance(child, (ast.Try, ast.TryStar)))

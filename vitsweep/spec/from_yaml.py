@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -268,8 +267,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-@cache
 def _module(name: str) -> Any:
+    if name == "__main__":
+        raise ImportError(
+            "no other process can import what a notebook or script defines: put the class or function into a "
+            "file"
+        )
     return importlib.import_module(name)
 
 
@@ -305,4 +308,4 @@ def imported_function(path: str) -> Any:
     """
     module, _, name = path.rpartition(".")
     with nullcontext() if module in sys.modules else seeded_generators(0, "import"):
-        return getattr(import_module(module), name)
+        return getattr(_module(module), name)
