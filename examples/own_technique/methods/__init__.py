@@ -1,0 +1,1 @@
+"""Techniques outside of vitsweep: docs/extend/technique.md explains them."""
