@@ -15,8 +15,10 @@ from tests.builders import of_present_code, run
 from tests.command import QUICK, Command, fault
 from vitsweep.cli.compare import comparison_request
 from vitsweep.cli.main import run as front_door
-from vitsweep.planning.pair import plan_pair
+from vitsweep.planning.freeze import code_state
+from vitsweep.planning.pair import PairRounds, plan_pair
 from vitsweep.rates.profile import cpu_model
+from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)
@@ -34,7 +36,7 @@ def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:
     assert options.variant == ("precision=O1", "sharding=fsdp")
     assert options.baseline == ()
     assert options.common == ("seed=3", "~data.x")
-    assert (options.width, options.minutes, options.mixed_hardware) == (0.02, 5, False)
+    assert (options.width, options.minutes) == (0.02, 5)
     assert options.names == ("precision=O1 sharding=fsdp", "the default")
 
 
@@ -78,7 +80,7 @@ def test_bad_input_is_told_before_anything_is_made(
 def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
     """Blocks of the cells of `seed=1` and `seed=2` with these ratios, as if measured here."""
     plan, *_ = plan_pair(comparison_request(["seed=1", "seed=2"]))
-    here = {"device": device or cpu_model(), "torch": version("torch")}
+    here = {"device": device or cpu_model(), "torch": version("torch"), "any_look": True}
     store = Store(folder / "results" / "compare").create()
     for n, ratio in enumerate(ratios):
         for cell_id, speed in zip(plan.entries, (100 * ratio, 100), strict=True):
@@ -133,14 +135,48 @@ def test_render_table_and_report_agree_where_earlier_blocks_are_left_out(
     assert in_report(tmp_path, told, "seed=1"), "earlier pairs stay"
 
 
-def test_blocks_of_another_device_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def rounds_here(folder: Path, *typed: str) -> PairRounds:
+    planned = plan_pair(comparison_request([*typed, "--minutes=0.001"]))
+    store = Store(folder / "results" / "compare")
+    return PairRounds(planned.plan, planned.settings, list(store.runs()), code_state(), planned)
+
+
+def test_blocks_of_another_device_do_not_count(tmp_path: Path) -> None:
     kept_blocks(tmp_path, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5, device="Cray-1")
-    monkeypatch.chdir(tmp_path)
-    assert compare("seed=1", "seed=2") == 2
-    assert f"another device than this (Cray-1, {cpu_model()})" in capsys.readouterr().err
-    assert compare("seed=1", "seed=2", "--mixed-hardware") == 0
+    rounds = rounds_here(tmp_path, "seed=1", "seed=2")
+    assert list(rounds.state(()).missing_blocks.values()) == [3]
+    kept_blocks(tmp_path, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5)
+    assert rounds_here(tmp_path, "seed=1", "seed=2").next(()) == []
+
+
+def test_a_command_adds_a_block_whatever_its_budget_and_a_cell_and_itself_run_twice_in_it(
+    tmp_path: Path,
+) -> None:
+    kept_blocks(tmp_path, 1.5, 0.5)
+    rounds = rounds_here(tmp_path, "seed=1", "seed=2")
+    [block] = rounds.next(())
+    assert [entry.spec.seed for entry in sorted(block.entries, key=lambda e: e.spec.seed)] == [1, 2]
+    done = [
+        run(e.cell_id, block.name, 100, minute=9, environment={"device": cpu_model()})
+        for e in block.entries
+    ]
+    assert rounds.next(of_present_code(rounds._plan, done)) == []
+    [twice] = rounds_here(tmp_path, "seed=3", "seed=3").next(())
+    assert [entry.spec.seed for entry in twice.entries] == [3, 3]
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_settings_that_are_far_apart_stay_at_their_looks(tmp_path: Path, slower: int) -> None:
+    plan, *_ = plan_pair(comparison_request(["seed=1", "seed=2"]))
+    store, here = Store(tmp_path / "results" / "compare").create(), {"device": cpu_model()}
+    for n, cell_id in enumerate(plan.entries):
+        speed = 10 if n == slower else 100
+        look = run(cell_id, "look", speed, environment=here | {"purpose": LOOK}, sweep="compare")
+        store.save_run(of_present_code(plan, [look])[0])
+    rounds = rounds_here(tmp_path, "seed=1", "seed=2")
+    assert rounds.next(()) == []
+    assert rounds.state(()).pruned == set(plan.entries)
+    assert rounds_here(tmp_path, "seed=1", "seed=2", "measurement.blocks=5").next(())
 
 
 @pytest.mark.full
@@ -168,7 +204,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
     assert [" compare " in command["command"] for command in store.commands()] == [True, True]
 
     anew = vitsweep(*FAST, ONE_BLOCK, "sweep.remeasure=true", quick=False)
-    assert "over 1 block: too few blocks." in anew.stdout
+    assert "over 3 blocks" in anew.stdout, "as in a grid, earlier blocks stay in the tables"
     assert len(list(store.runs())) == 6
 
     retried = vitsweep("retry", "compare", quick=False)
@@ -220,7 +256,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     plan, *_ = plan_pair(comparison_request(["seed=1", "seed=1"]))
     [cell_id] = plan.entries
     store = Store(tmp_path / "results" / "compare").create()
-    here = {"device": cpu_model(), "torch": version("torch")}
+    here = {"device": cpu_model(), "torch": version("torch"), "any_look": True}
     for n in range(8):
         for position, speed in enumerate((100.0, 101.0)):
             record = run(cell_id, f"b{n}", speed, minute=n, environment=here, sweep="compare")

@@ -10,9 +10,8 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import (
     blocks_wanted,
     compared,
-    compared_runs,
-    paired,
-    with_comparisons,
+    compared_cells,
+    recorded_comparisons,
 )
 
 
@@ -45,11 +44,15 @@ def test_repeating_it_until_it_claims_something_claims_little_that_is_not(noise)
     assert np.mean(claimed) <= 0.05
 
 
+def paired(runs, variant, baseline):
+    return list(compared_cells(runs, variant, baseline).log_ratios)
+
+
 def in_turns(*speeds, device="AMD EPYC 7B13", begin=0):
     """Blocks of (A, B) img/s, one per minute."""
     pairs = enumerate(speeds, begin)
     return [
-        run(cell, f"b{n}", speed, minute=n, environment={"device": device})
+        run(cell, f"b{n}", speed, minute=n, environment={"device": device, "any_look": True})
         for n, pair in pairs
         for cell, speed in zip("AB", pair, strict=True)
     ]
@@ -82,11 +85,9 @@ def test_a_look_makes_no_pair():
     assert paired(table(*looks, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
 
 
-def test_blocks_of_two_devices_are_refused_unless_asked_for():
+def test_of_two_devices_the_one_that_measured_last_is_compared():
     runs = table(*in_turns((200, 100)), *in_turns((400, 100), device="H200", begin=1))
-    with pytest.raises(VitsweepError, match=r"different devices \(AMD EPYC 7B13, H200\)"):
-        paired(runs, "A", "B")
-    assert len(paired(runs, "A", "B", mixed_hardware=True)) == 2
+    assert paired(runs, "A", "B") == pytest.approx([math.log(4)])
 
 
 def test_two_blocks_claim_nothing_and_none_says_nothing():
@@ -97,12 +98,12 @@ def test_two_blocks_claim_nothing_and_none_says_nothing():
 def test_a_setting_whose_runs_failed_in_some_blocks_is_not_called_faster():
     gone = run("A", "gone", status=Status.failed)
     runs = table(*in_turns((200, 100), (210, 100), (205, 100)), gone)
-    claims = [compared_runs(runs, *sides).claim for sides in (("A", "B"), ("B", "A"))]
+    claims = [compared_cells(runs, *sides).claim for sides in (("A", "B"), ("B", "A"))]
     assert claims == ["blocks lost"] * 2
     other = table(
         *in_turns((200, 100), (210, 100), (205, 100)), run("B", "gone", status=Status.failed)
     )
-    assert compared_runs(other, "A", "B").claim == "faster"
+    assert compared_cells(other, "A", "B").claim == "faster"
 
 
 def test_the_result_is_a_sentence():
@@ -118,19 +119,25 @@ def test_a_width_of_zero_is_refused():
 def test_the_tables_show_the_interval_and_the_claim_that_compare_printed():
     factors = [1.02, 1.00, 1.03, 1.01, 1.02, 1.01, 1.20, 0.80, 1.30]
     runs = table(*in_turns(*((100 * f, 100) for f in factors)))
-    cells_ = dict.fromkeys("AB", "B")
-    variant = "A"
-    command = {"command": "python -m vitsweep compare a b", "comparison": {}, "baselines": cells_}
-    plain = cells(runs, cells_).set_index("cell_id").loc[variant]
-    shown = with_comparisons(cells(runs, cells_), runs, [command]).set_index("cell_id").loc[variant]
-    result = compared(paired(runs, variant, "B"))
+    shown = cells(runs, dict.fromkeys("AB", "B")).set_index("cell_id").loc["A"]
+    result = compared_cells(runs, "A", "B")
     assert (shown["speedup_low"], shown["speedup_high"]) == pytest.approx((result.low, result.high))
     assert (shown["claim"], shown["speedup"]) == (result.claim, pytest.approx(result.ratio))
-    assert plain["speedup_high"] < shown["speedup_high"]
-    # a later sweep in the folder shows what a fixed number of blocks shows
-    later = [command, {"command": "python -m vitsweep -m x=1,2", "baselines": cells_}]
-    again = with_comparisons(cells(runs, cells_), runs, later).set_index("cell_id").loc[variant]
-    assert again["speedup_high"] == pytest.approx(plain["speedup_high"])
+
+
+def test_the_report_has_a_sentence_of_every_pair_as_the_latest_command_names_it():
+    runs = table(*in_turns((200, 100), (210, 100), (205, 100)))
+    both = {"A": "B", "B": "B"}
+    commands = [
+        {"comparison": {"names": ["a", "b"]}, "baselines": both},
+        {"comparison": {"names": ["b", "a"]}, "baselines": {"B": "A", "A": "A"}},
+        {"comparison": {"names": ["never", "ran"]}, "baselines": {"C": "B", "B": "B"}},
+        {"command": "-m x=1,2", "baselines": both},
+        {"comparison": {"names": ["again", "b"]}, "baselines": both},
+    ]
+    said = recorded_comparisons(runs, commands)
+    assert [text.split(" has ")[0] for text in said] == ["b", "again"]
+    assert "2.05x" in said[1]
 
 
 def test_the_result_says_where_blocks_resemble_each_other():

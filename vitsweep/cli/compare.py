@@ -3,18 +3,12 @@
 import shlex
 from collections.abc import Sequence
 
-from vitsweep.api.compare import ComparisonResult, PairedComparison, compared_settings
+from vitsweep.api.compare import compared_settings
+from vitsweep.cli.summary import summarize
 from vitsweep.cli.verbs import VERBS, Options
-from vitsweep.console import open_console, print_lines
-from vitsweep.errors import VitsweepError, was_terminated
+from vitsweep.console import open_console
+from vitsweep.errors import VitsweepError
 from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
-from vitsweep.report.html import write_report
-from vitsweep.report.views import collect
-from vitsweep.results.record import Status
-from vitsweep.results.sweeps import sweep_argument
-from vitsweep.results.trackers import mirror
-from vitsweep.tables.names import named_rows
-from vitsweep.tables.render import CellTable
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
@@ -46,7 +40,6 @@ def add_options(options: Options) -> None:
         "budget of this command: no block that would end later, windows short enough for three "
         "blocks (default %(default)g)",
     )
-    options.flag("--mixed-hardware", help="take blocks of different devices together")
 
 
 def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
@@ -69,7 +62,6 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
         common=tuple(common),
         width=found.width,
         minutes=found.minutes,
-        mixed_hardware=found.mixed_hardware,
     )
 
 
@@ -87,21 +79,8 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
     planned = plan_pair(comparison_request(arguments))  # no mistake waits for pandas and the charts
-    with compared_settings(planned, open_console()) as (pair, result):
-        _show(pair, result)
+    console, settings = open_console(), planned.settings
+    with compared_settings(planned, console) as (launched, result):
+        said = result.sentences
+        summarize(launched, console, planned.tracker, with_report=settings.report, said=said)
     return result.stop_reason.exit_code
-
-
-def _show(pair: "PairedComparison", result: "ComparisonResult") -> None:
-    """Write the views and the report; show the two rows and the sentences."""
-    tables, console = collect(pair.store), pair.console
-    rows = tables.cells[tables.cells["cell_id"].isin(pair.plan.entries)]
-    console.print()
-    console.print(CellTable(rows, sweep_argument(pair.store)))
-    if was_terminated():
-        print_lines(console, result.sentences)
-        return
-    mirrored = mirror(pair.store, named_rows(rows), pair.tracker)
-    draws = pair.settings.report and (rows["status"] == Status.measured).any()
-    report = f"Report: {write_report(tables)}" if draws else ""
-    print_lines(console, filter(None, [*result.sentences, report, mirrored]))

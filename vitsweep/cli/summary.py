@@ -1,6 +1,6 @@
 """The end of a command: views, table, charts and report of what was measured, and the exit code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -40,6 +40,7 @@ def summarize(
     tracker: Mapping[str, Any] | None = None,
     *,
     with_report: bool = True,
+    said: Sequence[str] = (),
 ) -> list[Row]:
     """Write the views, show the table, and return the rows of the command's cells.
 
@@ -48,6 +49,7 @@ def summarize(
         console: where the table is shown.
         tracker: the composed `tracker` node; its mirror is made last, from the records.
         with_report: draw the charts and the page as well.
+        said: the result in sentences, in place of the answer and what to type next.
 
     Raises:
         ImpossibleCellError: every cell is refused.
@@ -56,7 +58,6 @@ def summarize(
         return submitted_rows(result.plan)
     store, (tables, mine) = result.store, collected(result)
     console.print()
-    said: list[str] = []
     if found := search_result(tables):
         show_search(found, console)
     else:
@@ -64,8 +65,8 @@ def summarize(
         table = replicates(mine, key) if key else mine
         console.print(CellTable(table, sweep_argument(store)))
         console.print(PublishedTable(tables.published, tables.settings))
-        said = answers(tables, mine)
-        said += filter(None, [next_command(mine, command_line())])
+        after = [next_command(mine, command_line())]
+        said = said or [*answers(tables, mine), *filter(None, after)]
     print_lines(console, empty_metrics(tables.runs))
     if damaged := read_damaged(store.root):
         console.print(

@@ -71,7 +71,7 @@ _CORE = (
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
     Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
-    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--mixed-hardware]",
+    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
          names_a_sweep=False),

@@ -17,6 +17,7 @@ from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
+from vitsweep.planning.pair import PairRounds, PlannedPair
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -38,6 +39,7 @@ class LaunchRequest:
         console: for what the user should know while cells run.
         command: what to type for the same; empty where `sys.argv` says so.
         metrics: definitions of the user's columns (see `results.user_metrics`).
+        pair: the two cells of `compare`, planned, instead of `cells`.
     """
 
     cells: Sequence[ComposedCell]
@@ -46,6 +48,11 @@ class LaunchRequest:
     console: Console
     command: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    pair: PlannedPair | None = None
+
+    def plan(self, machine: Machine) -> SweepPlan:
+        """Type and check the cells, with their baselines."""
+        return self.pair.plan if self.pair else plan_of(self.cells, machine, self.composer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +64,14 @@ class LaunchResult:
         plan: the cells of the command with their baselines.
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
+        state: of the cells at the end, of a command on this machine.
     """
 
     store: Store
     plan: SweepPlan
     interrupted: bool = False
     submitted: bool = False
+    state: ResumeState = field(default_factory=lambda: ResumeState({}, {}))
 
 
 @runtime_checkable
@@ -121,7 +130,7 @@ def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep
         BadValueError: a value of a cell or of the sweep is wrong; nothing is written then.
         VitsweepError: the folder cannot be written.
     """
-    plan = plan_of(request.cells, machine, request.composer)
+    plan = request.plan(machine)
     store = store_of(request.settings)
     if request.settings.search in extras.ROUNDS and not store.root.exists():
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
@@ -137,6 +146,7 @@ def rounds_of(
     settings: SweepSettings,
     at_once: int = 1,
     pending: Iterable[tuple[str, str]] = (),
+    pair: PlannedPair | None = None,
 ) -> Rounds:
     """Return what chooses the blocks of a command: a grid of all cells, or what a feature adds.
 
@@ -145,12 +155,15 @@ def rounds_of(
         settings: `search` decides.
         at_once: blocks of a round of a race at least; above 1 on a cluster.
         pending: (cell id, block) of runs that will be made without this command.
+        pair: the two cells, where `compare` measures them.
 
     Raises:
         BadValueError: a race cannot begin.
         ImpossibleCellError: a race has no cell that can run.
     """
     earlier = list(sweep.store.runs())
+    if pair:
+        return PairRounds(sweep.plan, settings, earlier, sweep.code, pair)
     if settings.search not in extras.ROUNDS:
         return grid(sweep.plan, settings, earlier, sweep.code, pending, at_once)
     added: AddedRounds = extras.load(extras.ROUNDS[settings.search])(
@@ -175,9 +188,11 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
         BadValueError: too many of the images that the cells would read are damaged.
     """
     store = sweep.store
-    print_notices(
-        state, sweep.plan, store, f"`vitsweep retry {store.name}` runs them again", console
-    )
+    again = f"`vitsweep retry {store.name}` runs them again"
+    if isinstance(rounds, PairRounds):
+        ended = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
+        again = f"`sweep.retry=[{ended}]` at the end of the command measures them again"
+    print_notices(state, sweep.plan, store, again, console)
     coming = [e.spec for e in sweep.plan.runnable if state.cell_state(e) is CellState.runnable]
     if any(cell.data.decodes_files for cell in coming):
         from vitsweep.data.folder_look import check_images  # loads Pillow
@@ -208,7 +223,7 @@ def announce_undecided(
 
 def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
     """Do the same without the lock, for cells of one sweep that several processes run at once."""
-    plan = plan_of(request.cells, machine, request.composer)
+    plan = request.plan(machine)
     return _frozen(open_store(request.settings), plan, request, machine)
 
 
@@ -224,5 +239,6 @@ def _frozen(
         plan = admit(plan, settings, request.console, machine, store)
     code = code_state()
     command = request.command or command_line()
-    freeze(store, plan, settings, code, request.metrics, command=command)
+    facts = request.pair.facts if request.pair else {}
+    freeze(store, plan, settings, code, request.metrics, command=command, **facts)
     return PreparedSweep(store=store, plan=plan, code=code)

@@ -46,6 +46,7 @@ from vitsweep.planning.blocks import (
     warm_up_cell,
 )
 from vitsweep.planning.freeze import planned_store
+from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -231,8 +232,8 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         planned = planned_store(here.device)
         for entry in sweep.plan.runnable:
             sweep.store.adopt_prediction(entry.cell_id, planned)
-        interrupted = _run(sweep, request, settings.parallel)
-        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted)
+        interrupted, state = _run(sweep, request, settings.parallel)
+        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted, state=state)
         keep_few_files(sweep.store, request.console)
 
 
@@ -260,10 +261,14 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
 
 
-def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
-    """Run what is missing, or blocks until a race has ended; True if the user stopped it."""
+def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> tuple[bool, ResumeState]:
+    """Run what is missing, or blocks until a race has ended.
+
+    Returns:
+        Whether the user stopped it, and the state of the cells at the end.
+    """
     plan, console = sweep.plan, request.console
-    rounds = rounds_of(sweep, request.settings)
+    rounds = rounds_of(sweep, request.settings, pair=request.pair)
     begin = rounds.state(())
     announce(rounds, begin, sweep, console)
     runner = BlockRunner(sweep.store, sweep.code, parallel, rounds.earlier, rounds.is_bounded)
@@ -279,16 +284,16 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> bool:
     stopped = runner.run(_packed(planned, sweep.store, runner.records, console), progress)
     if alike.said:
         console.print(alike.said)
-    elif not stopped:
+    elif not stopped and not request.pair:
         announce_undecided(rounds, runner.records, request.settings, console)
-    else:
+    elif stopped:
         rounds.stopped(runner.records)
         for training in runner.saved_trainings(plan):
             console.print(
                 f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "
                 "same command continues it.",
             )
-    return stopped
+    return stopped, rounds.state(runner.records)
 
 
 def _packed(

@@ -1,16 +1,24 @@
-"""The two cells of a comparison."""
+"""The two cells of a comparison, and the blocks that it measures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from pandas import DataFrame
+
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
+from vitsweep.planning.blocks import Block
 from vitsweep.planning.machine_defaults import with_sizes
+from vitsweep.planning.pending import ResumeState, has_typed_blocks, usable_runs
+from vitsweep.planning.rounds import BoundedGrid
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
+from vitsweep.rates.profile import device_name
+from vitsweep.results.record import RunRecord
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.comparison import blocks_wanted, compared_cells
 
 DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
 FOLDER = "sweep.name=compare"
@@ -27,7 +35,6 @@ class ComparisonRequest:
         common: overrides of both.
         width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
         minutes: budget of this command.
-        mixed_hardware: whether blocks of different devices may be taken together.
         traced_blocks: so many blocks with traced steps are measured, whatever the width; 0 for none.
     """
 
@@ -36,7 +43,6 @@ class ComparisonRequest:
     common: tuple[str, ...]
     width: float = DEFAULT_WIDTH
     minutes: float = DEFAULT_MINUTES
-    mixed_hardware: bool = False
     traced_blocks: int = 0
 
     @property
@@ -55,6 +61,70 @@ class PlannedPair(NamedTuple):
     request: ComparisonRequest
     defaults: str = ""
 
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The cells of A and B; twice the same where they are one cell."""
+        cells = list(self.plan.entries)
+        return cells[0], cells[-1]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the command's line in the store says, for the report; nothing of traced blocks."""
+        names = {"names": self.request.names}
+        return {} if self.request.traced_blocks else {"comparison": names}
+
+
+class PairRounds(BoundedGrid):
+    """A look at each of two cells, then blocks of both, until the interval on their ratio is narrow enough.
+
+    Each command adds one block at least, unless it is narrow enough already. Where cells differ by more than
+    `sweep.prune_slowdown`, the looks are all. A cell that is compared with itself runs twice in each block.
+    """
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        settings: SweepSettings,
+        earlier: Sequence[RunRecord],
+        code: Mapping[str, Any],
+        pair: PlannedPair,
+    ) -> None:
+        self._pair, self._cells = pair.request, pair.cells
+        self._here = device_name(plan.entries[pair.cells[0]].spec.resources.device)
+        super().__init__(plan, settings, earlier, code, (), 1)
+        self.is_bounded = not pair.request.traced_blocks  # their number is fixed
+
+    def _state(self, records: Sequence[RunRecord]) -> ResumeState:
+        """Compare the blocks of this machine's device with the width, or the number, that is wanted."""
+        state = self._of_grid(records)
+        earlier = () if self._settings.remeasure else self.earlier
+        version = self._code["packages"]["torch"]
+        used = usable_runs([*earlier, *records], self._plan, version, accepts_any_code=False).own
+        here = [r.row() for r in used if (r.environment.get("device") or self._here) == self._here]
+        found = compared_cells(DataFrame(here), *self._cells)
+        slowdown, most = state.looks.get(self._cells[0], 0.0), self._settings.prune_slowdown
+        is_typed = any(map(has_typed_blocks, self._plan.entries.values()))
+        is_far = bool(most) and max(slowdown, 1 / (slowdown or 1)) > (most or 0)
+        pruned = frozenset(self._cells if is_far and not is_typed and not found.num_blocks else ())
+        wanted = self._pair.traced_blocks or blocks_wanted(found.log_ratios, self._pair.width)
+        lacking = (wanted - found.num_blocks) * (0 if pruned or state.not_measured else 1)
+        runs = lacking * (2 if self._is_self_test else 1)
+        missing = {self._cells[0]: runs} if runs > 0 else {}
+        return replace(state, pruned=pruned, missing_blocks=missing)
+
+    @property
+    def _is_self_test(self) -> bool:
+        return self._cells[0] == self._cells[1]
+
+    def _next_blocks(self, state: ResumeState, records: Sequence[RunRecord]) -> list[Block]:
+        found = super()._next_blocks(state, records)
+        twice = 2 if self._is_self_test else 1
+        return [replace(block, entries=twice * block.entries) for block in found]
+
+    def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
+        is_first = all(run.is_look for run in records)
+        return is_first or super()._ends_in_time(block, records)
+
 
 def plan_pair(request: ComparisonRequest) -> PlannedPair:
     """Type and check the two cells of a comparison.
@@ -72,7 +142,7 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
     (variant, baseline), defaults = with_sizes(composed, typed, composer, machine)
     if variant.tree["sweep"] != baseline.tree["sweep"]:
         raise BadValueError("`sweep.*` is one for A and B: give it after both.")
-    settings = sweep_settings(variant.tree)
+    settings = replace(sweep_settings(variant.tree), minutes=request.minutes)
     if settings.accept_code != "same":
         raise BadValueError(
             f"`sweep.accept_code={settings.accept_code}`: `compare` takes all blocks together into one "

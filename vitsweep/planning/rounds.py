@@ -149,7 +149,7 @@ def grid(
     """
     if settings.minutes is None:
         return _Grid(plan, settings, earlier, code, tuple(pending), at_once)
-    bounded = _BoundedGrid(plan, settings, earlier, code, tuple(pending), at_once)
+    bounded = BoundedGrid(plan, settings, earlier, code, tuple(pending), at_once)
     bounded.check()
     return bounded
 
@@ -181,7 +181,7 @@ class _Grid:
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         # not of what is undecided
-        self._looks = list(look_blocks(plan, _Grid._state(self, ()), settings))
+        self._looks = list(look_blocks(plan, self._of_grid(()), settings))
         self._to_look = {e.cell_id for look in self._looks for e in look.entries}
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._looked: Counter[str] = Counter()
@@ -218,6 +218,9 @@ class _Grid:
         return self._known[1]
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
+        return self._of_grid(records)
+
+    def _of_grid(self, records: Sequence[RunRecord]) -> ResumeState:
         return resume_state(
             self._plan, self.earlier, self._settings, self._code, records, self._pending
         )
@@ -330,7 +333,7 @@ def slow_products(entries: Iterable[PlannedCell]) -> str:
     )
 
 
-class _BoundedGrid(_Grid):
+class BoundedGrid(_Grid):
     """Looks, then round after round a block of each cell that is undecided, until `sweep.minutes` are over.
 
     The minutes are of this command. A cell is decided where its interval says that it is faster or slower

@@ -113,13 +113,12 @@ def render(
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
     beside, common = beside_text(tables.published, tables.settings)
-    pairs = recorded_comparisons(tables.runs, tables.commands)
     context = {
         "name": name,
         "question": latest.get("question")
         or question(_asked_for(cells, latest), tables.replicate_key),
         "answers": answers(tables),
-        "comparisons": [sentence for pair in pairs for sentence in pair.sentences],
+        "comparisons": recorded_comparisons(tables.every_run, tables.commands),
         "sections": sections(tables),
         "exposed": exposed_text(exposed).to_dict("split"),
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,

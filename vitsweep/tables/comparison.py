@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp, log1p, nan, sqrt
 from typing import Any
 
@@ -10,17 +10,13 @@ import numpy as np
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import Status
 from vitsweep.tables import stats
-from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.cells import following
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, number, times
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import is_flattered, lost_blocks
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
-from vitsweep.tables.valid_runs import checked_runs, is_look, one_device
-
-"""In the text of a command of `compare`."""
+from vitsweep.tables.valid_runs import checked_runs, keyed
 
 MOST_BLOCKS = 10**6
 """Of a comparison that needs more the number is not computed."""
@@ -38,6 +34,8 @@ class Comparison:
     """Of neighbouring blocks, where it is shown."""
     is_flattered: bool = False
     """What some blocks lost makes the faster setting look faster than it is (`speedup.is_flattered`)."""
+    log_ratios: Sequence[float] = field(default=(), compare=False, repr=False)
+    """Of each block, the oldest first."""
 
     @property
     def half_width(self) -> float:
@@ -79,42 +77,43 @@ class Comparison:
         )
 
 
-def paired(
-    runs: DataFrame, variant: str, baseline: str, mixed_hardware: bool = False
-) -> list[float]:
-    """Return log(variant / baseline) of every block that measured both, oldest block first.
+def compared_cells(runs: DataFrame, variant: str, baseline: str) -> Comparison:
+    """Return how two cells of a sweep compare, over the blocks that its table pairs.
 
-    Runs without a throughput (no step counted) are left out, and looks, which enter no interval.
+    On several devices it is on the one that measured the variant last. Of a cell and itself the two runs
+    of each block are compared, see `_as_two_arms`.
 
     Args:
         runs: one row per run.
         variant: cell in the numerator.
         baseline: cell in the denominator.
-        mixed_hardware: combine blocks of different devices.
-
-    Raises:
-        VitsweepError: blocks of different devices would be compared.
     """
     if runs.empty:
-        return []
+        return compared(())
     runs = checked_runs(runs, "device")
-    measured = runs[(runs["status"] == Status.measured) & ~is_look(runs)]
-    of_both = measured[measured["cell_id"].isin([variant, baseline])]
-    per_block = log_throughput_per_block(one_device(of_both, mixed_hardware))
-    ratios = log_ratios(per_block, {variant: baseline})
-    of_block = ratios.groupby(["sweep", "block"], sort=False)["log_ratio"]
-    return list(map(float, of_block.mean()))
+    if variant == baseline:
+        runs, variant, baseline = _as_two_arms(runs, variant)
+    known = keyed(runs, {variant: baseline, baseline: baseline})
+    own = known.valid.loc[known.valid["cell_id"] == variant, ROW]
+    row = int(own.iloc[-1]) if len(own) else -1
+    base = known.baselines.get(row)
+    ratios = log_ratios(log_throughput_per_block(known.valid, ROW), {row: base}, ROW)
+    result = compared(ratios["log_ratio"].tolist(), is_fixed=not ratios["any_look"].any())
+    sides = ([row], [base]) if result.ratio > 1 else ([base], [row])
+    return replace(result, is_flattered=is_flattered(lost_blocks(known.runs, ROW), *sides))
 
 
-def compared_runs(
-    runs: DataFrame, variant: str, baseline: str, mixed_hardware: bool = False
-) -> Comparison:
-    """Return `compared` of `paired`, and whether blocks that lost one setting flatter it."""
-    result = compared(paired(runs, variant, baseline, mixed_hardware))
-    if not result.num_blocks:
-        return result
-    sides = ([variant], [baseline]) if result.ratio > 1 else ([baseline], [variant])
-    return replace(result, is_flattered=is_flattered(lost_blocks(checked_runs(runs)), *sides))
+def _as_two_arms(runs: DataFrame, cell_id: str) -> tuple[DataFrame, str, str]:
+    """Return the runs of a cell as those of two, and the names of these.
+
+    Each block holds the cell twice; its random name decides which run stands for A, so that an interval
+    without 1 is a false claim.
+    """
+    own = runs[runs["cell_id"] == cell_id]
+    odd = [int(hashlib.sha256(str(block).encode()).hexdigest(), 16) % 2 for block in own["block"]]
+    a, b = f"{cell_id} A", f"{cell_id} B"
+    places = own["position"].fillna(0).astype(int).to_numpy() + np.array(odd, int)
+    return own.assign(cell_id=np.where(places % 2, a, b)), a, b
 
 
 def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
@@ -148,7 +147,7 @@ def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
     num_blocks = len(log_ratios)
     middle = float(np.mean(log_ratios)) if num_blocks else nan
     if num_blocks < MIN_BLOCKS:
-        return Comparison(exp(middle), nan, nan, num_blocks)
+        return Comparison(exp(middle), nan, nan, num_blocks, log_ratios=log_ratios)
     spread = stats.spread(np.array(log_ratios, float))
     middle, spread = (0.0 if abs(value) < stats.ROUNDING else value for value in (middle, spread))
     error = float(
@@ -157,7 +156,9 @@ def compared(log_ratios: Sequence[float], is_fixed: bool = False) -> Comparison:
         else stats.any_look_half_width(spread, num_blocks)
     )
     ends = exp(middle - error), exp(middle + error)
-    return Comparison(exp(middle), *ends, num_blocks, _correlation(log_ratios))
+    return Comparison(
+        exp(middle), *ends, num_blocks, _correlation(log_ratios), log_ratios=log_ratios
+    )
 
 
 def _correlation(log_ratios: Sequence[float]) -> float:
@@ -168,134 +169,18 @@ def _correlation(log_ratios: Sequence[float]) -> float:
     return found if low > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class RecordedComparison:
-    """One pair of settings that `vitsweep compare` measured.
-
-    Attributes:
-        names: A and B as typed.
-        variant: cell of A; in a self-test one half of the cell's runs.
-        baseline: cell of B; in a self-test the other half.
-        result: the ratio over the blocks that the command used.
-        is_latest: no later command names the variant's cell.
-    """
-
-    names: tuple[str, str]
-    variant: str
-    baseline: str
-    result: Comparison
-    is_latest: bool = True
-
-    @property
-    def sentences(self) -> list[str]:
-        """The result in words; in a self-test also what it tests."""
-        return [self.result.sentence(*self.names)]
-
-
-def self_test_arms(cell_id: str) -> tuple[str, str]:
-    """Return what the two halves of the runs of a cell are called that is compared with itself."""
-    return f"{cell_id} A", f"{cell_id} B"
-
-
-def as_self_test(runs: DataFrame) -> DataFrame:
-    """Return runs of one cell with the cell ids of `self_test_arms`.
-
-    Each block holds two runs of the cell; the block's random name decides which stands for A.
-
-    Args:
-        runs: rows `cell_id, block, position` (0 or 1 within the block).
-    """
-
-    def arm(cell_id: str, block: str, position: int) -> str:
-        digest = int(hashlib.sha256(block.encode()).hexdigest(), 16)
-        return self_test_arms(cell_id)[(digest + position + 1) % 2]
-
-    if runs.empty:
-        return runs
-    columns = (runs["cell_id"], runs["block"].astype(str), runs["position"].fillna(0).astype(int))
-    return runs.assign(cell_id=[arm(*row) for row in zip(*columns, strict=True)])
-
-
-def recorded_comparisons(
-    runs: DataFrame, commands: Sequence[Mapping[str, Any]]
-) -> list[RecordedComparison]:
-    """Return every pair that `vitsweep compare` measured, with the interval and claim it printed.
+def recorded_comparisons(runs: DataFrame, commands: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the sentence of every pair that `vitsweep compare` measured.
 
     Args:
         runs: one row per run.
-        commands: the commands of the sweep, oldest first. Those of `compare` say which blocks of their
-            cells they left out; of several for one pair the latest counts.
+        commands: the commands of the sweep, oldest first; of several for one pair the latest names it.
     """
-    found: dict[tuple[str, str], RecordedComparison] = {}
-    latest: dict[str, tuple[str, str]] = {}
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
     for command in commands:
-        baselines = command.get("baselines") or {}
-        pair = next(((c, b) for c, b in baselines.items() if b and b != c), None)
-        is_comparison = "comparison" in command and len(baselines) in (1, 2)
-        if is_comparison and len(baselines) == 1:
-            pair = (next(iter(baselines)),) * 2
-        for cell in baselines:
-            latest.pop(cell, None)
-        if is_comparison and pair and (shown := _recorded(runs, *pair, command)):
+        if cells := list(command.get("baselines") or ()) if "comparison" in command else []:
+            pair = cells[0], cells[-1]
             found.pop(pair, None)
-            found[pair] = shown
-            latest[pair[0]] = pair
-    return [replace(one, is_latest=latest.get(pair[0]) == pair) for pair, one in found.items()]
-
-
-def _recorded(
-    runs: DataFrame, variant: str, baseline: str, command: Mapping[str, Any]
-) -> RecordedComparison | None:
-    """Return one comparison; None without a block, or where blocks of several devices are not mixed."""
-    facts = command.get("comparison") or {}
-    names = tuple(facts.get("names") or (variant, baseline))
-    if runs.empty:
-        return None
-    used = runs[runs["cell_id"].isin([variant, baseline])]
-    used = used[~used["block"].isin(facts.get("left_out_blocks") or [])]
-    if variant == baseline:
-        used = as_self_test(used)
-        variant, baseline = self_test_arms(variant)
-    try:
-        result = compared_runs(used, variant, baseline, bool(facts.get("mixed_hardware")))
-    except VitsweepError:
-        return None
-    if not result.num_blocks:
-        return None
-    return RecordedComparison((names[0], names[1]), variant, baseline, result)
-
-
-def with_comparisons(
-    cells: DataFrame, runs: DataFrame, commands: Sequence[Mapping[str, Any]]
-) -> DataFrame:
-    """Give cells that `vitsweep compare` measured the interval and claim that it printed.
-
-    It is over the blocks that the command used: see `compared`. Throughput follows the speedup, as in
-    every table.
-
-    Args:
-        cells: one row per cell.
-        runs: one row per run.
-        commands: the commands of the sweep, oldest first; the latest one that names a cell counts.
-    """
-    if runs.empty or cells.empty:
-        return cells
-    for pair in recorded_comparisons(runs, commands):
-        rows = (cells["cell_id"] == pair.variant) & (cells["num_pairs"].fillna(0) > 0)
-        if rows.sum() != 1 or not pair.is_latest:
-            continue  # on several devices each has its own row, of a fixed number of blocks
-        result = pair.result
-        ends = {"low": result.low, "high": result.high}
-        values: dict[str, float | str] = {
-            f"{name}_{end}": v for name in ("speedup", "claim") for end, v in ends.items()
-        }
-        values |= {
-            "speedup": result.ratio,
-            "num_pairs": result.num_blocks,
-            "claim": str(result.claim),
-        }
-        values |= {"p_value": nan, "p_holm": nan}
-        factor = (result.ratio / cells["speedup"].astype(float)).where(rows, 1.0)
-        shown = {c: cells[c].mask(rows, v) for c, v in values.items()}
-        cells = following(cells, factor).assign(**shown)
-    return cells
+            found[pair] = tuple((command["comparison"] or {}).get("names") or pair)
+    results = ((compared_cells(runs, *pair), names) for pair, names in found.items())
+    return [result.sentence(names[0], names[1]) for result, names in results if result.num_blocks]

@@ -20,10 +20,9 @@ from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
 from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
-from vitsweep.tables.comparison import with_comparisons
 from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.sentences import say
-from vitsweep.tables.valid_runs import in_order, newest_code
+from vitsweep.tables.valid_runs import in_order
 
 # The first timed steps beside those of the baseline: a cell that leaves them is wrong.
 
@@ -289,7 +288,7 @@ def cells_from(
         )
     if damaged := store.damaged_runs():
         table["damaged_runs"] = [damaged.get(cell_id, 0) for cell_id in table["cell_id"]]
-    return with_comparisons(table, newest_code(runs), store.commands())
+    return table
 
 
 def families_of(store: Store) -> list[frozenset[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.compare import StopReason, measured_pair
+from vitsweep.api.compare import StopReason, compared_settings
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
@@ -163,10 +163,10 @@ def _reproduced(
         width=claim.margin / 2,
         minutes=minutes,
     )
-    with measured_pair(plan_pair(request), console) as pair:
-        if pair.stop_reason is StopReason.interrupted:
+    with compared_settings(plan_pair(request), console) as (launched, pair):
+        if launched.interrupted:
             raise SweepStopped
-        result, root = pair.result, pair.store.root
+        result, root = pair.comparison, pair.folder
         verdict = claim.verdict(result)
         if pair.stop_reason is StopReason.not_measured:
             verdict = Verdict.not_measured

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from vitsweep.api.compare import StopReason, measured_pair
+from vitsweep.api.compare import StopReason, compared_settings
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, VitsweepError
@@ -63,22 +63,26 @@ def explain(request: ExplainRequest, console: Console) -> tuple[Explained, StopR
     pair = _comparison(request)
     if isinstance(pair, Explained):
         return pair, None
-    with measured_pair(plan_pair(pair), console) as measured:
-        if measured.is_self_test:
-            raise BadValueError(f"`{request.a}` and `{request.b}` are the same cell.")
-        tables = SweepTables.of(measured.store)
+    planned = plan_pair(pair)
+    if len(planned.plan.entries) == 1:
+        raise BadValueError(f"`{request.a}` and `{request.b}` are the same cell.")
+    with compared_settings(planned, console) as (launched, result):
+        tables = SweepTables.of(launched.store)
         try:
-            found = explain_cells(tables, measured.variant, measured.baseline, pair.names)
+            found = explain_cells(tables, *planned.cells, pair.names)
         except VitsweepError:
-            if measured.stop_reason is StopReason.interrupted:
+            if launched.interrupted:
                 raise KeyboardInterrupt from None  # before a block had traces of both
             raise
-        return Explained(found, measured.store), measured.stop_reason
+        return Explained(found, launched.store), result.stop_reason
 
 
 def _comparison(request: ExplainRequest) -> ComparisonRequest | Explained:
     """Return the blocks that are to be measured, or the explanation where they are stored."""
-    traces = (value_override("measurement.traced_steps", request.steps),)
+    traces = (
+        value_override("measurement.traced_steps", request.steps),
+        "sweep.prune_slowdown=null",
+    )
     asked = ComparisonRequest(
         variant=tuple(request.a.split()),
         baseline=tuple(request.b.split()),
