@@ -6,10 +6,11 @@ from dataclasses import fields
 import pytest
 
 from tests.builders import PLAIN
-from tests.cells import GPU_NODE, cell
+from tests.cells import GPU_NODE, cell, entry
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import RunRecord
 from vitsweep.spec.cell_spec import GROUPS, CellSpec, flatten
+from vitsweep.spec.from_yaml import title_of
 
 CELLS = {
     "plain": cell(),
@@ -63,3 +64,27 @@ def test_a_precision_without_a_half_has_none() -> None:
 def test_tables_are_tested_with_columns_that_a_cell_has() -> None:
     mixed = flatten(cell("precision=O2"))
     assert set(PLAIN) <= mixed.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "title"),
+    [
+        ("module", "my.nets.PatchTransformer", "PatchTransformer"),
+        ("module", "my.nets.build_model", "nets.build_model"),
+        ("module", None, "module"),
+        ("module", "no path", "module"),
+        ("own", "my.nets.PatchTransformer", "own"),
+    ],
+)
+def test_a_model_of_the_users_is_called_by_what_it_calls(name, target, title):
+    assert title_of(name, target) == title
+
+
+def test_a_row_names_the_class_or_function_of_a_model_and_of_data():
+    spec = entry(
+        "model=module", "model.target=tests.user_modules.build", "data=module",
+        "data.target=tests.user_data.MapStyle",
+    ).spec  # fmt: skip
+    row = flatten(spec)
+    assert (row["model"], row["data"]) == ("user_modules.build", "MapStyle")
+    assert (spec.model.name, spec.data.name) == ("module", "module")

@@ -14,6 +14,7 @@ from vitsweep.composition.overrides import sweep_override, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import GROUPS
+from vitsweep.spec.from_yaml import title_of
 
 # The folder of a command that has no `sweep.name`: model, data, and the keys that vary.
 
@@ -72,7 +73,10 @@ def _subjects(cells: Sequence[ComposedCell], composer: Composer) -> Iterator[str
     """Yield the model, and the data if they are not the default; the group where several vary."""
     for group in ("model", "data"):
         # `~model` is refused later
-        choices = {str(cell.choices.get(group, group)) for cell in cells}
+        choices = {
+            title_of(str(cell.choices.get(group, group)), cell.tree.get(group, {}).get("target"))
+            for cell in cells
+        }
         if len(choices) > 1:
             yield group
         elif group == "model" or choices != {composer.default_choices[group]}:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
-from vitsweep.spec.from_yaml import imported_function, is_function_path
+from vitsweep.spec.from_yaml import imported_function, is_function_path, title_of
 from vitsweep.spec.model_spec import refused_with_own_loss
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class ModuleData(Data):
     num_workers: Annotated[int, Ge(0)]
     prefetch_batches: Annotated[int, Gt(0)]
     label: str | None = field(default=None, metadata={"identity": "where set"})
+
+    @property
+    def title(self) -> str:
+        """The class or function that is called, unless a YAML file names the choice."""
+        return title_of(self.name, self.target)
 
     @property
     def code_modules(self) -> tuple[str, ...]:

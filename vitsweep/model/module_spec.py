@@ -8,7 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Gt
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.from_yaml import Word, imported_function, is_function_path, wrong_function
+from vitsweep.spec.from_yaml import (
+    Word,
+    imported_function,
+    is_function_path,
+    title_of,
+    wrong_function,
+)
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
@@ -78,6 +84,11 @@ class ModuleSpec(ModelSpec):
         if self.passes_name:
             return f"model={self.package} model.name={self.name}"
         return f"model={self.name} model.target={self.target}"
+
+    @property
+    def title(self) -> str:
+        """The class or function that is called, unless a YAML file names the choice."""
+        return title_of(self.name, self.target)
 
     @property
     def code_modules(self) -> tuple[str, ...]:

@@ -183,7 +183,8 @@ GROUPS_WITH_NAME = ("model", "data", "task", "recipe", "batch", "measurement")
 def flatten(cell: CellSpec) -> dict[str, Any]:
     """Return the spec as columns of the record, the ones people filter by first."""
     choices = {group: technique.name for group, technique in cell.techniques.items()}
-    named = {group: getattr(cell, group).name for group in GROUPS_WITH_NAME}
+    parts = {group: getattr(cell, group) for group in GROUPS_WITH_NAME}
+    named = {group: getattr(part, "title", part.name) for group, part in parts.items()}
     plain = {
         "half_dtype": getattr(cell.precision, "half_dtype", None),
         "images_per_step": cell.images_per_step,

@@ -35,6 +35,11 @@ class Data(Technique):
     """True where images are decoded from files, so that every choice of `loader` can read them."""
 
     @property
+    def title(self) -> str:
+        """The name in tables: as typed, or of a function of the user's."""
+        return self.name
+
+    @property
     def code_modules(self) -> tuple[str, ...]:
         """Modules outside of vitsweep that give the images, for the hash of the code."""
         return ()

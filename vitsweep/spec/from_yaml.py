@@ -298,6 +298,23 @@ def wrong_function(knob: str, path: str | None, arguments: str) -> Iterator[str]
         yield f"`{knob}={path}` cannot be imported ({type(error).__name__}: {error})."
 
 
+GENERIC = re.compile(r"(build|make|create|get|load)(_|$)|.*model$|module$|main$")
+"""Names of factories that say nothing of what they make."""
+
+
+def title_of(name: str, target: str | None) -> str:
+    """Return how tables name a choice of a user's: `module` by the class or function that it calls.
+
+    Args:
+        name: the choice as typed, perhaps from a YAML file of the user's, which is kept then.
+        target: path of a function or class; of a function called `build_model` its module is named too.
+    """
+    if name != "module" or target is None or not is_function_path(target):
+        return name
+    _, function = parts = target.split(".")[-2:]
+    return ".".join(parts) if GENERIC.match(function) else function
+
+
 def imported_function(path: str) -> Any:
     """Return what stands at a path.
 

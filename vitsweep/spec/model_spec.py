@@ -61,6 +61,11 @@ class ModelSpec(ABC):
         """Side of the images that the twin trains on; None for that of the cell."""
 
     @property
+    def title(self) -> str:
+        """The name in tables: as typed, or of a function of the user's."""
+        return self.name
+
+    @property
     def code_modules(self) -> tuple[str, ...]:
         """Modules outside of vitsweep that build the model, for the hash of the code."""
         return ()

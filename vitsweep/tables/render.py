@@ -16,7 +16,7 @@ from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.spec.menu import class_of, plain_choice
+from vitsweep.spec.menu import choices, class_of, plain_choice
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
@@ -443,7 +443,12 @@ def common_settings(ran: DataFrame) -> list[str]:
     """Return the settings that are the same in all rows: the techniques but the plain ones, and sizes."""
     same = [c for c in (*COMMON, *GROUPS) if c in ran and ran[c].nunique(dropna=False) == 1]
     told = [c for c in same if c in COMMON or str(ran[c].iloc[0]) != plain_choice(c)]
-    return [value_label(c, value) for c in told if (value := plain(ran[c].iloc[0]))]
+    labels = {c: value_label(c, value) for c in told if (value := plain(ran[c].iloc[0]))}
+    sizes = [*ran["num_parameters"].dropna().unique()] if "num_parameters" in ran else []
+    if labels.get("model") and labels["model"] not in choices("model") and len(sizes) == 1:
+        size = f"{sizes[0] / 1e6:.3g} M" if sizes[0] >= 1e6 else whole(sizes[0])
+        labels["model"] += f" ({size} parameters)"
+    return [*labels.values()]
 
 
 def _tally(cells: DataFrame, more: str = "") -> str:
