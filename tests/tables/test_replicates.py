@@ -86,12 +86,12 @@ def test_a_setting_without_a_measured_seed_keeps_status_and_reason() -> None:
     assert (found["status"], found["reason"], found["replicates"]) == ("failed", "KeyError", 0)
 
 
-def test_a_setting_of_which_a_seed_failed_is_not_called_faster() -> None:
-    gone = [
-        run(f"O1-{seed}", f"s{seed}b0", status=Status.failed, precision="O1", seed=seed)
-        for seed in (4,)
-    ]
-    row = replicates(seeds(*gone), "seed").set_index("precision").loc["O1"]
+@pytest.mark.parametrize("status", [Status.failed, Status.killed])
+def test_a_setting_that_lost_a_seed_as_others_lose_a_block_is_not_called_faster(
+    status: Status,
+) -> None:
+    gone = run("O1-4", "s4b0", status=status, precision="O1", seed=4)
+    row = replicates(seeds(gone), "seed").set_index("precision").loc["O1"]
     assert (row["replicates"], row["claim"]) == (3, "blocks lost")
 
 

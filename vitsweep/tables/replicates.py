@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS, columns, metrics_with
@@ -20,16 +21,8 @@ from vitsweep.tables.formatting import count, missing, plain
 from vitsweep.tables.names import comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import flattered
-from vitsweep.tables.stats import (
-    Claim,
-    adjusted,
-    claims,
-    estimate,
-    half_width,
-    holm,
-    interval,
-)
+from vitsweep.tables.speedup import speedup_over
+from vitsweep.tables.stats import Claim, half_width, mean_interval
 from vitsweep.tables.valid_runs import checked_cells
 
 OF_COMMAND = {
@@ -51,8 +44,8 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
     `accuracy_top1_sd`) are over them, and so are the 95 % intervals (`_low`, `_high`; Student's t, empty
     below three repetitions). Whether accuracy was lost is said as in `accuracy_claims`.
     `speedup` is the geometric mean of the speedups, each over the baseline of
-    the same repetition and within blocks. Claims are as in `speedup_over`, with repetitions instead of
-    blocks; the family is all settings of one baseline.
+    the same repetition and within blocks. Claims are those of `speedup_over`, to which a repetition is a
+    block; the family is all settings of one baseline.
 
     Args:
         cells: one row per cell.
@@ -220,86 +213,67 @@ def _spread(values: Series, metric: str, hidden: float = 0.0) -> dict[str, float
         metric: their column.
         hidden: variance of their logs that the values do not show.
     """
-    numbers = values.dropna().astype(float)
-    logs = np.log(numbers) if _is_geometric(metric) else numbers
-    found = estimate(DataFrame({"cell_id": "", "log_ratio": logs}))
-    ends = found[["speedup_low", "speedup_high"]].to_numpy(float)
-    low, high = ends[0] if len(found) else (np.nan, np.nan)
+    numbers = values.dropna().to_numpy(float)
+    is_log, number = _is_geometric(metric), len(numbers)
+    middle, low, high = mean_interval(np.log(numbers) if is_log else numbers)
     if hidden and low == low:
-        middle = float(np.exp(logs.mean()))
-        more = float(half_width(np.sqrt(hidden / len(logs)), len(logs) - 1.0))
-        half = np.sqrt(np.log(high / middle) ** 2 + more**2)
-        low, high = middle * np.exp(-half), middle * np.exp(half)
-    if not _is_geometric(metric):
-        low, high = np.log(low), np.log(high)  # `estimate` has raised them
-    return {f"{metric}_sd": float(numbers.std()), f"{metric}_low": low, f"{metric}_high": high}
+        half = np.hypot(high - middle, half_width(np.sqrt(hidden / number), number - 1.0))
+        low, high = middle - half, middle + half
+    ends = np.exp([low, high]) if is_log else (low, high)
+    sd = numbers.std(ddof=1) if number > 1 else np.nan
+    return {f"{metric}_sd": sd, f"{metric}_low": ends[0], f"{metric}_high": ends[1]}
 
 
 def _compared(table: DataFrame, groups: list[DataFrame], key: str) -> DataFrame:
-    """Add speedup, interval and claim over the repetitions of each setting."""
-    samples = [_speedups(group) for group in groups]
-    logs = [DataFrame({"cell_id": i, "log_ratio": np.log(s)}) for i, s in enumerate(samples)]
-    found = estimate(_stacked(logs)).set_index("cell_id").reindex(range(len(table)))
-    is_base = table["cell_id"] == table["baseline_cell_id"]
-    unpaired = np.array([len(s) > 0 and bool(s.attrs.get("unpaired")) for s in samples])
-    inexact = is_base.to_numpy() | unpaired
-    found.loc[inexact, ["speedup_low", "speedup_high", "p_value"]] = np.nan
-    found["num_blocks"] = found["num_blocks"].fillna(0).mask(unpaired, 0)
-    measured = table["status"] == Status.measured
-    found["speedup"] = found["speedup"].mask(is_base & measured, 1.0)
-    found = found.assign(cell_id=table["cell_id"], baseline_cell_id=table["baseline_cell_id"])
-    ends = [str(s) for s in NEVER_ARRIVES]
-    lost = {
-        cell: {(value,): "" for value in group.loc[group["status"].isin(ends), key]}
-        for cell, group in zip(table["cell_id"], groups, strict=True)
+    """Add speedup, interval and claim: those of `speedup_over`, to which a repetition is a block."""
+    number = {
+        (d, c): i for i, (d, c) in enumerate(zip(table["device"], table["cell_id"], strict=True))
     }
-    sides = (found["speedup"] > 1, found["cell_id"], found["baseline_cell_id"])
-    found = found.pipe(_with_family).assign(_flattered=flattered(*sides, lost))
-    claim = claims(found).replace(str(Claim.too_few_blocks), "too few repetitions")
+    bases = zip(table["device"], table["baseline_cell_id"], strict=True)
+    of_base = {str(i): str(number[b]) if b in number else None for i, b in enumerate(bases)}
+    blocks = [_blocks(group, key).assign(cell_id=str(i)) for i, group in enumerate(groups)]
+    found = speedup_over(pd.concat(blocks, ignore_index=True), of_base)
+    found = (
+        found.set_index("cell_id")
+        .reindex([str(i) for i in range(len(table))])
+        .set_axis(table.index)
+    )
+    ratios = [b.loc[b["paired"], "images_per_second"].dropna() for b in blocks]
+    claim = found["claim"].fillna("").replace(str(Claim.too_few_blocks), "too few repetitions")
     own = "speedup speedup_low speedup_high p_value p_holm claim_low claim_high family_size".split()
     return table.assign(
         **{c: found[c] for c in own},
-        speedup_sd=[float(s.std()) for s in samples],
+        speedup_sd=[
+            float((some if len(some) else every["images_per_second"]).std())
+            for some, every in zip(ratios, blocks, strict=True)
+        ],
         claim=claim,
         num_pairs=[int(group["num_pairs"].fillna(0).sum()) for group in groups],
-        speedup_note=[_note(group, s) for group, s in zip(groups, samples, strict=True)],
+        speedup_note=[_note(group, len(some)) for group, some in zip(groups, ratios, strict=True)],
     )
 
 
-def _speedups(group: DataFrame) -> Series:
-    """Return the speedups of the repetitions that were paired within blocks; else the bare ratios."""
-    known = group[(group["status"] == Status.measured) & group["speedup"].notna()]
-    is_base = known["cell_id"] == known["baseline_cell_id"]
-    paired = known.loc[known["num_pairs"].fillna(0).gt(0) | is_base, "speedup"].astype(float)
-    found = paired if len(paired) else known["speedup"].astype(float)
-    found.attrs["unpaired"] = paired.empty
-    return found
+def _blocks(group: DataFrame, key: str) -> DataFrame:
+    """Return a run per repetition: its block is the repetition, its throughput the speedup.
+
+    What was not measured comes first, so that a setting has the status of those that were. A repetition
+    whose runs were not paired within blocks is in a block of its own.
+    """
+    measured = group["status"] == Status.measured
+    paired = (group["num_pairs"].fillna(0) > 0) | (group["cell_id"] == group["baseline_cell_id"])
+    block = group[key].astype(str).where(paired | ~measured, group["cell_id"])
+    runs = DataFrame({"status": group["status"], "block": block, "paired": paired, "sweep": ""})
+    runs = runs.assign(images_per_second=group["speedup"].where(measured).astype(float))
+    return pd.concat([runs[~measured], runs[measured & group["speedup"].notna()]])
 
 
-def _note(group: DataFrame, speedups: Series) -> str:
+def _note(group: DataFrame, num_paired: int) -> str:
     """Return why repetitions that were measured are no part of the speedup."""
-    lacking = (group["status"] == Status.measured) & ~group.index.isin(speedups.index)
-    notes = [note for n in group.loc[lacking, "speedup_note"] if (note := plain(n))]
-    if not notes:
-        return ""
-    return say("lost_repetitions", lost=lacking.sum(), all=len(group), note=notes[0])
-
-
-def _stacked(tables: list[DataFrame]) -> DataFrame:
-    columns = {c: np.concatenate([t[c].to_numpy() for t in tables]) for c in tables[0]}
-    return DataFrame(columns)
-
-
-def _with_family(table: DataFrame) -> DataFrame:
-    """Add Holm's adjustment over the settings of one baseline."""
-    p_value = table["p_value"].astype(float)
-    families = p_value.groupby(table["baseline_cell_id"], sort=False)
-    level = families.transform(lambda p: adjusted(p.to_numpy())[1]).reindex(table.index)
-    ends = interval(table, level)
-    size = families.transform("count").where(p_value.notna()).astype("Int64")
-    return table.assign(
-        p_holm=families.transform(holm),
-        claim_low=ends["low"],
-        claim_high=ends["high"],
-        family_size=size,
+    unpaired = (group["status"] == Status.measured) & (group["num_pairs"].fillna(0) == 0)
+    lacking = group[unpaired & (group["cell_id"] != group["baseline_cell_id"])]
+    if not num_paired:
+        lacking = lacking[lacking["speedup"].isna()]
+    notes = [note for n in lacking["speedup_note"] if (note := plain(n))]
+    return (
+        say("lost_repetitions", lost=len(lacking), all=len(group), note=notes[0]) if notes else ""
     )
