@@ -26,11 +26,9 @@ GRACE_S = 10.0
 """After Ctrl-C, in which a command keeps what it has measured."""
 SMOKE_S = 10.0
 """Of a calibration that only has to run."""
-COLUMNS = ("status", "images_per_second", "speedup", "step_time_ms", "peak_allocated_gib", "mfu",
-           "compile_seconds", "sm_clock_mhz", "power_w", "reason")  # fmt: skip
+COLUMNS = ("status", "images_per_second", "speedup", "step_time_ms", "peak_gib", "mfu",
+           "compile_seconds", "reason")  # fmt: skip
 """What the report shows of `cells.csv`; the archive has all of it."""
-NAMED = ("precision", "compilation", "attention", "layout")
-"""Groups that name a row."""
 SOAK_STEPS = 20
 """Steps of which a row of the soak is made."""
 
@@ -155,7 +153,7 @@ def _rows(sweep: Path) -> list[dict[str, Any]]:
     except OSError as error:
         return [{"reason": f"no table: {error}"}]
     return [
-        {"name": " ".join(filter(None, (row.get(group) for group in NAMED)))}
+        {"name": row.get("cell", "")}
         | {column: _value(row[column]) for column in COLUMNS if row.get(column)}
         for row in found
     ]

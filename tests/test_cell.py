@@ -123,7 +123,7 @@ def test_a_trace_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
     def losses(seed: int) -> tuple[float | None, float | None]:
         found = run(short(alone(f"seed={seed}", "precision.dtype=float64"))).metrics
-        return found["loss_first"], found["loss_last"]
+        return found["loss_step_1"], found["loss_last"]
 
     assert losses(1) == losses(1)
     assert losses(1) != losses(2)

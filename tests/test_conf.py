@@ -244,7 +244,7 @@ def test_a_choice_runs_a_tiny_cell(choice: str, runs: Runs) -> None:
     assert found.composed.choices[choice.partition("=")[0]] == choice.partition("=")[2]
     summary = runs.of(choice)
     assert summary.metrics["images_per_second"] > 0
-    assert summary.metrics["loss_first"] > 0
+    assert summary.metrics["loss_last"] > 0
     assert summary.validity["steps_counted"] == 1
     assert len(summary.samples["step_time_ms"]) == found.spec.resources.world_size
 

@@ -76,8 +76,8 @@ def test_objectives_that_nobody_measured_are_left_out(four):
     assert pareto_front(four)["objectives"].iloc[0] == "images_per_second, peak_gib"
     with pytest.raises(VitsweepError, match="accuracy_top1"):
         pareto_front(four, ["accuracy_top1"])
-    with pytest.raises(VitsweepError, match="loss_first"):
-        pareto_front(four.assign(loss_first=1.0), ["loss_first"])
+    with pytest.raises(VitsweepError, match="loss_last"):
+        pareto_front(four.assign(loss_last=1.0), ["loss_last"])
 
 
 def test_best_under_a_budget(four):

@@ -57,5 +57,4 @@ def test_random_delays_of_both_ranks_do_not_add_up_twice(tmp_path: Path) -> None
     assert elapsed_ms == pytest.approx(counted.sum(axis=1).max())
     assert elapsed_ms + cut_ms == pytest.approx(wall_ms, rel=0.02)
     assert counted.max(axis=0).sum() > 1.01 * elapsed_ms, "maxima of single steps add up jitter"
-    assert found.metrics["rank_skew_ms"] < 0.1 * found.metrics["step_time_ms"]
     assert found.metrics["data_wait_ms"] > 0.3 * LATE_S * 1e3

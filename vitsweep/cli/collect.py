@@ -16,6 +16,7 @@ from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep, sweep_argument
 from vitsweep.results.trackers import sync
 from vitsweep.tables.formatting import count
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import (
     BEST,
@@ -38,7 +39,7 @@ def add_options(options: Options) -> None:
     """Add what may follow the verb."""
     options.add_sweep()
     options.add_argument("--rows", metavar="N", help="show so many cells, or all (the best 20)")
-    options.add_argument("--columns", metavar="A,B", help="show these columns of cells.csv")
+    options.add_argument("--columns", metavar="A,B", help="show these columns of cells.parquet")
     options.flag(
         "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
     )
@@ -93,7 +94,8 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     if typed.columns is None:
         return CellTable(cells, sweep_argument(store), most_rows)
     names = [name.strip() for name in typed.columns.split(",")]
-    return TextTable(pick(cells, names).head(most_rows), f"Sweep {store.name}")
+    named = cells.assign(cell=cell_names(cells))
+    return TextTable(pick(named, names).head(most_rows), f"Sweep {store.name}")
 
 
 def _killed_hint(store: "Store") -> str:

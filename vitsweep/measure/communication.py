@@ -325,19 +325,16 @@ def transfers_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> list[
     return found
 
 
-def transfer_and_wait_ms(
-    ranks: Sequence[Collectives], machines: Sequence[str]
-) -> tuple[float, float | None]:
-    """Split the time inside collectives into transfer and waiting for late ranks; see `transfers_ms`.
+def communication_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> float:
+    """Return the milliseconds of all transfers, see `transfers_ms`.
 
-    Returns:
-        Milliseconds of transfer and of waiting, the rest of the mean over ranks. Where ranks run
-        different collectives, they cannot be told apart: the first is the mean time with waiting,
-        the second None.
+    Where ranks run different collectives, waiting for late ranks cannot be told apart: it is in the mean
+    over ranks, which is returned.
     """
-    mean = sum(duration for rank in ranks for *_, duration in rank) / len(ranks)
     transfers = transfers_ms(ranks, machines)
-    return (mean, None) if transfers is None else (sum(transfers), mean - sum(transfers))
+    if transfers is None:
+        return sum(duration for rank in ranks for *_, duration in rank) / len(ranks)
+    return sum(transfers)
 
 
 # A profiler trace of one step, for reading in a browser (chrome://tracing, Perfetto).

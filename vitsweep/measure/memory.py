@@ -35,10 +35,9 @@ def peak_memory(device: torch.device) -> dict[str, float | None]:
     if device.type == "cuda":
         return {
             "peak_allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
-            "peak_reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
             "peak_rss_gib": None,
         }
-    return {"peak_allocated_gib": None, "peak_reserved_gib": None, "peak_rss_gib": _peak_rss_gib()}
+    return {"peak_allocated_gib": None, "peak_rss_gib": _peak_rss_gib()}
 
 
 def _peak_rss_gib() -> float | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitsweep.collectives.primitives import Purpose
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load
-from vitsweep.measure.communication import Collectives, SentBytes, transfer_and_wait_ms
+from vitsweep.measure.communication import Collectives, SentBytes, communication_ms
 from vitsweep.measure.environment import DeviceState
 from vitsweep.measure.utilization import throughput, utilization
 from vitsweep.spec.cell_spec import CellSpec
@@ -91,10 +91,6 @@ def summarize_window(
         steps=steps,
         metrics={
             "step_time_ms": mean,
-            "step_time_median_ms": median,
-            "step_time_p95_ms": float(np.quantile(slowest, 0.95)),
-            "step_time_mean_over_median": mean / median,
-            "rank_skew_ms": float(elapsed.max() - elapsed.min()) / steps,
             "data_wait_ms": float(waits.mean(axis=1).max()),
             "window_seconds": float(elapsed.max()) / 1e3,
         },
@@ -261,8 +257,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "setup_seconds": max(rank.setup_seconds for rank in ranks),
             "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
             "copy_gb_per_s": calibration.get("copy_gb_per_s"),
-            "sm_clock_mhz_mean": _mean([rank.device_state.sm_clock_mhz for rank in ranks]),
-            "power_w_mean": _mean([rank.device_state.power_w for rank in ranks]),
             "window_energy_j": _total([rank.device_state.energy_j for rank in ranks]),
         },
         validity={
@@ -389,9 +383,8 @@ def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
     phases: dict[str, float | None] = {f"{name}_ms": ms for name, ms in slowest.items()}
     known = [(r.collectives, r.machine) for r in ranks if r.collectives is not None]
     if not known:
-        return phases | {"communication_ms": None, "communication_wait_ms": None}
-    transfer, wait = transfer_and_wait_ms(*zip(*known, strict=True))
-    return phases | {"communication_ms": transfer, "communication_wait_ms": wait}
+        return phases | {"communication_ms": None}
+    return phases | {"communication_ms": communication_ms(*zip(*known, strict=True))}
 
 
 def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
@@ -399,7 +392,6 @@ def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
     for purpose in get_args(Purpose):
         known = [r.sent.by_purpose[purpose] for r in ranks if purpose in r.sent.by_purpose]
         columns[f"{purpose}_bytes_per_step"] = float(np.mean(known)) if known else None
-        columns[f"{purpose}_bytes_per_step_max"] = max(known, default=None)
     return columns
 
 
@@ -419,7 +411,7 @@ def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]
         f"loss_step_{i + 1}": float(mean[i]) if i < min(alike, len(mean)) else None
         for i in range(3)
     }
-    return {"loss_first": float(mean[first]), "loss_last": float(mean[last])} | early
+    return {"loss_last": float(mean[last])} | early
 
 
 def _largest(values: list[float | None]) -> float | None:
@@ -429,8 +421,3 @@ def _largest(values: list[float | None]) -> float | None:
 def _total(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

@@ -17,6 +17,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import answers, question
 from vitsweep.report.figures import ChartWarning, drawn, files_of, sections
+from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -74,7 +75,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
         {"name": c.name, "title": c.title, "caption": text, "svg": saved(folder, c.name, figure)}
         for c, figure, text in drawn(tables)
     ]
-    write_atomically(folder / "cells.csv", csv_text(cells))
+    write_atomically(folder / "cells.csv", csv_text(for_people(cells)))
     write_atomically(folder / "coverage.csv", csv_text(coverage(cells)))
     repeated = tables.replicates
     shown = [repeated, cells] if len(repeated) else [cells]
@@ -84,7 +85,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     for file, text in files_of(tables):
         write_atomically(folder / file, text)
     if len(repeated):
-        write_atomically(folder / "replicates.csv", csv_text(repeated))
+        write_atomically(folder / "replicates.csv", csv_text(for_people(repeated)))
     else:
         remove(folder / "replicates.csv")  # of an earlier command
     exposed = _exposed(tables)

@@ -10,11 +10,26 @@ from pandas import DataFrame
 
 from vitsweep.errors import was_terminated
 from vitsweep.files import remove, replacing, write_if_changed
+from vitsweep.results.metrics import FLAGS, own_metrics
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.load import from_rows
+from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
+
+_HEAD = "cell_id cell status reason blocks".split()
+_READ = (
+    "replicates replicates_asked model data world_size images_per_step images_per_second "
+    "images_per_second_sd step_time_ms speedup speedup_low speedup_high speedup_sd claim p_holm claim_low "
+    "claim_high num_pairs speedup_note peak_gib mfu data_ms forward_ms backward_ms optimizer_ms "
+    "communication_ms compile_seconds loss_last accuracy_top1 accuracy_top1_sd accuracy_difference "
+    "accuracy_difference_low accuracy_difference_high accuracy_claim train_seconds seconds_to_target "
+    "flags device torch git_commit started_at"
+).split()
+"""Columns of a CSV, beside what varies and the user's own."""
+MOST_COLUMNS = 45
+"""Of a CSV: a person reads no more. The parquet has all."""
 
 
 def collect(source: SweepTables | Store) -> SweepTables:
@@ -34,15 +49,32 @@ def collect(source: SweepTables | Store) -> SweepTables:
     _write_parquet(tables.every_run, store.root / "runs.parquet")
     _write_parquet(samples(records), store.root / "samples.parquet")
     _write_parquet(table, store.root / "cells.parquet")
-    write_if_changed(store.root / "cells.csv", csv_text(table))
+    write_if_changed(store.root / "cells.csv", csv_text(for_people(table)))
     if tables.replicate_key:
         repeated = tables.replicates
         _write_parquet(repeated, store.root / "replicates.parquet")
-        write_if_changed(store.root / "replicates.csv", csv_text(repeated))
+        write_if_changed(store.root / "replicates.csv", csv_text(for_people(repeated)))
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
             remove(store.root / name)
     return tables
+
+
+def for_people(table: DataFrame) -> DataFrame:
+    """Return what a person reads of a table of cells or settings: at most `MOST_COLUMNS` columns.
+
+    `cell` is a row's short name, `flags` its validity flags in one text. Of the user's metrics, and of the
+    settings that vary, as many follow as there is room for.
+    """
+    flags = {f: table[f].eq(True).fillna(False) for f in FLAGS if f in table}
+    texts = [" ".join(f for f, of in flags.items() if of.iloc[row]) for row in range(len(table))]
+    known = table.assign(cell=cell_names(table), flags=texts) if len(table) else table
+    head, read = ([c for c in names if c in known] for names in (_HEAD, _READ))
+    own = list(own_metrics(table))
+    more = [*own, *(c for c in varying_columns(table) if c not in read)]
+    more = more[: MOST_COLUMNS - len(head) - len(read)]
+    settings = [c for c in more if c not in own]
+    return known[[*head, *settings, *read, *(c for c in own if c in more)]]
 
 
 def samples(records: Iterable[RunRecord]) -> DataFrame:

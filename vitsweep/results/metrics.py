@@ -68,14 +68,6 @@ _ALL = (
            follows="step_time", positive=True, mean="geometric", heading="step ms"),
     Metric("unadjusted_images_per_second", "img/s", "Throughput, median over runs", None,
            "median of images_per_second over the runs of a cell, without block adjustment; cells only"),
-    Metric("step_time_median_ms", "ms", "Median step time", "lower",
-           "median over the steps of the window, slowest rank"),
-    Metric("step_time_p95_ms", "ms", "95th percentile of step times", "lower",
-           "over the steps of the window, slowest rank"),
-    Metric("step_time_mean_over_median", "1", "Mean / median step time", "lower",
-           "step_time_ms / step_time_median_ms: above 1.1 a few slow steps count (uneven_steps)"),
-    Metric("rank_skew_ms", "ms", "Skew between ranks per step", "lower",
-           "(slowest - fastest rank's elapsed time of the window) / its steps"),
     Metric("data_wait_ms", "ms", "Waiting for data in the window", "lower",
            "time in which the host waited for batches / steps of the window, slowest rank"),
     Metric("window_seconds", "s", "Timed window", None,
@@ -103,15 +95,10 @@ _ALL = (
            "median instrumented step of the slowest rank; unscale, clip, update, zero_grad"),
     Metric("communication_ms", "ms", "Communication", "lower",
            "transfer time of one step's collectives, overlapped or not, from a profiler: from the arrival "
-           "of the last rank to the median end over ranks, collective by collective; where "
-           "communication_wait_ms is empty, the mean of ranks, waiting included"),
-    Metric("communication_wait_ms", "ms", "Waiting for late ranks in collectives", "lower",
-           "time inside collectives of one step, mean of ranks, - communication_ms; empty where ranks "
-           "run different collectives and in records before schema 3"),
+           "of the last rank to the median end over ranks, collective by collective; where ranks "
+           "run different collectives, the mean of ranks, waiting included"),
     Metric("peak_allocated_gib", "GiB", "Peak allocated, worst rank", "lower",
            "torch.cuda.max_memory_allocated; empty on CPU"),
-    Metric("peak_reserved_gib", "GiB", "Peak reserved, worst rank", "lower",
-           "torch.cuda.max_memory_reserved; empty on CPU"),
     Metric("peak_rss_gib", "GiB", "Peak resident memory, worst rank", "lower",
            "VmHWM of the process since the model was built; CPU"),
     Metric("peak_gib", "GiB", "Peak memory, worst rank", "lower",
@@ -138,14 +125,6 @@ _ALL = (
     Metric("unattributed_bytes_per_step", "B", "Sent for no stated purpose per rank and step", "lower",
            "counted at the collectives, mean of ranks: those that neither data parallelism nor a method of "
            "vitsweep called, without `sent_as`"),
-    Metric("parameter_bytes_per_step_max", "B", "Parameters sent per step, worst rank", "lower",
-           "as parameter_bytes_per_step, maximum over ranks"),
-    Metric("gradient_bytes_per_step_max", "B", "Gradients sent per step, worst rank", "lower",
-           "as gradient_bytes_per_step, maximum over ranks"),
-    Metric("activation_bytes_per_step_max", "B", "Activations sent per step, worst rank", "lower",
-           "as activation_bytes_per_step, maximum over ranks"),
-    Metric("unattributed_bytes_per_step_max", "B", "Sent for no stated purpose, worst rank", "lower",
-           "as unattributed_bytes_per_step, maximum over ranks"),
     Metric("num_parameters", "1", "Parameters of the model", None, "counted from the shape"),
     Metric("model_flops_per_image", "FLOP", "Model FLOPs of one image", None,
            "forward + backward from the shape, one multiply-add = 2, nothing recomputed; attention by "
@@ -167,8 +146,6 @@ _ALL = (
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
            "1,281,167 images / images_per_second / 3600",
            follows="step_time"),
-    Metric("loss_first", "1", "Loss of the first measured step", None,
-           "mean over ranks, of step number measurement.warmup_steps"),
     Metric("loss_last", "1", "Loss of the last measured step", None,
            "mean over ranks, of step number warmup_steps + fewest_steps (or measured_steps) - 1"),
     Metric("loss_step_1", "1", "Loss of the first step", None,
@@ -221,14 +198,17 @@ _ALL = (
     Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",
            "bytes read and written / time of a copy in the device's memory, mean over at least 1 s "
            "(CPU: 0.2 s)"),
-    Metric("sm_clock_mhz_mean", "MHz", "SM clock in the window", None,
-           "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
-    Metric("power_w_mean", "W", "Power of a device in the window", None,
-           "mean over samples of the timed window and ranks, from NVML; empty on a CPU"),
     Metric("window_energy_j", "J", "Energy of all devices in the window", None,
            "difference of NVML's energy counter over the timed window, all ranks; empty on a CPU, on GPUs "
            "before Volta and on MIG slices"),
 )  # fmt: skip
+
+GONE = frozenset(
+    "step_time_median_ms step_time_p95_ms step_time_mean_over_median rank_skew_ms peak_reserved_gib "
+    "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
+    "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max".split()
+)
+"""Metrics of records of before that no table has any more."""
 
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}
 """Column -> definition, in the order of the record."""
@@ -395,7 +375,7 @@ def headings(table: "DataFrame | None" = None) -> dict[str, str]:
 
 
 RESERVED = frozenset(
-    (*COLUMNS, *GROUPS, *GROUPS_WITH_NAME,
+    (*COLUMNS, *GROUPS, *GROUPS_WITH_NAME, *GONE,
      "spec", "metrics", "validity", "environment", "samples")
 )  # fmt: skip
 """Names that a column of a user's cannot have, beside those of metrics."""

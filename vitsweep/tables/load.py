@@ -14,7 +14,7 @@ from pandas import CategoricalDtype, DataFrame, Series, to_numeric
 
 from vitsweep.errors import VitsweepError
 from vitsweep.foreign import column_number, foreign_table
-from vitsweep.results.metrics import METRICS, columns, known_metrics
+from vitsweep.results.metrics import GONE, METRICS, columns, known_metrics
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
@@ -174,6 +174,8 @@ def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, An
     predicted: dict[str, dict[str, Any]] = {}
     for record in records:
         row, cell_id = record.row(), record.cell_id
+        for name in GONE & row.keys():
+            del row[name]
         if cell_id not in predicted:
             predicted[cell_id] = store.prediction(cell_id)
         yield (
@@ -222,7 +224,7 @@ def from_rows(
 
 def _known(store: Store, cell_id: str) -> dict[str, Any]:
     """Return the row of a cell that never ran: its kept row, with its frozen choices if it has none."""
-    row = store.kept_row(cell_id)
+    row = {key: value for key, value in store.kept_row(cell_id).items() if key not in GONE}
     if store.damaged_row(cell_id):  # it was measured once, and is not any more
         measured = {*METRICS, *columns("comparison"), "blocks"}
         row = {key: value for key, value in row.items() if key not in measured}

@@ -518,6 +518,6 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
 def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
     meant = did_you_mean(name, map(str, cells.columns), str)
     return BadValueError(
-        f"`{option}`: the table has no column `{name}`.{meant} All columns are the first line of "
-        "`cells.csv` in the sweep's folder."
+        f"`{option}`: the table has no column `{name}`.{meant} All columns stand in "
+        "`cells.parquet` of the sweep's folder."
     )
