@@ -247,7 +247,7 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
         texts = [f.name for f in footer.schema.to_arrow_schema() if str(f.type) in _TEXTS]
         # as a dictionary a text that stands in every row is in memory once
         file = parquet.ParquetFile(path, metadata=footer, read_dictionary=texts)
-        table = file.read(columns).to_pandas()
+        table = file.read(columns).to_pandas(ignore_metadata=True)
         for name in {*texts} & {*table}:
             kept = table[name].cat
             table[name] = kept.rename_categories(kept.categories.astype(object)).astype(object)

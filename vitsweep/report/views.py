@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from itertools import count
-from pathlib import Path
-from typing import Any
 
-import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.errors import was_terminated
-from vitsweep.files import remove, replacing, write_if_changed
-from vitsweep.results.metrics import FLAGS, own_metrics
+from vitsweep.files import remove, write_if_changed
+from vitsweep.results.column_types import core_columns, write_table
+from vitsweep.results.metrics import FLAGS, Type, own_metrics
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import csv_text
@@ -30,6 +28,13 @@ _READ = (
 """Columns of a CSV, beside what varies and the user's own."""
 MOST_COLUMNS = 45
 """Of a CSV: a person reads no more. The parquet has all."""
+SAMPLES: dict[str, Type | None] = {
+    **dict.fromkeys(("run_id", "cell_id", "block"), "string"),
+    **dict.fromkeys(("rank", "step"), "int64"),
+    "step_time_ms": "double",
+    **dict.fromkeys(("warm_up", "skipped"), "bool"),
+}
+"""Columns of `samples.parquet`."""
 
 
 def collect(source: SweepTables | Store) -> SweepTables:
@@ -46,13 +51,13 @@ def collect(source: SweepTables | Store) -> SweepTables:
         return tables
     [store], table = tables.stores, tables.cells
     records = tables.records
-    _write_parquet(tables.every_run, store.root / "runs.parquet")
-    _write_parquet(samples(records), store.root / "samples.parquet")
-    _write_parquet(table, store.root / "cells.parquet")
+    write_table(tables.every_run, store.root / "runs.parquet", core_columns("runs"))
+    write_table(samples(records), store.root / "samples.parquet", SAMPLES)
+    write_table(table, store.root / "cells.parquet", core_columns("cells"))
     write_if_changed(store.root / "cells.csv", csv_text(for_people(table)))
     if tables.replicate_key:
         repeated = tables.replicates
-        _write_parquet(repeated, store.root / "replicates.parquet")
+        write_table(repeated, store.root / "replicates.parquet", {})
         write_if_changed(store.root / "replicates.csv", csv_text(for_people(repeated)))
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
@@ -99,19 +104,3 @@ def samples(records: Iterable[RunRecord]) -> DataFrame:
         )
         for step, time_ms in enumerate(times)
     )
-
-
-def _write_parquet(table: DataFrame, path: Path) -> None:
-    """Columns that hold lists or several types are written as text: parquet has one type each."""
-    plain = table.apply(_uniform) if len(table.columns) else table
-    with replacing(path) as draft:
-        plain.to_parquet(draft, index=False)
-
-
-def _uniform(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    kinds = {type(v) for v in column.dropna()} if column.dtype == object else set()
-    if len(kinds) > 1 or kinds & {list, dict, tuple}:
-        if kinds <= {int, float}:
-            return column.astype(float)
-        return column.map(lambda v: v if v is None else str(v))
-    return column

@@ -248,6 +248,8 @@ FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
 """Column -> flag, in the order of the record."""
 
 
+Type = Literal["int64", "double", "bool", "string"]
+"""Of a column in parquet; each can be missing."""
 Kind = Literal["head", "run", "spec", "comparison", "validity", "environment", "table"]
 
 
@@ -265,11 +267,13 @@ class Column:
         missing: what stands there in a table without this column.
         noun: of a column shown as a count, `8 ranks`.
         heading: of the column in printed tables; empty where they do not show it.
+        type: in parquet.
     """
 
     name: str
     kind: Kind
     _: KW_ONLY
+    type: Type = "string"
     numbers: bool = False
     positive: bool = False
     missing: str | None = None
@@ -278,55 +282,60 @@ class Column:
 
 
 def _columns(kind: Kind, names: str, **properties: Any) -> list[Column]:
-    return [Column(name, kind, **properties) for name in names.split()]
+    """Return columns named `text`, or `number:double` where they are no text."""
+    parts = [name.split(":") for name in names.split()]
+    types: list[Any] = [(*of, "string")[0] for _, *of in parts]
+    named = zip(parts, types, strict=True)
+    return [Column(name, kind, type=of, **properties) for (name, *_), of in named]
 
 
 _COLUMNS = (
-    *_columns("head", "schema_version cell_id"),
+    *_columns("head", "schema_version:int64 cell_id"),
     *_columns("head", "sweep", missing=""),
     *_columns("head", "status"),
     *_columns("head", "reason", missing=""),
-    *_columns("head", "attempt failed_rank"),
-    *_columns("head", "blocks", numbers=True, heading="blocks"),
-    *_columns("run", "run_id block position"),
+    *_columns("head", "attempt:int64 failed_rank:int64"),
+    *_columns("head", "blocks:int64", numbers=True, heading="blocks"),
+    *_columns("run", "run_id block position:int64"),
     *_columns("spec", "half_dtype"),
-    *_columns("spec", "images_per_step", numbers=True, positive=True, noun="image"),
-    *_columns("spec", "accumulation_steps", numbers=True, noun="accumulation step"),
-    *_columns("spec", "resolution_px", numbers=True),
-    *_columns("spec", "num_tokens", numbers=True, noun="token"),
-    *_columns("spec", "nodes", numbers=True, noun="node"),
-    *_columns("spec", "ranks_per_node", numbers=True),
-    *_columns("spec", "world_size", numbers=True, positive=True, noun="rank"),
-    *_columns("spec", "seed"),
-    *_columns("comparison", "speedup speedup_low speedup_high"),
+    *_columns("spec", "images_per_step:int64", numbers=True, positive=True, noun="image"),
+    *_columns("spec", "accumulation_steps:int64", numbers=True, noun="accumulation step"),
+    *_columns("spec", "resolution_px:int64", numbers=True),
+    *_columns("spec", "num_tokens:int64", numbers=True, noun="token"),
+    *_columns("spec", "nodes:int64", numbers=True, noun="node"),
+    *_columns("spec", "ranks_per_node:int64", numbers=True),
+    *_columns("spec", "world_size:int64", numbers=True, positive=True, noun="rank"),
+    *_columns("spec", "seed:int64"),
+    *_columns("comparison", "speedup:double speedup_low:double speedup_high:double"),
     *_columns("comparison", "claim", missing=""),
     *_columns(
         "comparison",
-        "p_value p_holm claim_low claim_high family_size num_pairs block_noise",
+        "p_value:double p_holm:double claim_low:double claim_high:double family_size:int64 "
+        "num_pairs:int64 block_noise:double",
         numbers=True,
     ),
     *_columns("comparison", "baseline_cell_id"),
     *_columns("comparison", "speedup_note", missing=""),
-    *_columns("validity", " ".join(FLAGS)),
+    *_columns("validity", " ".join(f"{flag}:bool" for flag in FLAGS)),
     *_columns(
         "validity",
-        "uneven_steps_cause proved steps_skipped steps_counted warmup_steps_added "
+        "uneven_steps_cause proved steps_skipped:int64 steps_counted:int64 warmup_steps_added:int64 "
         "same_first_loss same_losses first_gradients",
     ),
-    *_columns("validity", "loss_tolerance gradient_tolerance", numbers=True),
+    *_columns("validity", "loss_tolerance:double gradient_tolerance:double", numbers=True),
     *_columns(
         "environment",
-        "launcher cells_at_a_time git_commit git_dirty code_hash device_type",
+        "launcher cells_at_a_time:int64 git_commit git_dirty:bool code_hash device_type",
     ),
     *_columns("environment", "device", missing=""),
     *_columns(
         "environment",
-        "torch cuda nccl driver cpu cpu_half_precision python host host_cores host_allocator "
-        "cores_allowed huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
-        "started_at run_seconds queued_s resumed schedule_epochs purpose any_look",
+        "torch cuda nccl driver cpu cpu_half_precision python host host_cores:int64 host_allocator "
+        "cores_allowed:int64 huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
+        "started_at run_seconds:double queued_s:double resumed schedule_epochs purpose any_look:bool",
     ),
-    *_columns("table", "cell name is_baseline log_ratio damaged_runs"),
-    *_columns("table", "replicates", heading="replicates"),
+    *_columns("table", "cell name is_baseline:bool log_ratio:double damaged_runs:int64"),
+    *_columns("table", "replicates:int64", heading="replicates"),
 )
 
 COLUMNS: dict[str, Column] = {column.name: column for column in _COLUMNS}

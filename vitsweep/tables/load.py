@@ -334,7 +334,7 @@ def stores_in(folder: Path) -> list[Store]:
 
 
 def _from_parquet(path: Path, rows: str) -> DataFrame:
-    table = _checked(foreign_table(path), f"`{path}`")
+    table = _checked(foreign_table(path), f"`{path}`").dropna(axis=1, how="all")
     if "cell_id" not in table:
         raise VitsweepError(f"`{path}` holds no records: name `runs.parquet` of a sweep folder.")
     if "run_id" not in table:

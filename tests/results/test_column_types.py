@@ -1,0 +1,103 @@
+"""Parquet of unlike sweeps is read together: a column that occurs has one type everywhere."""
+
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import dataset, parquet
+
+from tests.builders import run
+from vitsweep.report.views import collect
+from vitsweep.results.column_types import SCHEMA_KEY, core_columns, spec_types, type_of
+from vitsweep.results.metrics import COLUMNS, METRICS
+from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
+from vitsweep.results.store import Store
+from vitsweep.tables.load import load
+
+SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+
+
+def sweep(folder: Path, *runs: RunRecord) -> Path:
+    store = Store(folder).create()
+    for each in runs:
+        store.save_run(each)
+    collect(Store(folder))
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """A sweep as kept, one of which nothing ran, one that failed, a training, one of odd values."""
+    left_out = shutil.ignore_patterns("*.parquet", "*.csv")
+    collect(Store(shutil.copytree(SAMPLE, tmp_path / "kept", ignore=left_out)))
+    trained = {"accuracy_top1": 0.5, "loss_last": 1}
+    odd = {
+        "precision.loss_scale": 2.0,
+        "sharding.reshard_after_forward": 2,
+        "model.stage_blocks": [2, 2],
+    }
+    own = {"model.arguments.depth": 4, "model.arguments.kind": ["a"], "model.arguments.none": None}
+    return [
+        tmp_path / "kept",
+        sweep(tmp_path / "empty"),
+        sweep(
+            tmp_path / "failed",
+            run("aa", status=Status.failed, reason="no", images_per_second=None),
+        ),
+        sweep(tmp_path / "trained", run("aa", metrics=trained, **{"task.target_accuracy": 0.9})),
+        sweep(
+            tmp_path / "odd",
+            run("aa", environment={"host_cores": "many"}, **odd, **own),
+            run("bb", **{"precision.loss_scale": "dynamic", "model.arguments.depth": 0.5}),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("rows", ["cells", "runs", "samples"])
+def test_unlike_sweeps_are_read_together(folders: list[Path], rows: str) -> None:
+    files = [folder / f"{rows}.parquet" for folder in folders]
+    schemas = [parquet.read_schema(file) for file in files]
+    types = defaultdict(set)
+    for schema in schemas:
+        assert schema.metadata[SCHEMA_KEY] == str(SCHEMA_VERSION).encode()
+        for field in schema:
+            types[field.name].add(str(field.type))
+    assert {c for c, found in types.items() if len(found) > 1 or "null" in found} == set()
+    whole = pa.unify_schemas(schemas)
+    together = dataset.dataset(list(map(str, files)), schema=whole).to_table()
+    assert together.num_rows == sum(parquet.read_metadata(file).num_rows for file in files) > 0
+    kinds = {(c, str(t)) for f in files for c, t in pd.read_parquet(f).dtypes.items()}
+    assert len({c for c, _ in kinds}) == len(kinds), "pandas has one type of each column too"
+    if rows != "samples":
+        assert types["schema_version"] == {"int64"}
+        assert all({*core_columns(rows)} <= {*schema.names} for schema in schemas)  # type: ignore[arg-type]
+
+
+def test_values_have_the_type_of_their_column_and_the_users_columns_come_last(
+    folders: list[Path],
+) -> None:
+    read = parquet.read_table(folders[-1] / "runs.parquet")
+    found = {
+        name: (str(read.schema.field(name).type), read[name].to_pylist())
+        for name in read.column_names
+    }
+    assert found["precision.loss_scale"] == ("string", ["2", "dynamic"])
+    assert found["sharding.reshard_after_forward"] == ("string", ["2", None])
+    assert found["model.stage_blocks"] == ("string", ["[2, 2]", None])
+    assert found["host_cores"] == ("int64", [None, None]), "`many` is no number of cores"
+    assert found["model.arguments.depth"] == ("double", [4.0, 0.5])
+    assert found["model.arguments.kind"][0] == "string"
+    assert "model.arguments.none" not in found
+    assert [c for c in read.column_names if type_of(c) is None] == read.column_names[-2:]
+    assert len(load(folders[-1] / "runs.parquet", rows="runs")) == 2
+
+
+def test_each_core_column_and_field_of_the_spec_has_a_type() -> None:
+    types = {"int64", "double", "bool", "string"}
+    assert {type_of(c) for c in (*METRICS, *COLUMNS, *spec_types())} == types
+    assert spec_types()["sharding.bucket_mib"] == "double"
+    assert spec_types()["task.resume_from"] == "string"
+    assert not [c for c in spec_types() if c.endswith("arguments")], "whose keys are the user's"
