@@ -11,7 +11,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
-from analysis.study import main
+from analysis.study import main, without_interval
 from vitsweep.tables.published import beside, published, with_conditions
 from vitsweep.tables.scaling import communication
 from vitsweep.tables.sweep_tables import SweepTables
@@ -66,7 +66,7 @@ def end_to_end(sweep: SweepTables) -> DataFrame:
         .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
         .reset_index()
     )
-    return beside(wide, figures, on=keys)
+    return beside(wide, figures, on=keys).rename(columns=without_interval)
 
 
 def _numbers(rows: DataFrame, column: str) -> "pd.Series[float]":

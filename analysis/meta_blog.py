@@ -9,7 +9,7 @@ and whether 560 is per GPU or in total were never found, so those cells stay emp
 import pandas as pd
 from pandas import DataFrame, Series
 
-from analysis.study import main, with_conditions
+from analysis.study import main, with_conditions, without_interval
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.tables.effects import waterfall
@@ -22,9 +22,12 @@ from vitsweep.tables.valid_runs import KEY
 BLOG = "Meta AI blog"
 FIGURE = ["value", "unit", "conditions", "sure", "source"]
 OPTIMIZED = "optimized"
+GAIN = "gain gain_low gain_high gain_claim".split()
 TECHNIQUES = {"precision", "sharding", "optimizer", "classifier"}
 """Groups of which the optimized set-up of the blog changes every one."""
-OPTIMIZER = "family implementation optimizer_ms step_ratio step_time_ms speedup claim".split()
+OPTIMIZER = (
+    "family implementation optimizer_ms step_ratio step_time_ms speedup speedup_low speedup_high claim"
+).split()
 
 
 def cumulative(sweep: SweepTables) -> DataFrame:
@@ -43,7 +46,7 @@ def cumulative(sweep: SweepTables) -> DataFrame:
     return (
         steps.astype(dict.fromkeys(KEY, object))
         .merge(measured.astype(dict.fromkeys(KEY, object)), on=list(KEY))
-        .reindex(columns=[*columns, "claim", "gain", "gain_claim", "model_tflops_per_rank"])
+        .reindex(columns=[*columns, "claim", *GAIN, "model_tflops_per_rank"])
         .assign(published_speedup=None)
     )
 
@@ -87,10 +90,10 @@ def gpu_scaling(sweep: SweepTables) -> DataFrame:
         "world_size",
         "images_per_second",
         "images_per_second_per_rank",
-        "efficiency",
-        "efficiency_note",
+        *"efficiency efficiency_low efficiency_high efficiency_note oversubscribed".split(),
+        *"speedup speedup_low speedup_high conditions".split(),
     ]
-    measured = curve.reindex(columns=[*columns, "oversubscribed", "speedup", "conditions"])
+    measured = curve.reindex(columns=columns)
     figures = _figures("speedup_vs_ddp").assign(world_size=64, experiment=OPTIMIZED)
     return beside(measured.astype({"world_size": int}), figures, on=["world_size", "experiment"])
 
@@ -114,9 +117,8 @@ def chips(sweep: SweepTables) -> DataFrame:
         "images_per_second_per_rank",
         "relative_throughput",
     ]
-    return beside(
-        measured[[*columns, "reference"]], _figures("relative_throughput"), on=["experiment"]
-    )
+    named = measured[[*columns, "reference"]].rename(columns=without_interval)
+    return beside(named, _figures("relative_throughput"), on=["experiment"])
 
 
 def optimizer_step(sweep: SweepTables) -> DataFrame:
@@ -134,7 +136,8 @@ def optimizer_step(sweep: SweepTables) -> DataFrame:
     )
     changed = with_changes(sweep.cells)
     alone = changed[[all(c.startswith("optimizer") for c in s) for s in changed["changes"]]]
-    return beside(optimizer_steps(alone)[OPTIMIZER], figures, on=["family", "implementation"])
+    found = beside(optimizer_steps(alone)[OPTIMIZER], figures, on=["family", "implementation"])
+    return found.rename(columns=without_interval)
 
 
 def accuracy(sweep: SweepTables) -> DataFrame:

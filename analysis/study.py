@@ -44,6 +44,14 @@ def conditions(row: Series) -> str:
     return "; ".join(f"{name} {value}".strip() for name, value in parts.items())
 
 
+RATIOS = ("relative_throughput", "step_ratio", "ratio")
+
+
+def without_interval(column: str) -> str:
+    """Return the heading of a column of bare ratios, `ratio (no interval)`; others as they are."""
+    return f"{column} (no interval)" if str(column).removeprefix("published_") in RATIOS else column
+
+
 def with_conditions(cells: DataFrame) -> DataFrame:
     """Add `conditions`, shown beside every figure that is compared."""
     texts = [conditions(row) for _, row in cells.iterrows()]

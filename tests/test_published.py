@@ -163,7 +163,10 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     marks = [line for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
     assert [line.get_xdata().tolist() for line in marks] == [[1.51], [2.18], [1.86]]
     written = [text.get_text() for text in axes.texts]
-    assert written[-2:] == ["2.18x  out of memory", "1.86x  not measured here"]
+    assert written[-2:] == [
+        "2.18x (no interval)  out of memory",
+        "1.86x (no interval)  not measured here",
+    ]
     assert marks[0].get_markerfacecolor() == style.PAPER
     legend = [text.get_text() for text in chart.legends[0].get_texts()]
     assert "published: Meta AI blog\n(2022-05-05)" in legend
@@ -285,9 +288,9 @@ def test_video_cells_stand_beside_the_plot_by_temporal_spatial_and_degree():
     rows = dsp.end_to_end(SweepTables.from_runs(runs, {}, cells(runs, {}))).set_index(
         ["temporal", "spatial", "sp"]
     )
-    assert rows.loc[(64, 4096, 2), "ratio"] == pytest.approx(1.5)
-    assert rows.loc[(64, 4096, 2), "published_ratio"] == pytest.approx(0.985 / 0.69)
-    assert rows["ratio"].notna().sum() == 1
+    assert rows.loc[(64, 4096, 2), "ratio (no interval)"] == pytest.approx(1.5)
+    assert rows.loc[(64, 4096, 2), "published_ratio (no interval)"] == pytest.approx(0.985 / 0.69)
+    assert rows["ratio (no interval)"].notna().sum() == 1
 
 
 def test_measured_conditions_are_printed_with_every_comparison(sweeps):

@@ -344,7 +344,9 @@ def words_in(source: str) -> list[str]:
     aside = {id(part) for node in nodes if is_aside(node) for part in ast.walk(node)}
     aside |= {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys}
     labels = [
-        n.value for n in nodes if isinstance(n, ast.keyword) and n.arg and n.arg.endswith("label")
+        n.value
+        for n in nodes
+        if isinstance(n, ast.keyword) and n.arg and n.arg.endswith(("label", "marked"))
     ]
     aside |= {id(part) for label in labels for part in ast.walk(label)}
     texts = [n.value for n in nodes if isinstance(n, ast.Constant) and id(n) not in aside]

@@ -108,7 +108,7 @@ def test_a_setting_whose_runs_failed_in_some_blocks_is_not_called_faster():
 
 def test_the_result_is_a_sentence():
     text = compared([math.log(1.5)] * 3).sentence("O1", "fp32")
-    assert text == "O1 has 1.50x [1.500, 1.500] the throughput of fp32 over 3 blocks: faster."
+    assert text == "O1 has 1.50x [1.50, 1.50] the throughput of fp32 over 3 blocks: faster."
 
 
 def test_a_width_of_zero_is_refused():

@@ -124,9 +124,12 @@ def test_predicted_step_times_are_presented_with_their_errors():
         run("undated", "b0", 100, metrics=close, precision="bf16"),
     )
     shown = predictions_text(cells(runs, {}))
-    assert shown["predicted / measured"].tolist() == ["1.10x", "0.50x"]
+    assert shown["predicted / measured"].tolist() == [
+        "1.10x [0.94, 1.25]",
+        "0.50x [0.47, 0.53]",
+    ]
     assert shown["predicted"].tolist() == ["704 [600, 800]", "160 [150, 170]"]
-    assert shown["peak predicted / measured"].tolist() == ["0.50x", "0.50x"]
+    assert shown["peak predicted / measured"].tolist() == ["0.50x (no interval)"] * 2
     sentence = prediction_sentence(cells(runs, {}))
     # factors 1.1 and 2: as far below as above
     assert sentence == (

@@ -2,17 +2,20 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Bars, Chart
 from vitsweep.tables.effects import BASELINE
-from vitsweep.tables.formatting import times
+from vitsweep.tables.formatting import plain, ratio
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 24
 """Techniques that are drawn, those with the largest effects."""
+
+KEY = ("technique", "device")
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -29,53 +32,43 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.effects.effects`: filled is the average with its 95 % interval.
+    """Draw the table of `tables.effects.effects`: bars are the averages with their 95 % intervals.
 
     Hollow marks are the effects together with one other choice; where one differs from the average
     at the 5 % level, the most different is named.
     """
-    average = table[(table["kind"] == "average") & table["effect"].notna()]
+    known = table[table["effect"].notna()]
+    average, given = (known[known["kind"] == kind] for kind in ("average", "given"))
     largest = average["effect"].astype(float).map(np.log).abs().nlargest(MOST).index
     shown = average.loc[largest].sort_values("effect", ascending=False)
-    figure, axes = style.new_figure(8.8, style.height(len(shown)))
-    furthest = 1.0
-    for position, row in enumerate(shown.to_dict("records")):
-        group, _, choice = str(row["technique"]).partition("=")
-        colour = style.colour(group, choice)
-        mine = (table["kind"] == "given") & (table["technique"] == row["technique"])
-        given = table[mine & (table["device"] == row["device"]) & table["effect"].notna()]
-        axes.plot(
-            given["effect"], [position] * len(given), "D", ms=4.5, mfc="none", mec=colour, mew=1.0
-        )
-        style.whiskers(axes, position, row["effect"], row["effect_low"], row["effect_high"])
-        axes.plot(row["effect"], position, "o", color=colour, ms=8, zorder=3)
-        end = max(
-            [row["effect"], *given["effect"], *([row["effect_high"]] * (row["effect_high"] > 0))]
-        )
-        furthest = max(furthest, end)
-        style.value(axes, position, end, _text(row["effect"], given))
-    labels = [f"{row['technique']}" for row in shown.to_dict("records")]
-    style.rows(axes, labels, furthest)
-    style.reference_line(axes, 1.0)
-    lowest = min([1.0, *table.loc[table["effect"].notna(), "effect"]])
-    axes.set_xlim(max(lowest - 0.08 * (furthest - lowest), 0), furthest + 0.7 * (furthest - lowest))
-    axes.plot([], [], "o", color=style.QUIET, ms=8, label="Average")
-    axes.plot(
-        [], [], "D", mfc="none", color=style.QUIET, ls="none", ms=4.5, label="With one other choice"
-    )
-    axes.set_xlabel("Throughput over that of the baselines' choice (x)")
-    style.legend(axes)
+    of = {i: given[(given[[*KEY]] == row[[*KEY]]).all(axis=1)] for i, row in shown.iterrows()}
+    bars = Bars(
+        column="effect", low="effect_low", high="effect_high", reference=1.0,
+        note=lambda row: _text(row, of[row.name]),
+        label="Throughput over that of the baselines' choice (x)",
+        mark="most", marked="With one other choice",
+        colour=lambda row: style.colour(*str(row["technique"]).split("=", 1)),
+        sure=lambda row: plain(row["claim"]) in SURE,
+    )  # fmt: skip
+    most = [of[place]["effect"].max() for place in shown.index]
+    figure = bars.draw(shown.assign(most=most), shown["technique"].tolist(), 8.8)
+    for at, place in enumerate(shown.index):
+        figure.axes[0].plot(of[place]["effect"], [at] * len(of[place]), zorder=4, **style.HOLLOW)
     return figure
 
 
-def _text(average: float, given: DataFrame) -> str:
-    """Return `1.31x; 1.02x with attention=sdpa_math`."""
+def _text(average: Series, given: DataFrame) -> str:
+    """Return `1.31x [1.30, 1.32]; 1.02x [1.01, 1.03] with attention=sdpa_math`."""
     claimed = given[given["interaction"].isin(["more than on average", "less than on average"])]
     if claimed.empty:
-        return times(average)
+        return _effect(average)
     gap = (claimed["ratio_to_average"].astype(float) - 1).abs()
     row = claimed.loc[[gap.idxmax()]].iloc[0]
-    return f"{times(average)}; {times(row['effect'])} with {str(row['given']).partition('=')[2]}"
+    return f"{_effect(average)}; {_effect(row)} with {str(row['given']).partition('=')[2]}"
+
+
+def _effect(row: Series) -> str:
+    return ratio(row["effect"], row["effect_low"], row["effect_high"])
 
 
 CHART = Chart("Techniques on average over the other choices", table_of, draw, say("whiskers"))

@@ -28,11 +28,9 @@ def draw(hours: DataFrame) -> Figure:
     shown = hours.sort_values("epoch_hours").head(MOST)
     bars = Bars(
         column="epoch_hours", low="epoch_hours_low", high="epoch_hours_high", group=first_group(hours),
-        note=lambda row: f"{number(row['epoch_hours'])} h",
+        label=style.axis_label("epoch_hours_imagenet1k"), note=lambda row: f"{number(row['epoch_hours'])} h",
     )  # fmt: skip
-    figure = bars.draw(shown, cell_names(hours)[shown.index].tolist())
-    figure.axes[0].xaxis.label.set_text(style.axis_label("epoch_hours_imagenet1k"))
-    return figure
+    return bars.draw(shown, cell_names(hours)[shown.index].tolist())
 
 
 CHART = Chart("Hours per ImageNet-1k epoch of 1,281,167 images", table_of, draw)

@@ -1,12 +1,11 @@
 """The speedup over the baseline at each number of ranks, as bars per world size."""
 
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
-from vitsweep.charts import scaling, style
-from vitsweep.charts.style import NOTHING, Chart, fastest, labels, looks
-from vitsweep.tables.formatting import missing, number, plain, times
-from vitsweep.tables.stats import Claim
+from vitsweep.charts import scaling
+from vitsweep.charts.style import NOTHING, Bars, Chart, fastest, labels, looks
+from vitsweep.tables.formatting import BASELINE, count, missing, number, ratio
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -22,37 +21,21 @@ def draw(curves: DataFrame) -> Figure:
     Takes one kind of scaling from the table of `tables.scaling`: weak where there is one.
     """
     kind = "weak" if (curves["scaling"] == "weak").any() else "strong"
-    some, cut = fastest(curves[curves["scaling"] == kind])
-    some = some.assign(series=labels(some))
+    some, _ = fastest(curves[curves["scaling"] == kind])
+    some = some.assign(series=labels(some)).sort_values("world_size", kind="stable")
     styles = looks(some)
-    sizes, series = sorted(some["world_size"].unique()), list(dict.fromkeys(some["series"]))
-    width = 0.8 / max(len(series), 1)
-    figure, axes = style.new_figure(8.4, 4.0)
-    for _, row in some.iterrows():
-        place = (
-            sizes.index(row["world_size"])
-            + (series.index(row["series"]) - (len(series) - 1) / 2) * width
-        )
-        is_baseline = plain(row["claim"]) == Claim.baseline
-        hue = styles[row["series"]].colour
-        shared = missing(row["efficiency"])
-        axes.bar(
-            place, row["images_per_second_per_rank"], width * 0.92, **style.fill(hue, not shared)
-        )
-        text = number(row["images_per_second_per_rank"]) if is_baseline else times(row["speedup"])
-        axes.annotate(
-            text, (place, row["images_per_second_per_rank"]), xytext=(0, 3),
-            textcoords="offset points", ha="center", fontsize=8.5, color=style.INK,
-        )  # fmt: skip
-    for name in series:
-        hue = styles[name].colour
-        axes.bar(0, 0, color=hue, label="baseline" if hue == style.BASELINE else name)
-    axes.set_xticks(range(len(sizes)), [f"{n:g}" for n in sizes])
-    axes.grid(axis="x", visible=False)
-    axes.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second_per_rank"))
-    axes.margins(y=0.12)
-    style.legend(axes, cut)
-    return figure
+    bars = Bars(
+        column="images_per_second_per_rank", note=_note, colour=lambda row: styles[row["series"]].colour,
+        sure=lambda row: not missing(row["efficiency"]),
+    )  # fmt: skip
+    ranks = some["world_size"].map(lambda n: count(n, "rank"))
+    return bars.draw(some, (ranks + " · " + some["series"]).tolist(), 8.8)
+
+
+def _note(row: Series) -> str:
+    rate = f"{number(row['images_per_second_per_rank'])} img/s"
+    size = ratio(row["speedup"], row["speedup_low"], row["speedup_high"])
+    return rate if row["claim"] == BASELINE or not size else f"{rate}, {size}"
 
 
 CHART = Chart("Speedup by number of ranks", table_of, draw, scaling.hollow)

@@ -11,9 +11,8 @@ from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
-from vitsweep.tables.formatting import plain, told
+from vitsweep.tables.formatting import plain, ratio
 from vitsweep.tables.names import in_menu_order, varying_columns
-from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 SLOWER_FASTER = LinearSegmentedColormap.from_list(
@@ -86,10 +85,8 @@ def _text(row: Series | None) -> str:
     if row is None:
         return "not in\nthe sweep"
     if plain(row["speedup"]):
-        said = told(row["speedup"], row["speedup_low"], row["speedup_high"])
-        return (
-            said.partition(" ")[0] if row["claim"] == Claim.baseline else said.replace(" ", "\n", 1)
-        )
+        names = ("speedup", "speedup_low", "speedup_high", "claim")
+        return ratio(*row[[*names]]).replace(" ", "\n", 1)
     return (plain(row["status"]) or "not run").replace("_", "\n")
 
 

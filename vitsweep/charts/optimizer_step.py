@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Bars, Chart, labels
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import missing, number, percent, told
+from vitsweep.tables.formatting import missing, number, percent, ratio
 from vitsweep.tables.names import name_parts, varying_columns, with_changes
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -82,9 +82,7 @@ def draw(table: DataFrame) -> Figure:
 def _note(row: Series) -> str:
     text = f"{number(row['optimizer_ms'])} ms, {percent(row['share_of_step'])} of the step"
     is_compared = row["implementation"] != "loop" and not missing(row["step_ratio"])
-    return (
-        f"{text}, {told(row['step_ratio'], None, None)} the loop's speed" if is_compared else text
-    )
+    return f"{text}, {ratio(row['step_ratio'])} the loop's speed" if is_compared else text
 
 
 CHART = Chart("The optimizer step", table_of, draw)

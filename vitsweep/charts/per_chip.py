@@ -3,10 +3,9 @@
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Bars, Chart, first_group, labels, mixed
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import plain, times
+from vitsweep.tables.formatting import plain, ratio
 from vitsweep.tables.names import varying_columns
 from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sentences import say
@@ -69,16 +68,13 @@ def table_of(tables: SweepTables) -> DataFrame:
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `per_chip`: bars in groups of one device, the slowest on top."""
     names = [" · ".join(pair) for pair in zip(table["device"], labels(table), strict=True)]
-    bars = Bars(
-        column="relative_throughput", group=first_group(table),
-        note=lambda row: times(row["relative_throughput"]),
-    )  # fmt: skip
-    figure = bars.draw(table, names)
-    [axes] = figure.axes
-    style.reference_line(axes, 1.0)
     reference = table["reference"].iloc[0] if len(table) else ""
-    axes.xaxis.label.set_text(f"Throughput per chip relative to {reference} (x)")
-    return figure
+    bars = Bars(
+        column="relative_throughput", group=first_group(table), reference=1.0,
+        label=f"Throughput per chip relative to {reference} (x)",
+        note=lambda row: ratio(row["relative_throughput"]),
+    )  # fmt: skip
+    return bars.draw(table, names)
 
 
 def differing(table: DataFrame) -> str:
@@ -92,4 +88,4 @@ def differing(table: DataFrame) -> str:
     return say("differing", listed="; ".join(listed)) if listed else ""
 
 
-CHART = Chart("Throughput per chip, without an interval", table_of, draw, differing)
+CHART = Chart("Throughput per chip", table_of, draw, differing)

@@ -1,12 +1,10 @@
 """Where a step's time goes: data, forward, backward, optimizer, stacked."""
 
-from typing import Any
-
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Bars, Chart
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
@@ -30,24 +28,14 @@ def draw(cells: DataFrame) -> Figure:
     instruments, which is shorter where phases overlap.
     """
     phases = [p for p in PHASES if p in cells and cells[p].notna().any()]
-    shown = cells[cells[phases].notna().any(axis=1)] if phases else cells.iloc[:0]
-    shown = shown.sort_values("step_time_ms").head(MOST)
-    labels = cell_names(cells)[shown.index].tolist()
-    figure, axes = style.new_figure(8.4, style.height(len(shown)))
-    positions = range(len(shown))
-    left = shown["step_time_ms"] * 0.0
-    for phase in phases:
-        width = shown[phase].fillna(0.0)
-        look: dict[str, Any] = {"color": style.PHASES[phase], "label": METRICS[phase].label}
-        axes.barh(positions, width, left=left, height=style.BAR, **look)
-        left = left + width
-    axes.plot(shown["step_time_ms"], positions, "D", color=style.INK, ms=4, label="Timed step")
-    for position, (end, step) in enumerate(zip(left, shown["step_time_ms"], strict=True)):
-        style.value(axes, position, max(end, step), number(step))
-    style.rows(axes, labels, max([*left, *shown["step_time_ms"], 1e-9]))
-    axes.set_xlabel(style.axis_label("step_time_ms"))
-    style.legend_below(axes)
-    return figure
+    shown = cells.dropna(subset=phases, how="all").sort_values("step_time_ms").head(MOST)
+    bars = Bars(
+        column="phases_ms", label=style.axis_label("step_time_ms"),
+        parts={p: (style.PHASES[p], METRICS[p].label) for p in phases},
+        mark="step_time_ms", marked="Timed step", note=lambda row: number(row["step_time_ms"]),
+    )  # fmt: skip
+    table = shown.assign(phases_ms=shown[phases].sum(axis=1))
+    return bars.draw(table, cell_names(cells)[shown.index].tolist())
 
 
 CHART = Chart("Where the step's time goes", table_of, draw)

@@ -2,8 +2,8 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from io import BytesIO, StringIO
 from typing import Any
@@ -22,6 +22,7 @@ from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import choices
+from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import (
     count,
     distinct,
@@ -262,7 +263,7 @@ def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
     return data.getvalue()
 
 
-# Marks that several charts share: horizontal bars with whiskers, values, and their frame.
+# One mark: horizontal bars with whiskers, values, and their frame.
 
 
 BAR = 0.66
@@ -270,97 +271,104 @@ WIDEST = 1.5
 """A whisker longer than so many of the longest bar leaves the chart: the bars must be seen."""
 
 
-def whiskers(axes: Axes, position: float, middle: float, low: Any, high: Any) -> None:
-    """Draw a horizontal interval; nothing where it is missing."""
-    if not (missing(low) or missing(high)):
-        ends = [[max(middle - low, 0)], [max(high - middle, 0)]]
-        axes.errorbar(middle, position, xerr=ends, color=INK, linewidth=1.2, capsize=3)
-
-
-def bar(
-    axes: Axes,
-    position: float,
-    length: float,
-    text: str,
-    look: dict[str, Any],
-    ends: tuple[Any, Any] = (None, None),
-    limit: float = math.inf,
-    mark: Any = None,
-) -> None:
-    """Draw a horizontal bar from 0 with its interval, and its value behind both.
-
-    Args:
-        axes: of the bars.
-        position: of its row.
-        length: of the bar.
-        text: its value.
-        look: what `barh` takes beside these.
-        ends: of the interval; missing for none.
-        limit: a whisker that is longer ends here, in an arrow, and its end stands beside the value.
-        mark: where a hollow mark stands, a published value; missing for none.
-    """
-    axes.barh(position, length, height=BAR, **look)
-    outer = length if missing(ends[1]) else min(ends[1], limit)
-    text += f", up to {number(ends[1])}" if outer < (ends[1] or outer) else ""
-    whiskers(axes, position, length, ends[0], None if missing(ends[1]) else outer)
-    if not missing(ends[1]) and ends[1] > limit:
-        axes.plot(limit, position, ">", color=INK, ms=5)  # it goes on
-    if not missing(mark):
-        axes.plot(mark, position, zorder=4, **HOLLOW)
-        outer = max(outer, mark + 0.015 * limit)  # clear of the value
-    value(axes, position, max(0.0, length, outer), text)  # right of a bar to the left, too
-
-
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars from 0, the first row on top: a mark that draws columns of a table.
+    """Horizontal bars, the first row on top: a mark that draws columns of a table.
 
     Attributes:
-        column: lengths.
+        column: where bars end.
         note: row -> text behind its bar.
+        label: of the axis; that of the column if empty.
         low: lower ends of the intervals; empty for none.
-        high: upper ends.
+        high: upper ends. A whisker beyond `WIDEST` ends there, in an arrow, and its end stands in the note.
+        start: where bars begin; 0 if empty.
+        parts: column -> colour and label of the parts that a bar is stacked from.
         group: technique whose choice colours a bar, with a legend.
-        grey: whether a baseline is grey instead.
+        colour: row -> colour, where that is no technique's.
+        grey: whether a baseline is grey.
         sure: row -> whether its bar is filled; hatched where not.
         hatched: what that means, for the legend.
-        mark: column of published values, whose sources are in `<mark>_by`.
+        mark: column of a hollow mark in a row.
+        marked: what that is, for the legend; the sources in `<mark>_by` if empty.
+        reference: where a dashed line stands.
     """
 
     column: str
     note: Callable[[Series], str]
+    label: str = ""
     low: str = ""
     high: str = ""
-    group: str
+    start: str = ""
+    parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    group: str = ""
+    colour: Callable[[Series], str] | None = None
     grey: bool = True
     sure: Callable[[Series], bool] = lambda _: True
     hatched: str = ""
     mark: str = ""
+    marked: str = ""
+    reference: float | None = None
 
     def draw(self, table: DataFrame, names: Sequence[str], width: float = 8.4) -> Figure:
         """Draw the rows of a table in its order, labelled with names, or what tells these apart."""
         figure, axes = new_figure(width, height(len(table)))
-        limit = reach(table[self.column], table.get(self.high, Series(dtype=float)))
-        limit = max(limit, table.get(self.mark, Series([0.0])).fillna(0).max())
-        for position, (_, row) in enumerate(table.iterrows()):
-            length = 0.0 if missing(row[self.column]) else row[self.column]
-            look = fill(self._colour(row), self.sure(row))
-            ends = row.get(self.low), row.get(self.high)
-            bar(axes, position, length, self.note(row), look, ends, limit, row.get(self.mark))
-        coloured = [self._colour(row) != BASELINE for _, row in table.iterrows()]
-        for choice in filter(None, table.loc[coloured, self.group].map(plain).unique()):
-            axes.bar(math.nan, 0, color=colour(self.group, choice), label=choice)
-        drawn = table[table[self.column].notna()]
-        if self.hatched and not all(self.sure(row) for _, row in drawn.iterrows()):
-            axes.bar(math.nan, 0, label=self.hatched, **fill(QUIET, False))
-        for source in table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique():
-            axes.plot([], [], label=textwrap.fill(f"published: {source}", 24), **HOLLOW)
-        rows(axes, apart(names), limit)
-        axes.set_xlabel(axis_label(self.column), loc="right")  # there is room at the left
+        self.on(axes, table, apart(names))
         legend_below(axes, self.group)
         return figure
 
+    def on(self, axes: Axes, table: DataFrame, names: Sequence[str]) -> None:
+        """Draw on these axes."""
+        columns = (self.column, self.start, self.low, self.high, self.mark)
+        ends = DataFrame({i: numbers(table, c) for i, c in enumerate(columns)}, table.index)
+        limit = max(_reach(ends[0], ends[3]), ends[4].fillna(0.0).max(), 1e-9)
+        left = ends[1].fillna(0.0)
+        for part, (hue, text) in self.parts.items():
+            of_part = table[part].fillna(0.0)
+            axes.barh(range(len(table)), of_part, left=left, height=BAR, color=hue, label=text)
+            left = left + of_part
+        drawn = zip(table.iterrows(), ends.fillna({0: 0.0, 1: 0.0}).to_numpy(float), strict=True)
+        for at, ((_, row), (end, start, low, high, mark)) in enumerate(drawn):
+            if not self.parts:
+                look = _fill(self._colour(row), self.sure(row))
+                axes.barh(at, end - start, left=start, height=BAR, **look)
+            text, outer = self.note(row), max(0.0, start, end)
+            if not (missing(low) or missing(high)):
+                last = min(high, limit)
+                reaches = [[max(end - low, 0.0)], [max(last - end, 0.0)]]
+                axes.errorbar(end, at, xerr=reaches, color=INK, linewidth=1.2, capsize=3)
+                outer = max(outer, last)
+            if high > limit:
+                axes.plot(limit, at, ">", color=INK, ms=5)  # it goes on
+                text += f", up to {number(high)}"
+            if not missing(mark):
+                axes.plot(mark, at, zorder=4, **HOLLOW)
+                outer = max(outer, mark + 0.015 * limit)  # clear of the value
+            _value(axes, at, outer, text)
+        self._legend(axes, table)
+        rows(axes, names, limit)
+        axes.set_xlabel(self.label or axis_label(self.column), loc="right")  # the left has no room
+        if self.reference is not None:
+            axes.axvline(self.reference, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
+
+    def _legend(self, axes: Axes, table: DataFrame) -> None:
+        coloured = (
+            [self._colour(row) != BASELINE for _, row in table.iterrows()] if self.group else []
+        )
+        for choice in filter(
+            None, table.loc[coloured, self.group].map(plain).unique() if coloured else ()
+        ):
+            axes.bar(math.nan, 0, color=colour(self.group, choice), label=choice)
+        drawn = table[table[self.column].notna()]
+        if self.hatched and not all(self.sure(row) for _, row in drawn.iterrows()):
+            axes.bar(math.nan, 0, label=self.hatched, **_fill(QUIET, False))
+        sources = table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique()
+        named = [self.marked] if self.marked and table[self.mark].notna().any() else []
+        for text in [*named, *(textwrap.fill(f"published: {source}", 24) for source in sources)]:
+            axes.plot([], [], label=text, **HOLLOW)
+
     def _colour(self, row: Series) -> str:
+        if self.colour:
+            return self.colour(row)
         is_baseline = self.grey and plain(row.get("claim")) == Claim.baseline
         return BASELINE if is_baseline else colour(self.group, plain(row[self.group]))
 
@@ -368,7 +376,7 @@ class Bars:
 HOLLOW: dict[str, Any] = {"marker": "D", "ls": "", "mfc": PAPER, "mec": INK, "mew": 1.4, "ms": 7}
 
 
-def value(axes: Axes, position: float, end: float, text: str) -> None:
+def _value(axes: Axes, position: float, end: float, text: str) -> None:
     """Write a value behind the end of a bar, readable over lines."""
     axes.annotate(
         text,
@@ -412,7 +420,7 @@ def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def reach(values: Series, highs: Series) -> float:
+def _reach(values: Series, highs: Series) -> float:
     """Return where the longest whisker ends, at most `WIDEST` times the longest bar; 1 for no bar."""
     if values.dropna().empty:
         return 1.0
@@ -422,17 +430,12 @@ def reach(values: Series, highs: Series) -> float:
     )
 
 
-def reference_line(axes: Axes, at: float) -> None:
-    """Draw the dashed line of the baseline behind the bars."""
-    axes.axvline(at, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
-
-
 def height(num_rows: int) -> float:
     """Return the height in inches of a chart with that many bars."""
     return 1.3 + 0.34 * max(num_rows, 2)
 
 
-def fill(colour: str, sure: bool) -> dict[str, Any]:
+def _fill(colour: str, sure: bool) -> dict[str, Any]:
     """Return how a bar is filled: hatched where nothing is claimed."""
     return {"color": colour} if sure else {"fc": PAPER, "ec": colour, "hatch": "////"}
 

@@ -2,11 +2,11 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, mixed
-from vitsweep.tables.formatting import missing, plain, times
+from vitsweep.charts.style import NOTHING, Bars, Chart, mixed
+from vitsweep.tables.formatting import BASELINE, missing, plain, ratio, status_words
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables
@@ -22,54 +22,44 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(steps: DataFrame) -> Figure:
-    """Draw the table of `tables.effects.waterfall`: left one at a time, right cumulative.
+    """Draw the table of `tables.effects.waterfall`: above one at a time, below cumulative.
 
-    A bar of the right side spans from the speedup before to the speedup after; its number is the
-    gain over the row above. Hatched bars claim nothing. Only the first baseline is drawn.
+    A cumulative bar spans from the speedup before to the speedup after; its note has the gain over the
+    row above. Hatched bars claim nothing. Only the first baseline is drawn.
     """
     first = steps[steps["baseline_cell_id"] == steps["baseline_cell_id"].iloc[0]]
-    kinds = [k for k in ("alone", "cumulative") if (first["kind"] == k).any()]
-    most = max((first["kind"] == k).sum() for k in kinds)
-    figure = style.empty_figure(5.0 * len(kinds) + 0.4, style.height(int(most)))
-    for place, kind in enumerate(kinds):
-        axes = style.dress(figure.add_subplot(1, len(kinds), place + 1))
-        rows = first[first["kind"] == kind].sort_values(
-            "speedup" if kind == "alone" else "position", ascending=kind != "alone"
-        )
-        _bars(axes, rows, kind)
-        style.title(axes, "One at a time" if kind == "alone" else "Cumulative")
-        axes.set_xlabel(style.axis_label("speedup"))
-    return figure
+    alone = first[first["kind"] == "alone"].sort_values("speedup", ascending=False)
+    added = first[first["kind"] == "cumulative"].sort_values("position")
+    before = added["speedup"].shift().where(added["position"] > 0, 0.0).fillna(1.0)
+    parts = [alone.assign(before=0.0), added.assign(before=before)]
+    return style.stacked([part for part in parts if len(part)], _panel)
 
 
-def _bars(axes: Axes, rows: DataFrame, kind: str) -> None:
-    before, ends = 1.0, style.reach(rows["speedup"], rows["speedup_high"])
-    for position, (_, row) in enumerate(rows.iterrows()):
-        if missing(row["speedup"]):
-            style.value(axes, position, 0.0, plain(row.get("status")).replace("_", " "))
-            continue
-        group, _, choice = plain(row["added"]).partition("=")
-        hue = style.colour(group, choice) if choice else style.BASELINE
-        claim = plain(row["claim"] if kind == "alone" else row["gain_claim"])
-        look = style.fill(hue, claim in SURE)
-        left = 0.0 if kind == "alone" or not choice else before
-        axes.barh(position, row["speedup"] - left, left=left, height=style.BAR, **look)
-        style.whiskers(axes, position, row["speedup"], row["speedup_low"], row["speedup_high"])
-        end = max(x for x in (row["speedup"], row["speedup_high"], left) if not missing(x))
-        end = min(end, ends)
-        gain = times(row["gain"]) if kind == "cumulative" and choice else ""
-        gain = f" ({gain})" if gain else ""
-        style.value(axes, position, end, times(row["speedup"]) + gain)
-        before = row["speedup"]
-    names = [
-        _name(row["added"], position, kind) for position, (_, row) in enumerate(rows.iterrows())
-    ]
-    style.rows(axes, names, ends * 1.08)
-    style.reference_line(axes, 1.0)
+def _panel(axes: Axes, rows: DataFrame) -> None:
+    is_alone = rows["kind"].iloc[0] == "alone"
+    claim = "claim" if is_alone else "gain_claim"
+    plus = "" if is_alone else "+ "
+    names = [f"{plus * (name != BASELINE)}{name}" for name in rows["added"]]
+    bars = Bars(
+        column="speedup", low="speedup_low", high="speedup_high", start="before", note=_note,
+        colour=_colour, sure=lambda row: plain(row[claim]) in SURE, reference=1.0,
+    )  # fmt: skip
+    bars.on(axes, rows, names)
+    style.title(axes, "One at a time" if is_alone else "Cumulative")
 
 
-def _name(added: str, position: int, kind: str) -> str:
-    return f"+ {added}" if kind == "cumulative" and position else added
+def _colour(row: Series) -> str:
+    group, _, choice = plain(row["added"]).partition("=")
+    return style.colour(group, choice) if choice else style.BASELINE
+
+
+def _note(row: Series) -> str:
+    if missing(row["speedup"]):
+        return status_words(row["status"])
+    size = ratio(*row[["speedup", "speedup_low", "speedup_high", "claim"]])
+    if row["kind"] == "alone" or not row["position"]:
+        return size
+    return f"{size}, gain {ratio(*row[['gain', 'gain_low', 'gain_high']])}"
 
 
 CHART = Chart(

@@ -17,13 +17,13 @@ from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
-from vitsweep.tables.formatting import count, duration, number, shortened, times
+from vitsweep.tables.formatting import count, duration, number, ratio, shortened
 from vitsweep.tables.speedup import about
 from vitsweep.tables.stats import Claim
 
 WAITING, RUNNING = "waiting", "running"
 MAX_ROWS = 30
-LEAST_NAME, OTHER_COLUMNS = 16, 56
+LEAST_NAME, OTHER_COLUMNS = 16, 64
 """Characters of the shortest name of a cell, and of all else in a row."""
 MEDIAN = "median img/s"
 """The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
@@ -31,7 +31,7 @@ SO_FAR = "ratio"
 """The result table's `speedup`, over the blocks of this command so far; of looks alone, in brackets."""
 WIDE = 80
 """Columns of a terminal below which the table leaves out the images per second."""
-CAPTION = "Over the blocks of this command, without intervals; a ratio in brackets is of one look."
+CAPTION = "Ratios: over the blocks of this command; with 0 runs, of one look."
 SETUP_SECONDS, BESIDE_SECONDS = 0.8, 1.0
 """Of a run: until its first step without a proof, and outside of its ranks, where no run has shown it yet."""
 NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
@@ -167,8 +167,8 @@ class Progress:
                 self._speeds[cell_id].append(speed)
                 said = self._first_ratio(cell_id)
             else:
-                ratio, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
-                said = said or (f"{about(ratio)} (no interval)" if ratio else text)
+                look, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
+                said = said or (f"{about(look)} (no interval)" if look else text)
         self._states[cell_id] = text or str(status)
         if self._live is None:
             outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
@@ -220,20 +220,15 @@ class Progress:
             speeds = self._speeds[cell]
             speed = number(median(speeds)) if speeds else ""
             measured = [speed] if is_wide else []
-            ratio = self._ratio_text(cell)
+            shown = self._ratio(cell) or self._ratio(cell, is_look=True)
             table.add_row(
                 shortened(self._labels[cell], name_width),
                 self._states[cell],
                 str(len(speeds)),
                 *measured,
-                ratio,
+                ratio(shown or None),
             )
         return table
-
-    def _ratio_text(self, cell: str) -> str:
-        if ratio := self._ratio(cell):
-            return times(ratio)
-        return f"({times(look)})" if (look := self._ratio(cell, is_look=True)) else ""
 
     def _ratio(self, cell: str, *, is_look: bool = False) -> float:
         """Return the mean ratio over the blocks of a cell and its baseline; 0 without any."""

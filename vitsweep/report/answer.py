@@ -13,7 +13,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.formatting import count, missing, number, percent, told
+from vitsweep.tables.formatting import count, missing, number, percent, ratio
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import cell_names, name_parts, varying_columns
 from vitsweep.tables.replicates import replicates
@@ -314,13 +314,13 @@ def _size(row: Series) -> str:
     over = measured_over(row)
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
-        return f"{told(row['speedup'], None, None)}{blocks}"
+        return f"{ratio(row['speedup'])}{blocks}"
     size, ends = row["family_size"], (row["claim_low"], row["claim_high"])
     if missing(ends[0]) or missing(size):
         size, ends = 1, (row["speedup_low"], row["speedup_high"])
     noun = "setting" if "replicated" in row else "cell"
     among = f" among {size:.0f} {noun}s" if size > 1 else ""
-    return f"{told(row['speedup'], *ends)}{among} over {over}"
+    return f"{ratio(row['speedup'], *ends)}{among} over {over}"
 
 
 def measured_over(row: dict[Any, Any] | Series) -> str:

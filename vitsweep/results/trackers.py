@@ -28,7 +28,7 @@ from vitsweep.results.store import Store
 
 WANDB_CONFIG = ("cell_id", "device", "torch", "cuda", "git_commit", "started_at")
 """Columns beside the spec; the last is when the latest run began."""
-WANDB_SUMMARY = ("status", "claim", "speedup", "speedup_low", "speedup_high", "blocks", "baseline")
+WANDB_SUMMARY = ("status", "claim", "speedup_note", "blocks", "baseline")
 LONGEST_TAG = 64
 """Characters; W&B refuses a longer one."""
 SYNC_LIMIT_S = 600
@@ -204,8 +204,10 @@ def _value(value: Any) -> Any:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measured columns of a row that hold a number."""
-    return {m: row[m] for m in METRICS if isinstance(row.get(m), (int, float))}
+    """Return the measured columns of a row that hold a number; no ratio without its interval."""
+    is_bare = row.get("speedup_low") is None and row.get("claim") != "baseline"
+    known = (m for m in METRICS if not (is_bare and m == "speedup"))
+    return {m: row[m] for m in known if isinstance(row.get(m), (int, float))}
 
 
 # The process that writes a copy, from a task on standard input.

@@ -12,7 +12,7 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.tables import stats
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.formatting import count, number, times
+from vitsweep.tables.formatting import count, number, ratio
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import is_flattered, lost_blocks
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
@@ -36,6 +36,9 @@ class Comparison:
     """What some blocks lost makes the faster setting look faster than it is (`speedup.is_flattered`)."""
     log_ratios: Sequence[float] = field(default=(), compare=False, repr=False)
     """Of each block, the oldest first."""
+
+    def __str__(self) -> str:
+        return ratio(self.ratio, self.low, self.high)
 
     @property
     def half_width(self) -> float:
@@ -61,14 +64,9 @@ class Comparison:
 
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
-        has_none = self.low != self.low
-        interval = "(no interval)" if has_none else f"[{self.low:.3f}, {self.high:.3f}]"
         is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
         claim = stats.INCONCLUSIVE if is_wide else self.claim
-        told = {
-            "size": f"{times(self.ratio)} {interval}",
-            "blocks": count(self.num_blocks, "block"),
-        }
+        told = {"size": str(self), "blocks": count(self.num_blocks, "block")}
         text = say("compared", name=variant, base=baseline, claim=claim, **told)
         return (
             f"{text} {say('autocorrelation', value=number(self.correlation))}"

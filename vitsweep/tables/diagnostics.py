@@ -15,8 +15,8 @@ from vitsweep.tables.formatting import (
     Column,
     count,
     number,
+    ratios,
     text_columns,
-    times,
     values,
     with_interval,
 )
@@ -148,12 +148,13 @@ def predictions_text(cells: DataFrame) -> DataFrame:
     One row per measured cell that has a prediction from before its first run.
     """
     found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
-    predicted = {c: numbers(found, f"{PREFIX}{c}") for c in ("step_time_ms", "peak_gib")}
+    measured = numbers(found, "step_time_ms")
     factors = {
-        "step_time_factor": predicted["step_time_ms"] / numbers(found, "step_time_ms"),
-        "peak_factor": predicted["peak_gib"] / found["peak"],
+        f"factor{end}": numbers(found, f"{PREFIX}step_time{end}_ms") / measured
+        for end in ("", "_low", "_high")
     }
-    return text_columns(found.assign(**factors), _SHOWN)
+    peak = numbers(found, f"{PREFIX}peak_gib") / found["peak"]
+    return text_columns(found.assign(**factors, peak_factor=peak), _SHOWN)
 
 
 _SHOWN: dict[str, Column] = {
@@ -162,10 +163,10 @@ _SHOWN: dict[str, Column] = {
     "predicted": with_interval(
         "predicted_step_time_ms", number, number, "predicted_step_time_{}_ms"
     ),
-    "predicted / measured": values("step_time_factor", times),
+    "predicted / measured": ratios("factor"),
     "peak GiB": values("peak", number),
     "predicted peak": values("predicted_peak_gib", number),
-    "peak predicted / measured": values("peak_factor", times),
+    "peak predicted / measured": ratios("peak_factor"),
 }
 
 

@@ -78,22 +78,22 @@ def percent(value: Any) -> str:
     return "" if missing(value) else f"{100 * float(value):.1f} %"
 
 
-def times(value: Any) -> str:
-    """Return a ratio as `1.51x`; below 0.1 with two significant digits."""
+def ratio(value: Any, low: Any = None, high: Any = None, claim: Any = "") -> str:
+    """Return a ratio with its interval, `1.51x [1.48, 1.55]`, or `1.51x (no interval)`.
+
+    All that is shown goes through here. Below 0.1 it has two significant digits. A baseline is 1 by
+    definition: `1.00x`.
+    """
     if missing(value):
         return ""
-    return f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
-
-
-def ratio(value: Any, low: Any, high: Any) -> str:
-    """Return `1.51x [1.48, 1.55]`, without brackets where there is no interval."""
-    interval = "" if missing(low) or missing(high) else f" [{end(low)}, {end(high)}]"
-    return times(value) + interval
-
-
-def told(value: Any, low: Any, high: Any) -> str:
-    """Return a ratio in a sentence: `1.51x [1.48, 1.55]`, or `1.51x (no interval)`."""
-    return ratio(value, low, high) + (" (no interval)" if missing(low) or missing(high) else "")
+    text = f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
+    if claim == BASELINE:
+        return text
+    return (
+        f"{text} (no interval)"
+        if missing(low) or missing(high)
+        else f"{text} [{end(low)}, {end(high)}]"
+    )
 
 
 def end(value: float) -> str:
@@ -181,17 +181,11 @@ def values(column: str, write: Callable[[Any], str] = plain) -> Column:
 
 
 def ratios(column: str) -> Column:
-    """Return texts as `told` does; a baseline is 1 by definition, without an interval."""
+    """Return the texts of a column of ratios."""
     names = (column, f"{column}_low", f"{column}_high", "claim")
-
-    def texts(table: DataFrame) -> list[str]:
-        rows = zip(*(table.get(c, [None] * len(table)) for c in names), strict=True)
-        return [
-            "" if missing(value) else times(value) if claim == BASELINE else told(value, low, high)
-            for value, low, high, claim in rows
-        ]
-
-    return texts
+    return lambda table: [
+        ratio(*row) for row in zip(*(table.get(c, [None] * len(table)) for c in names), strict=True)
+    ]
 
 
 def with_interval(

@@ -19,9 +19,8 @@ from vitsweep.tables.formatting import (
     number,
     percent,
     plain,
+    ratio,
     status_words,
-    times,
-    told,
 )
 from vitsweep.tables.names import names_by_id, varying_columns
 from vitsweep.tables.valid_runs import checked_cells
@@ -281,7 +280,7 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
 
 
 def _figure(value: str, unit: str) -> str:
-    return f"{value}x" if unit == "x" else f"{value} {unit}".strip()
+    return f"{value}x (no interval)" if unit == "x" else f"{value} {unit}".strip()
 
 
 def _beside(row: Mapping[Any, Any]) -> str:
@@ -289,7 +288,7 @@ def _beside(row: Mapping[Any, Any]) -> str:
         return str(row["note"])
     value, ends = row["measured"], (row["measured_low"], row["measured_high"])
     if row["unit"] == "x":
-        return f"{told(value, *ends)}, {row['note']}" if row["note"] else times(value)
+        return ", ".join(filter(None, [ratio(value, *ends), row["note"]]))
     metric = METRICS.get(row["column"])
     unit = "" if metric is None or metric.unit == "1" else f" {metric.unit}"
     return percent(value) if row["unit"] == "%" else f"{number(value)}{unit}"

@@ -360,7 +360,9 @@ def test_equivalent_is_an_interval_within_the_margin() -> None:
     unknown = Throughput(Comparison(1.0, float("nan"), float("nan"), 2), 0.05)
     found = [within, beside, outside, unknown]
     assert [each.equivalent for each in found] == [True, None, False, None]
-    assert str(unknown).startswith("not shown equal: 1.000x the cell's (no interval over 2 turns;")
+    assert str(unknown).startswith(
+        "not shown equal: 1.00x (no interval) of the cell's over 2 turns;"
+    )
 
 
 def test_a_file_at_the_margin_is_rarely_called_equivalent_and_an_equal_one_mostly() -> None:

@@ -211,7 +211,7 @@ def as_table(rows: Sequence[Reproduction]) -> DataFrame:
                 "cell": row.claim.cell,
                 "claimed": ratio(row.claim.ratio, row.claim.low, row.claim.high),
                 "margin": f"{100 * row.claim.margin:.3g} %",
-                "here": ratio(row.result.ratio, row.result.low, row.result.high),
+                "here": str(row.result),
                 "blocks": row.result.num_blocks,
                 "verdict": str(row.verdict),
             }

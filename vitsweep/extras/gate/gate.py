@@ -12,7 +12,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.sweep_diff import changes, metric_named
 from vitsweep.results.metrics import Metric, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.tables.formatting import count, plain, span, tally, told
+from vitsweep.tables.formatting import count, plain, ratio, span, tally
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim, chosen
@@ -367,7 +367,7 @@ def _reason(row: Series) -> str:
     if pd.notna(row["ratio"]) and (pd.notna(row["ratio_high"]) or metric == ACCURACY):
         accepted = "from" if row["better"] == "higher" else "up to"
         told_of = {
-            "size": told(row["ratio"], row["ratio_low"], row["ratio_high"]),
+            "size": ratio(row["ratio"], row["ratio_low"], row["ratio_high"]),
             "verdict": verdict,
         }
         told_of |= {"accepted": accepted, "limit": row["limit"]}

@@ -11,7 +11,7 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
-from vitsweep.tables.formatting import count, told
+from vitsweep.tables.formatting import count, ratio
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
@@ -105,7 +105,7 @@ def changes_in_words(table: DataFrame) -> str:
     largest = ""
     if len(changed):
         first = changed.iloc[0]
-        size = told(first["change"], first["change_low"], first["change_high"])
+        size = ratio(first["change"], first["change_low"], first["change_high"])
         largest = f", most {first['cell_id']}: {size}"
     every = count(len(compared), "speedup")
     return say("changed", changed=len(changed), speedups=every, largest=largest)

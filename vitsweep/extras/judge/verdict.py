@@ -166,7 +166,7 @@ class Verdict:
         ]
         for name, found in (("speed", self.speed), ("repeated", self.repeated)):
             if found is not None and found.num_blocks:
-                rows.append(f"| {name} | {_ratio(found)} over {count(found.num_blocks, 'block')} |")
+                rows.append(f"| {name} | {found} over {count(found.num_blocks, 'block')} |")
         if self.quality:
             rows.append(f"| quality | {self.quality} |")
         if self.equality:
@@ -211,11 +211,6 @@ def _inline(text: str) -> str:
 
 def _finite(tree: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in tree.items()}
-
-
-def _ratio(found: Comparison) -> str:
-    interval = f" [{found.low:.3f}, {found.high:.3f}]" if isfinite(found.low) else ""
-    return f"{found.ratio:.3f}x{interval}"
 
 
 def _plain(found: Comparison | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.files import UnsafeFileError
 from vitsweep.foreign import foreign
 from vitsweep.results.store import DamagedRecordWarning
-from vitsweep.tables.formatting import Column, count, number, text_columns, times, told, values
+from vitsweep.tables.formatting import Column, count, number, ratio, ratios, text_columns, values
 from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -119,7 +119,7 @@ _SHOWN: dict[str, Column] = {
     "state": values("state"),
     "runs": values("runs"),
     "last block": values("last_block"),
-    "to the leader": values("to_leader", times),
+    "to the leader": ratios("to_leader"),
     "why": values("reason"),
 }
 
@@ -143,7 +143,7 @@ def race_lines(race: Race) -> list[str]:
         c: found for c, found in race["confirmed"].items() if c in (base, race["runner_up"])
     }
     ratios = [
-        f"{told(f['speedup'], f.get('speedup_low'), f.get('speedup_high'))} against {names[cell]}"
+        f"{ratio(f['speedup'], f.get('speedup_low'), f.get('speedup_high'))} against {names[cell]}"
         for cell, f in sorted(confirmed.items(), key=lambda item: item[0] != base)
     ]
     how = " by the runs that chose it, which support no claim"

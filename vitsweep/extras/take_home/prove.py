@@ -87,12 +87,8 @@ class Throughput:
 
     def __str__(self) -> str:
         verdict = "equivalent" if self.equivalent else "not shown equal"
-        low, high = (f"{end:.3f}" for end in (self.found.low, self.found.high))
-        interval = f"95 % interval {low} to {high}" if low != "nan" else "no interval"
-        return (
-            f"{verdict}: {self.found.ratio:.3f}x the cell's ({interval} over "
-            f"{count(self.found.num_blocks, 'turn')}; equivalent within +-{self.margin:.0%})"
-        )
+        turns = count(self.found.num_blocks, "turn")
+        return f"{verdict}: {self.found} of the cell's over {turns}; equivalent within +-{self.margin:.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,10 +333,9 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"Measured: {row['images_per_second']:,.0f} images/s{f' on {device}' if device else ''}."
     ends = row.get("speedup_low"), row.get("speedup_high")
     if found := ratio(row.get("speedup"), *ends):
-        interval = "without an interval" if missing(ends[0]) else "with its 95 % interval"
         pairs, claim = row.get("num_pairs"), plain(row.get("claim"))
         blocks = "" if missing(pairs) else f" over {count(pairs, 'block')}"
-        yield f"Speedup over the baseline, {interval}: {found}{blocks}: {claim}."
+        yield f"Speedup over the baseline: {found}{blocks}: {claim}."
 
 
 def _proved(proof: Proof) -> Iterator[str]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart
+from vitsweep.charts.style import NOTHING, Bars, Chart
 from vitsweep.extras.explain.causes import REST, TRACING, Explanation, explanations, signed
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.sentences import say
@@ -61,30 +61,30 @@ def draw(table: DataFrame) -> Figure:
 
 def _panel(axes: Axes, rows: DataFrame) -> None:
     a, b = str(rows.at[0, "a"]), str(rows.at[0, "b"])
-    ends = rows[["ms", "low", "high"]].to_numpy(float)
-    reach = max(float(np.nanmax(np.abs(ends))), 1e-9)
-    for position, row in rows.iterrows():
-        hue = FASTER if row["ms"] < 0 else SLOWER
-        if row["cause"] in (TRACING, REST, SMALL):
-            hue = style.BASELINE
-        look, interval = style.fill(hue, bool(row["shown"])), (row["low"], row["high"])
-        style.bar(axes, position, row["ms"], _label(row), look, interval)  # type: ignore[arg-type]
+    moved = textwrap.wrap(str(rows.at[0, "moved"]), style.TITLE_CHARACTERS)
+    bars = Bars(
+        column="ms", low="low", high="high", colour=_colour, note=_note,
+        label="\n".join(["Milliseconds a step", *moved]), sure=lambda row: bool(row["shown"]), reference=0.0,
+    )  # fmt: skip
+    bars.on(axes, rows, rows["cause"].tolist())
     axes.axhline(0.5, color=style.QUIET, linewidth=0.8)
-    axes.axvline(0, color=style.INK, linewidth=1)
-    style.rows(axes, rows["cause"].tolist(), 0.0)
     axes.get_yticklabels()[0].set_fontweight("bold")
     axes.set_ylim(len(rows) - 0.4, -0.95)
+    ends = rows[["ms", "low", "high"]].to_numpy(float)
+    reach = max(float(np.nanmax(np.abs(ends))), 1e-9)
     least, most = min(0.0, np.nanmin(ends)), max(0.0, np.nanmax(ends))
     axes.set_xlim(least - 0.1 * reach, most + 0.7 * reach)  # room for the values
     for side, text in (("right", f"← {a} takes less "), ("left", f" {a} takes more →")):
         axes.text(0, -0.65, text, ha=side, va="center", fontsize=8.5, color=style.QUIET)
     style.title(axes, f"{a} against {b}")
-    below = ["Milliseconds a step"]
-    below += textwrap.wrap(str(rows.at[0, "moved"]), style.TITLE_CHARACTERS)
-    axes.set_xlabel("\n".join(below))
 
 
-def _label(row: pd.Series) -> str:
+def _colour(row: pd.Series) -> str:
+    hue = FASTER if row["ms"] < 0 else SLOWER
+    return style.BASELINE if row["cause"] in (TRACING, REST, SMALL) else hue
+
+
+def _note(row: pd.Series) -> str:
     known = not missing(row["a_ms"]) and max(row["a_ms"], row["b_ms"]) > 0
     spent = f"   {number(row['b_ms'])} → {number(row['a_ms'])} ms" if known else ""
     return f"{signed(row['ms'])}{spent}"
