@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.composition import small_conf
-from vitsweep.composition.composer import Composer
+from vitsweep.composition.composer import Composer, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import conf_dir
 
@@ -36,7 +36,7 @@ def ours(composer: Composer, overrides: Sequence[str]) -> Any:
         cell = composer.compose(overrides)
     except BadValueError:
         return "refused"
-    return without_names(cell.tree, cell.choices)
+    return without_names(copy_tree(cell.tree), cell.choices)
 
 
 def without_names(tree: dict[str, Any], choices: Any) -> dict[str, Any]:

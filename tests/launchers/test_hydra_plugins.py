@@ -12,6 +12,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 
+from vitsweep.api.session import Session
 from vitsweep.cli.hydra_detour import (
     _for_hydra,
     hide_from_hydra,
@@ -33,7 +34,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.requests: list[LaunchRequest] = []
-        self.planned: list[list[ComposedCell]] = []
+        self.planned: list[SweepPlan] = []
         self.tasks: list[ComposedCell] = []
         self.settings: list[LocalSettings] = []
 
@@ -46,12 +47,18 @@ class Calls:
     def summarize(self, *_: object, **__: object) -> list[dict[str, Any]]:
         return [
             {"status": "measured", "images_per_second": 10.0 * cell.tree["seed"] or None}
-            for cell in self.requests[-1].cells
+            for cell in self.cells
         ]
 
-    def plan(self, cells: list[ComposedCell], *_: Any) -> list[dict[str, Any]]:
-        self.planned.append(cells)
-        return [{"state": "runnable"} for _ in cells]
+    @property
+    def cells(self) -> list[ComposedCell]:
+        [request] = self.requests
+        entries = request.plan.entries.values()
+        return [entry.composed for entry in entries if not entry.is_added_baseline]
+
+    def plan(self, session: Session, _: Any) -> list[dict[str, Any]]:
+        self.planned.append(session.plan)
+        return [{"state": "runnable"} for _ in session.cells]
 
     def task(self, config: Any) -> float:
         self.tasks.append(running_cell()[0])
@@ -78,7 +85,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
 def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path) -> None:
     calls.multirun("precision=O1,O2", "seed=1,2", "hydra.launcher.parallel=2", "sweep.name=mine")
     [request] = calls.requests
-    cells = request.cells
+    cells = calls.cells
     assert [cell.overrides[:2] for cell in cells][1] == ("precision=O1", "seed=2")
     assert calls.settings[0].parallel == 2
     assert request.settings.name == "mine"
@@ -87,7 +94,7 @@ def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path)
 
 def test_a_plan_launches_nothing(calls: Calls) -> None:
     assert run(["plan", "-m", "seed=1,2", "--no-predict"], {}) == 0
-    assert (len(calls.planned[0]), calls.requests) == (2, [])
+    assert (len(calls.planned[0].entries), calls.requests) == (2, [])
 
 
 def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Path) -> None:
@@ -126,18 +133,19 @@ def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     typed = [
         "precision=O1,O2",
         "precision.loss_scale=128",
-        "+optimizer.note='a, b'",
+        "model=module",
+        "model.target=torch.nn.Flatten",
+        "++model.arguments.note='a, b'",
         "sweep.name=mine",
     ]
-    typed += ["++batch.shape=[1,2]", "hydra.launcher.parallel=3"]
-    typed += ["resources.memory_gib_per_rank=null", "+optimizer.empty="]
+    typed += ["++model.arguments.shape=[1,2]", "hydra.launcher.parallel=3"]
+    typed += ["resources.memory_gib_per_rank=null", "++model.arguments.empty="]
     calls.multirun(*hide_from_hydra(typed))
     [request] = calls.requests
-    cells = request.cells
+    cells = calls.cells
     assert [cell.tree["precision"]["loss_scale"] for cell in cells] == [128, 128]
-    assert cells[0].tree["optimizer"]["note"] == "a, b"
-    assert cells[0].tree["optimizer"]["empty"] == ""
-    assert cells[0].tree["batch"]["shape"] == [1, 2]
+    arguments = {"note": "a, b", "shape": [1, 2], "empty": ""}
+    assert cells[0].tree["model"]["arguments"] == arguments
     assert len(cells) == 2
     assert cells[0].tree["resources"]["memory_gib_per_rank"] is None
     assert calls.settings[0].parallel == 3

@@ -31,6 +31,12 @@ def sizes(*overrides, machine=ONE_H200):
     return {key: found[key] for key in SIZES if key in found}
 
 
+def defaults(overrides, machine):
+    """Return the cells of a command, their node `sweep`, and what is said of the machine."""
+    cells, sweep, says = cells_for(overrides, COMPOSER, machine)
+    return cells, sweep, says(plan_of(cells, machine, COMPOSER))
+
+
 def techniques(cells):
     """Return the overrides of each cell beside those of the sweep and the sizes."""
     outside = (*SIZES, "sweep", "batch.resolution_px")
@@ -45,27 +51,30 @@ def techniques(cells):
 
 
 def test_a_gpu_gets_a_real_model_and_names_it():
-    cells, sweep, said = cells_for(["precision=O1,O2"], COMPOSER, ONE_H200)
+    cells, sweep, said = defaults(["precision=O1,O2"], ONE_H200)
     assert said == "1 x H200 SXM: ViT-B/16, 224 px, 256 images; `machine=cpu` for the other"
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
     typed += ["batch.scope=per_replica", "precision=O1,O2"]
     by_hand = plan_of(expand(typed, COMPOSER), ONE_H200, COMPOSER)
     assert [*plan_of(cells, ONE_H200, COMPOSER).entries] == [*by_hand.entries]
-    assert "256 images per rank" in cells_for([], COMPOSER, H200)[2]
+    assert "256 images per rank" in defaults([], H200)[2]
 
 
 def test_a_comparison_has_the_same_sizes():
     pair = [COMPOSER.compose(["precision=O1", *more]) for more in ([], ["seed=1"])]
-    both, said = with_sizes(pair, ["precision=O1", "seed=1"], COMPOSER, ONE_H200)
-    assert said.startswith("1 x H200 SXM: ViT-B/16, 224 px, 256 images;")
+    both, says = with_sizes(pair, ["precision=O1", "seed=1"], COMPOSER, ONE_H200)
+    assert says(plan_of(both, ONE_H200, COMPOSER)).startswith(
+        "1 x H200 SXM: ViT-B/16, 224 px, 256 images;"
+    )
     assert [cell.choices["model"] for cell in both] == ["vit_base"] * 2
-    assert with_sizes(pair, ["machine=cpu"], COMPOSER, ONE_H200) == (pair, "")
+    same, says = with_sizes(pair, ["machine=cpu"], COMPOSER, ONE_H200)
+    assert (same, says(plan_of(same, ONE_H200, COMPOSER))) == (pair, "")
 
 
 def test_on_a_cpu_nothing_changes():
     for overrides in (["+sweep=first"], ["precision=O1,O2"], ["+sweep=meta_speedups"]):
-        cells, sweep, said = cells_for(overrides, COMPOSER, CPU)
+        cells, sweep, said = defaults(overrides, CPU)
         before = expand(overrides, COMPOSER)
         assert [c.overrides for c in cells] == [c.overrides for c in before]
         assert not said
@@ -113,7 +122,7 @@ def test_the_largest_cell_fits_into_the_share_of_the_memory():
 
 
 def test_named_sweeps_have_a_part_for_gpus():
-    cells, sweep, said = cells_for(["+sweep=first"], COMPOSER, ONE_H200)
+    cells, sweep, said = defaults(["+sweep=first"], ONE_H200)
     assert sweep["name"] == "first-cuda"
     assert said.startswith("1 x H200")
     stack = ["precision=bf16_masters", "optimizer=adamw_fused", "compilation=compile_blocks"]

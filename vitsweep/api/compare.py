@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vitsweep.composition.composer import Composer
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import launch
@@ -17,6 +16,7 @@ from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.blocks import Block, seconds_of_block
 from vitsweep.planning.pair import PlannedPair
 from vitsweep.results.trackers import check_tracker
+from vitsweep.spec.resources import Machine
 from vitsweep.tables.comparison import Comparison, blocks_wanted, compared_cells
 from vitsweep.tables.formatting import count
 from vitsweep.tables.speedup import one_look
@@ -93,8 +93,9 @@ def compared_settings(
     if planned.defaults:
         console.print(planned.defaults)
     check_tracker(planned.tracker)
+    plan, settings = planned.plan, planned.settings
     asked = LaunchRequest(
-        cells=(), settings=planned.settings, composer=Composer(), console=console, pair=planned
+        plan=plan, machine=Machine.here(), settings=settings, console=console, pair=planned
     )
     with launch(asked, LocalSettings(parallel=1)) as launched:
         a, b = planned.request.names

@@ -27,7 +27,7 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped, VitsweepError
 from vitsweep.extras import of_two
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import store_of
+from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches
 from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
@@ -44,8 +44,8 @@ Row = Mapping[Any, Any]
 
 
 @contextmanager
-def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[LaunchResult]:
-    """Measure what is missing of the cells, or of some of them.
+def measured(session: Session, plan: SweepPlan | None = None) -> Iterator[LaunchResult]:
+    """Measure what is missing of the cells, or of those of a round of a search.
 
     The result is read within the `with` block, while the sweep is locked (see `launchers.base`).
 
@@ -55,7 +55,7 @@ def measured(session: Session, cells: Sequence[ComposedCell] = ()) -> Iterator[L
     """
     if session.settings.search in extras.ROUNDS:
         require_rounds(session.launcher, session.settings.search)
-    with session.launcher.launch_cells(session.request(cells)) as result:
+    with session.launcher.launch_cells(session.request(plan)) as result:
         yield result
     if result.interrupted:
         if not result.submitted:
@@ -119,7 +119,8 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
         session.console.print(
             f"Round {number} of the search for the largest `{searches.key}`: {values}"
         )
-        with measured(session, probed) as result:
+        plan = session.plan if number == 1 else plan_of(probed, session.machine, session.composer)
+        with measured(session, plan) as result:
             rows = rows_of(collect(result.store).cells, result.plan)
         if len(rows) != len(probed):
             raise BadValueError(
@@ -171,8 +172,8 @@ def sweep(
         KeyboardInterrupt: the user stopped it; the same call continues.
     """
     session = _session(overrides, settings, launcher, name, config_dir, show)
-    if searches := session.searches():
-        search_limits(session, searches)
+    if session.searches:
+        search_limits(session, session.searches)
         return Sweep(store_of(session.settings))
     with measured(session) as result:
         if not result.submitted:
@@ -212,14 +213,7 @@ def plan(
     """
 
     session = _session(overrides, settings, launcher, name, config_dir, show=False)
-    searches = session.searches()
-    found = overview(
-        searches.first() if searches else session.cells,
-        session.settings,
-        session.composer,
-        session.launcher.machine(),
-        session.launcher.with_paired_baselines,
-    )
+    found = overview(session)
     rows = [_plan_row(row) for row in found.rows]
     table = DataFrame(rows)
     table.attrs["detectable_effect"] = found.detectable_effect

@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep import extras
-from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, did_you_mean
 from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
@@ -20,7 +19,7 @@ from vitsweep.planning.detectable_effect import (
     noise_of,
     noise_of_other_sweep,
 )
-from vitsweep.planning.freeze import code_state, plan_of, store_of
+from vitsweep.planning.freeze import code_state, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings, cell_table
 from vitsweep.rates.profile import Profile, device_name, profile_named
@@ -175,35 +174,21 @@ class PlanRequest:
     html: Path | None = None
 
 
-def plan(
-    cells: Sequence[ComposedCell],
-    settings: SweepSettings,
-    composer: Composer,
-    machine: Machine,
-    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
-    request: PlanRequest | None = None,
-) -> list[dict[str, Any]]:
+def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
     """Print every cell with its state and prediction, and return one row per cell (see `overview`).
 
     Args:
-        cells: see `overview`.
-        settings: see `overview`.
-        composer: see `overview`.
-        machine: see `overview`; not used where `request` names hardware.
-        with_paired_baselines: see `overview`.
+        session: its machine is not used where `request` names hardware.
         request: what to predict and to write.
 
     Raises:
         BadValueError: a device or a column is unknown.
     """
-    request = request or PlanRequest(predict=False)
-    for name in request.hardware:
-        profile_named(name)  # refused before anything is traced
-    console = open_console()
+    nodes = {name: machine_with(profile_named(name)) for name in request.hardware}
+    console, settings = open_console(), session.settings
     rows = []
-    for hardware in request.hardware or (None,):
-        node = machine_with(profile_named(hardware)) if hardware else machine
-        found = overview(cells, settings, composer, node, with_paired_baselines)
+    for hardware, node in nodes.items() or ((None, session.machine),):
+        found = overview(session, node)
         title = f"Plan of sweep {found.store.name}"
         if hardware:
             found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
@@ -310,24 +295,12 @@ class PlanOverview:
     looks: "Counter[str]"
 
 
-def overview(
-    cells: Sequence[ComposedCell],
-    settings: SweepSettings,
-    composer: Composer,
-    machine: Machine,
-    with_paired_baselines: Callable[[SweepPlan], SweepPlan] = lambda plan: plan,
-) -> PlanOverview:
-    """Check all cells and look up what is measured; nothing is written or trained.
-
-    Args:
-        cells: of the command.
-        settings: of the sweep.
-        composer: composes the baselines.
-        machine: node for which every `auto` is resolved.
-        with_paired_baselines: leaves out the baselines that the launcher cannot run in the blocks of
-            their cells.
-    """
-    sweep_plan = with_paired_baselines(plan_of(cells, machine, composer))
+def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
+    """Look up what is measured of the cells, on the session's node or another; nothing is written."""
+    machine, settings = machine or session.machine, session.settings
+    is_own = machine == session.machine
+    planned = session.plan if is_own else session.planned_for(machine)
+    sweep_plan = session.launcher.with_paired_baselines(planned)
     store = store_of(settings)
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,10 @@ from vitsweep.composition.overrides import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
+from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.limit_search import Searches, limit_of
 from vitsweep.planning.machine_defaults import cells_for
-from vitsweep.planning.sweep_plan import make_sweep_plan
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class
@@ -54,6 +56,7 @@ class Session:
         config: nodes `sweep` and `tracker` of the configuration, as plain containers.
         composer: composes baselines, and the values that a search tries.
         launcher: measures cells.
+        machine: node that the cells are planned for.
         console: where progress and notices are printed.
         command: what to type for the same; empty where `sys.argv` says so.
 
@@ -65,6 +68,7 @@ class Session:
     config: Mapping[str, Any]
     composer: Composer
     launcher: "CellLauncher"
+    machine: Machine
     console: Console
     command: str = ""
 
@@ -72,7 +76,7 @@ class Session:
         if self.metrics:
             check_metrics(self.metrics)
 
-    @property
+    @cached_property
     def settings(self) -> SweepSettings:
         """The node `sweep`, checked; an automatic name is that of the cells."""
         settings = sweep_settings(self.config)
@@ -90,27 +94,40 @@ class Session:
         """Definitions of the user's columns."""
         return (self.config.get("metric") or {}).get("columns") or {}
 
-    def searches(self) -> "Searches | None":
-        """Return the search for limits that the settings ask for; None for a plain grid.
+    @cached_property
+    def searches(self) -> Searches | None:
+        """The search for limits that the settings ask for; None for a plain grid.
 
         Raises:
-            VitsweepError: the settings of the search contradict the grid, or the tracker cannot work here.
+            BadValueError: its settings contradict the grid.
         """
-        if self.tracker.get("mode", "none") != "none":
-            check_tracker(self.tracker)
         limit = self.settings.limit
         if limit.key is None or not limit_of(limit, self.cells):
             return None
         return Searches(self.cells, limit, self.composer)
 
-    def request(self, cells: Sequence[ComposedCell] = ()) -> "LaunchRequest":
-        """Return what the launcher is given: all cells, or some of a search."""
+    @cached_property
+    def plan(self) -> SweepPlan:
+        """The cells of the grid, or of the first round of a search, typed and checked, with baselines.
+
+        Raises:
+            BadValueError: a value is wrong; all wrong values of all cells are named.
+        """
+        return self.planned_for(self.machine)
+
+    def planned_for(self, machine: Machine) -> SweepPlan:
+        """Return the same for another node."""
+        cells = self.searches.first() if self.searches else self.cells
+        return plan_of(cells, machine, self.composer)
+
+    def request(self, plan: SweepPlan | None = None) -> "LaunchRequest":
+        """Return what the launcher is given: all cells, or those of a round of a search."""
         from vitsweep.launchers.base import LaunchRequest
 
         return LaunchRequest(
-            cells=cells or self.cells,
+            plan=plan or self.plan,
+            machine=self.machine,
             settings=self.settings,
-            composer=self.composer,
             console=self.console,
             command=self.command,
             metrics=self.metrics,
@@ -175,22 +192,50 @@ def open_session(
     launcher = hydra.launcher_of(config)
     composer = Composer(loader, config_name, of_hydra)
     typed = [o for o in overrides if o not in of_hydra]
-    cells, sweep, defaults = cells_for(typed, composer, machine or launcher.machine())
-    if defaults:
-        console.print(defaults)
-    if hydra.choice(config, "launcher") == "local":
-        _refuse_bad_values(cells)
-    plain = hydra.plain_resolved(config) | {"sweep": sweep}
     extra = ["--config-dir", str(config_dir)] if config_dir else []
     words = ["python", "-m", "vitsweep", *extra, "-m", *overrides]
-    return Session(
+    command = shlex.join(words) if command is None else command
+    return session_of(typed, config, composer, launcher, console, command, machine)
+
+
+def session_of(
+    overrides: Sequence[str],
+    config: Any,
+    composer: Composer,
+    launcher: "CellLauncher",
+    console: Console,
+    command: str = "",
+    machine: Machine | None = None,
+) -> Session:
+    """Compose, type and check the cells of a command whose configuration Hydra composed.
+
+    Args:
+        overrides: without those of Hydra's own node.
+        config: composed by Hydra.
+        composer: over the same configuration.
+        launcher: that `config` chooses.
+        console: see `open_session`; so are `command` and `machine`.
+
+    Raises:
+        BadValueError: an override is wrong.
+        VitsweepError: the tracker cannot work here.
+    """
+    machine = machine or launcher.machine()
+    cells, sweep, says = cells_for(overrides, composer, machine)
+    session = Session(
         cells=cells,
-        config=plain,
+        config=hydra.plain_resolved(config) | {"sweep": sweep},
         composer=composer,
         launcher=launcher,
+        machine=machine,
         console=console,
-        command=shlex.join(words) if command is None else command,
+        command=command,
     )
+    if said := says(session.plan):
+        console.print(said)
+    if session.tracker.get("mode", "none") != "none":
+        check_tracker(session.tracker)
+    return session
 
 
 def _name_what_there_is(overrides: Sequence[Any], loader: Any, config_name: str) -> None:
@@ -208,19 +253,6 @@ def _name_what_there_is(overrides: Sequence[Any], loader: Any, config_name: str)
     for override in overrides:
         if "." in override.key_or_group and is_plain_value(override):
             set_value(tree, override)
-
-
-def _refuse_bad_values(cells: Sequence[ComposedCell]) -> None:
-    """Type the first cell, and all where it is wrong: a wrong value does not wait for pandas.
-
-    Raises:
-        BadValueError: a value of the first cell is wrong; all wrong values of all cells are named.
-    """
-    machine = Machine.here()
-    try:
-        make_sweep_plan(cells[:1], machine, lambda _: None)
-    except BadValueError:
-        make_sweep_plan(cells, machine, lambda _: None)
 
 
 # Settings given in Python, written as the overrides that the command line takes.

@@ -130,10 +130,9 @@ def finish(session: Session) -> int:
     Raises:
         SweepStopped: the user stopped it.
     """
-    searches = session.searches()
     from vitsweep.api.functions import measured, search_limits  # pandas, for which no mistake waits
 
-    if searches:
+    if searches := session.searches:
         from vitsweep.cli.summary import summarize_limits
 
         found = search_limits(session, searches)

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep import extras
 from vitsweep.api.functions import require_rounds
-from vitsweep.api.session import Session
+from vitsweep.api.session import session_of
 from vitsweep.cli.cells import MULTIRUN, check_words, exit_code, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
@@ -152,31 +152,17 @@ def sweep_in_hydra(
         SweepStopped: the user stopped it.
     """
     composer = composer_of(config, loader)
-    machine = launcher.machine() if isinstance(launcher, CellLauncher) else Machine.here()
-    cells, sweep, _ = cells_for(arguments, composer, machine)
-    settings = hydra.plain_resolved(config) | {"sweep": sweep}
     if isinstance(launcher, CellLauncher):
-        if code := finish(session_of(launcher, cells, settings, composer)):
+        if code := finish(session_of(arguments, config, composer, launcher, open_console())):
             raise SystemExit(code)
         return None
+    cells, sweep, _ = cells_for(arguments, composer, Machine.here())
+    settings = hydra.plain_resolved(config) | {"sweep": sweep}
     if (search := sweep_settings(settings).search) in extras.ROUNDS:
         require_rounds(launcher, search)
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)
     return returned
-
-
-def session_of(
-    launcher: CellLauncher,
-    cells: Sequence[ComposedCell],
-    config: Mapping[str, Any] | DictConfig,
-    composer: Composer,
-) -> Session:
-    """Return the session of a command whose configuration Hydra composed."""
-    plain = hydra.plain_resolved(config) if isinstance(config, DictConfig) else config
-    return Session(
-        cells=cells, config=plain, composer=composer, launcher=launcher, console=open_console()
-    )
 
 
 def _summarize_stock(

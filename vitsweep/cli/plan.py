@@ -58,13 +58,8 @@ def run(arguments: Sequence[str]) -> int:
         ) from error
     from vitsweep.api.plan import PlanRequest, plan
 
-    searches, launcher = session.searches(), session.launcher
     rows = plan(
-        searches.first() if searches else session.cells,
-        session.settings,
-        session.composer,
-        launcher.machine(),
-        launcher.with_paired_baselines,
+        session,
         PlanRequest(
             predict=not known.no_predict,
             hardware=_parts(known.hardware),

@@ -218,14 +218,6 @@ class FragmentCache:
         self._sources: dict[tuple[str, ...], list[tuple[str, str]]] = {}
         self._owners: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
-    def parse(self, texts: Iterable[str]) -> list[Override]:
-        """Parse overrides, each text once.
-
-        Raises:
-            BadValueError: a text is no override.
-        """
-        return parse_overrides(texts, self.loader)
-
     def options(self, group: str) -> list[str]:
         """Return the choices of a group."""
         return sorted(self.loader.get_group_options(group))
@@ -320,7 +312,7 @@ class FragmentCache:
         if package:
             return package.split(".")[0] == group
         file = hydra.load_file(self._files, path)
-        return file is not None and isinstance(file.content, dict) and group in file.content
+        return isinstance(content := file and file.content, dict) and group in content
 
 
 class Composer:
@@ -340,17 +332,20 @@ class Composer:
     ) -> None:
         loader = loader or hydra.open_loader(conf_dir())
         self._cache = FragmentCache(loader, config_name, hydra_overrides)
+        self._cells: dict[tuple[str, ...], ComposedCell] = {}
 
     def compose(self, overrides: Sequence[str] = ()) -> ComposedCell:
-        """Compose one cell; without overrides the default one.
+        """Compose one cell, the same overrides once; without any the default cell.
 
         Raises:
             BadValueError: a group, choice or key does not exist, or Hydra refuses an override.
         """
-        parsed = self.parse(overrides)
-        tree, choices = self._composed(parsed)
-        self._refuse_unread_keys(tree, parsed)
-        return ComposedCell(tuple(overrides), choices, self._named(tree, choices))
+        if (texts := tuple(overrides)) not in self._cells:
+            parsed = self.parse(texts)
+            tree, choices = self._composed(parsed)
+            self._refuse_unread_keys(tree, parsed)
+            self._cells[texts] = ComposedCell(texts, choices, self._named(tree, choices))
+        return self._cells[texts]
 
     @property
     def compositions(self) -> int:
@@ -368,7 +363,7 @@ class Composer:
         Raises:
             BadValueError: a text is no override.
         """
-        return self._cache.parse(overrides)
+        return parse_overrides(overrides, self._cache.loader)
 
     def options(self, group: str) -> list[str]:
         """Return the choices of a group."""

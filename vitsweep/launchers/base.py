@@ -13,10 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 from rich.console import Console
 
 from vitsweep import extras
-from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import within_minutes
-from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, plan_of, store_of
+from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, store_of
 from vitsweep.planning.pair import PairRounds, PlannedPair
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
@@ -33,26 +32,22 @@ class LaunchRequest:
     """What a command wants measured.
 
     Attributes:
-        cells: in the order in which their rows are shown.
+        plan: the cells with their baselines, typed and checked, in the order of their rows.
+        machine: node that they are planned for.
         settings: the `sweep` node of the configuration, checked.
-        composer: composes baselines, and the values that a search tries.
         console: for what the user should know while cells run.
         command: what to type for the same; empty where `sys.argv` says so.
         metrics: definitions of the user's columns (see `results.user_metrics`).
-        pair: the two cells of `compare`, planned, instead of `cells`.
+        pair: the two cells of `compare`, whose blocks are its own.
     """
 
-    cells: Sequence[ComposedCell]
+    plan: SweepPlan
+    machine: Machine
     settings: SweepSettings
-    composer: Composer
     console: Console
     command: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     pair: PlannedPair | None = None
-
-    def plan(self, machine: Machine) -> SweepPlan:
-        """Type and check the cells, with their baselines."""
-        return self.pair.plan if self.pair else plan_of(self.cells, machine, self.composer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,22 +118,21 @@ class PreparedSweep:
 
 
 @contextmanager
-def prepared(request: LaunchRequest, machine: Machine) -> Iterator[PreparedSweep]:
-    """Check the cells, lock the sweep folder, and freeze the cells in it.
+def prepared(request: LaunchRequest) -> Iterator[PreparedSweep]:
+    """Lock the sweep folder, and freeze the cells in it.
 
     Raises:
-        BadValueError: a value of a cell or of the sweep is wrong; nothing is written then.
+        BadValueError: a race cannot begin; nothing is written then.
         VitsweepError: the folder cannot be written.
     """
-    plan = request.plan(machine)
-    store = store_of(request.settings)
+    plan, store = request.plan, store_of(request.settings)
     if request.settings.search in extras.ROUNDS and not store.root.exists():
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
         rounds_of(planned, request.settings)
     store = store.create()
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with held(store, request.console):
-        yield _frozen(store, plan, request, machine)
+        yield _frozen(store, request)
 
 
 def rounds_of(
@@ -221,16 +215,13 @@ def announce_undecided(
         )
 
 
-def frozen_sweep(request: LaunchRequest, machine: Machine) -> PreparedSweep:
+def frozen_sweep(request: LaunchRequest) -> PreparedSweep:
     """Do the same without the lock, for cells of one sweep that several processes run at once."""
-    plan = request.plan(machine)
-    return _frozen(open_store(request.settings), plan, request, machine)
+    return _frozen(open_store(request.settings), request)
 
 
-def _frozen(
-    store: Store, plan: SweepPlan, request: LaunchRequest, machine: Machine
-) -> PreparedSweep:
-    settings = request.settings
+def _frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
+    plan, machine, settings = request.plan, request.machine, request.settings
     if settings.minutes is not None and settings.search == "grid":
         plan = within_minutes(plan, settings.minutes)
     is_asked = settings.only or settings.max_gpu_hours or machine.described_by != HERE

@@ -53,8 +53,10 @@ def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, Swee
     assert place is not None, "called where a launcher has set ranks only"
     rank, local_rank, size = place
     per_node = ranks_per_node(size)
-    cell.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
-    cell.tree["sweep"]["baseline"] = None  # ranks of one cell cannot run another
+    sizes = {"nodes": size // per_node, "ranks_per_node": per_node}
+    alone = {"baseline": None}  # ranks of one cell cannot run another
+    own = {"resources": cell.tree["resources"] | sizes, "sweep": cell.tree["sweep"] | alone}
+    cell = replace(cell, tree=cell.tree | own)
     plan = plan_of([cell], Machine.here(), composer)
     entry = next(iter(plan.entries.values()))
     if entry.reasons:

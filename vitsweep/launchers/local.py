@@ -45,7 +45,7 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
-from vitsweep.planning.freeze import planned_store
+from vitsweep.planning.freeze import plan_of, planned_store
 from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
@@ -223,13 +223,13 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         BadValueError: a value is wrong; nothing has run.
         VitsweepError: a race of the same sweep runs on a cluster.
     """
-    is_added, here = request.settings.search in extras.ROUNDS, Machine.here()
+    is_added = request.settings.search in extras.ROUNDS
     with (
-        prepared(request, here) as sweep,
+        prepared(request) as sweep,
         sweep.store.only_rounds() if is_added else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
-        planned = planned_store(here.device)
+        planned = planned_store(request.machine.device)
         for entry in sweep.plan.runnable:
             sweep.store.adopt_prediction(entry.cell_id, planned)
         interrupted, state = _run(sweep, request, settings.parallel)
@@ -246,10 +246,10 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     Raises:
         VitsweepError: the cell was not measured; its record says so as well.
     """
-    request = LaunchRequest(
-        cells=[cell], settings=settings, composer=composer, console=open_console()
-    )
-    sweep = frozen_sweep(request, Machine.here())
+    machine = Machine.here()
+    plan = plan_of([cell], machine, composer)
+    request = LaunchRequest(plan=plan, machine=machine, settings=settings, console=open_console())
+    sweep = frozen_sweep(request)
     _run(sweep, request, parallel=1)
     [cell_id] = [
         entry.cell_id for entry in sweep.plan.entries.values() if not entry.is_added_baseline

@@ -6,8 +6,9 @@ get from here among their overrides, so that they are the same cells wherever th
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from annotated_types import Gt, Le
@@ -20,6 +21,7 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.rates.profile import device_name, free_gpu_gib
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree
@@ -33,6 +35,8 @@ FOR_CPUS = "_nano"
 LARGE_DATA = ("synthetic", "image_folder")
 """Data beside which the models of a GPU are trained where nothing else is typed."""
 OF_THE_BATCH = ("batch", "batch.images_per_step", "batch.scope")
+Says = Callable[[SweepPlan], str]
+"""Returns what follows from the machine, of the plan of the cells, in a sentence; "" where nothing does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ class _Typed:
 
 def cells_for(
     overrides: Sequence[str], composer: Composer, machine: Machine
-) -> tuple[list[ComposedCell], Tree, str]:
+) -> tuple[list[ComposedCell], Tree, Says]:
     """Return the cells of a command line on a machine.
 
     Args:
@@ -84,7 +88,7 @@ def cells_for(
         machine: node on which they will run.
 
     Returns:
-        The cells; the node `sweep` of the command; a sentence that says what follows from the machine, or "".
+        The cells; the node `sweep` of the command; what says what follows from the machine.
 
     Raises:
         BadValueError: an override is wrong.
@@ -100,13 +104,14 @@ def cells_for(
     sized = _sized(cells, typed)
     [(sweep, has_part)] = parts
     sweep = sweep | {"name": sized[0].tree["sweep"]["name"]}
-    return sized, sweep, _sentence(sized, typed) if has_part or sized is not cells else ""
+    follows = has_part or sized is not cells
+    return sized, sweep, partial(_sentence, typed if follows else None)
 
 
 def with_sizes(
     cells: list[ComposedCell], overrides: Sequence[str], composer: Composer, machine: Machine
-) -> tuple[list[ComposedCell], str]:
-    """Return composed cells with the sizes of a machine, and the sentence, see `cells_for`.
+) -> tuple[list[ComposedCell], Says]:
+    """Return composed cells with the sizes of a machine, and what says them, see `cells_for`.
 
     Args:
         cells: of one command.
@@ -116,7 +121,7 @@ def with_sizes(
     """
     typed = _typed(overrides, composer, machine)
     sized = _sized(cells, typed)
-    return sized, _sentence(sized, typed) if sized is not cells else ""
+    return sized, partial(_sentence, typed if sized is not cells else None)
 
 
 def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _Typed:
@@ -240,10 +245,11 @@ def _fits(specs: Sequence[CellSpec], images: int | None, typed: _Typed) -> bool 
 # The line that says it.
 
 
-def _sentence(cells: Sequence[ComposedCell], typed: _Typed) -> str:
-    specs = _specs(cells, typed)
-    if not specs:
+def _sentence(typed: _Typed | None, plan: SweepPlan) -> str:
+    specs = [entry.spec for entry in plan.runnable]
+    if not typed or not specs:
         return ""
+    cells = [entry.composed for entry in plan.entries.values() if not entry.is_added_baseline]
     names = dict.fromkeys(_title(cell.choices["model"]) for cell in cells)
     ranks = _span({spec.resources.world_size for spec in specs})
     scope = ""

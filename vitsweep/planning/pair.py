@@ -139,7 +139,7 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
         composer.compose(merge_overrides([(FOLDER,), request.common, setting], composer))
         for setting in (request.variant, request.baseline)
     ]
-    (variant, baseline), defaults = with_sizes(composed, typed, composer, machine)
+    (variant, baseline), says = with_sizes(composed, typed, composer, machine)
     if variant.tree["sweep"] != baseline.tree["sweep"]:
         raise BadValueError("`sweep.*` is one for A and B: give it after both.")
     settings = replace(sweep_settings(variant.tree), minutes=request.minutes)
@@ -154,7 +154,7 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
     plan = make_sweep_plan([variant, baseline], machine, lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
-    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, defaults)
+    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, says(plan))
 
 
 def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from hydra_plugins.vitsweep_launchers.local import LocalLauncher
 from tests.cells import THIS_LAPTOP, TINY, composer
 from tests.extras.predict.test_run_duration import prediction
 from tests.extras.predict.traces import NOTHING_HELD, timed_before, trace_of
 from vitsweep.api.plan import PlanRequest
 from vitsweep.api.plan import plan as show
+from vitsweep.api.session import Session
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.extras.predict.admission import without_left_out
@@ -117,8 +120,15 @@ def plan_of(
         trace = trace_of(dispatches=100, memory=replace(NOTHING_HELD, peak=2**20), device="cpu")
         TraceCache().put(TraceCache().key(each.spec), trace)
         timed_before(each.spec)
-    settings = sweep_settings(composed[0].tree)
-    return show(composed, settings, composer(), machine, request=PlanRequest(**request))
+    session = Session(
+        cells=composed,
+        config=composed[0].tree,
+        composer=composer(),
+        launcher=LocalLauncher(),
+        machine=machine,
+        console=Console(quiet=True),
+    )
+    return show(session, PlanRequest(**request))
 
 
 @pytest.mark.usefixtures("traces")

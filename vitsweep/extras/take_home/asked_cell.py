@@ -100,8 +100,8 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
     composer = Composer(hydra.open_loader(conf_dir(), config_dir))
     composed = composer.compose(as_overrides(cell, {}))
     per_node = ranks_per_node(size)
-    composed.tree["resources"] |= {"nodes": size // per_node, "ranks_per_node": per_node}
-    return cell_from_tree(resolve(composed.tree, Machine.here()))
+    sizes = composed.tree["resources"] | {"nodes": size // per_node, "ranks_per_node": per_node}
+    return cell_from_tree(resolve(composed.tree | {"resources": sizes}, Machine.here()))
 
 
 def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:

@@ -19,7 +19,7 @@ from vitsweep.launchers.base import (
     rounds_of,
 )
 from vitsweep.launchers.few_files import keep_few_files, locked
-from vitsweep.launchers.slurm.commands import machine_of, max_array_size, require_slurm
+from vitsweep.launchers.slurm.commands import max_array_size, require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.status import watch
@@ -114,7 +114,7 @@ def _launched(
         check_rounds(settings, typed)
     require_slurm()
     console = request.console
-    with prepared(request, machine_of(settings)) as sweep:
+    with prepared(request) as sweep:
         if typed:
             held.enter_context(sweep.store.only_rounds())
         submission = (_RoundSubmission if typed else _GridSubmission)(
