@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
@@ -149,10 +149,9 @@ def render(
 
 
 def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep.report") -> str:
-    """Return the page that a template of a package makes."""
-    environment = Environment(
-        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined
-    )
+    """Return the page that a template of a package makes, with what it includes of the report's."""
+    places = ChoiceLoader([PackageLoader(package), PackageLoader("vitsweep.report")])
+    environment = Environment(loader=places, autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(context)
 
 

@@ -218,8 +218,18 @@ def test_the_speedup_is_compared_within_blocks():
     assert one(worse, "O1")["ratio"] == pytest.approx(0.8)
     # in absolute throughput the noise of the machine hides it
     assert gate(paired_days(1.0, 120), kept).passed
-    with pytest.raises(VitsweepError, match="No cell has `speedup`"):
-        gate(kept, kept, metrics=["speedup"])
+    alone = gate(kept, kept, metrics=["speedup"])
+    assert set(alone.rows["metric"]) == {"images_per_second"}, "no cell has a baseline"
+
+
+def test_a_baseline_is_compared_once_by_its_throughput_whatever_is_asked_for():
+    kept, baselines = steady(c0=1.0, c1=1.2), {"c0": "c0", "c1": "c0"}
+    for metrics in (["speedup", "img/s"], ["img/s", "speedup"]):
+        rows = gate(kept, kept, metrics=metrics, baselines=baselines).rows
+        asked = rows.groupby("cell_id")["metric"].apply(sorted).to_dict()
+        assert asked == {"c0": ["images_per_second"], "c1": ["images_per_second", "speedup"]}
+    gone = gate(kept, kept, baselines=baselines | {"c1": "left"}).rows.set_index("cell_id")
+    assert gone.loc["c1", "metric"] == "images_per_second", "its baseline is on neither side"
 
 
 def test_nothing_in_common_and_a_wrong_tolerance_are_refused():

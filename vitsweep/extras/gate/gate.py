@@ -1,12 +1,11 @@
 """The gate for continuous integration: did any cell become worse than a kept baseline?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.sweep_diff import changes, metric_named
@@ -63,11 +62,6 @@ class Gate:
         """Whether no row fails, but one is worse and may be so beyond the tolerance."""
         unsure = (self.rows["verdict"] == UNDECIDED) & ~self.rows["warns"]
         return bool(unsure.any()) and not self.rows["fails"].any()
-
-    @property
-    def undecided_cells(self) -> set[str]:
-        """Cells that are worse, and may be so beyond the tolerance."""
-        return set(self.rows.loc[self.rows["verdict"] == UNDECIDED, "cell_id"])
 
     @property
     def blocks_to_decide(self) -> int:
@@ -145,8 +139,8 @@ def gate(
         kept: one row per run of the kept baseline (`runs.parquet`).
         tolerance: how much worse is accepted, as a fraction: with 0.05 throughput may fall to 0.95
             and step time rise to 1.05 of what it was. Accuracy may fall by 1 % at most.
-        metrics: columns of `METRICS`, or headings of the printed table. Default: `speedup`, or
-            `images_per_second` where no cell has a baseline.
+        metrics: columns of `METRICS`, or headings of the printed table. Default: `speedup`; where a cell
+            has none, as a baseline, its images per second stand for it.
         baselines: cell -> its baseline cell, for the metric `speedup`.
         mixed_hardware: compare cells although they ran on different devices.
         lenient: warn instead of fail where there is too little to tell.
@@ -166,27 +160,26 @@ def gate(
     both = set(runs["cell_id"]) & set(kept["cell_id"])
     if not both:
         raise VitsweepError("The sweep and the kept baseline have no cell in common.")
-    names = metrics or _default(baselines, both)
-    columns = list(dict.fromkeys(metric_named(name, runs) for name in names))
-    of_cell = dict(baselines or {})
-    rule = _Wanted(of_cell, columns, not metrics, mixed_hardware)
-    columns += rule.added
+    columns = list(dict.fromkeys(metric_named(n, runs) for n in metrics or ["speedup"]))
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
     if ACCURACY in kept and kept[ACCURACY].notna().any():
         columns += [ACCURACY] * (ACCURACY not in columns)
         runs = runs if ACCURACY in runs else runs.assign(**{ACCURACY: float("nan")})
-    known = known_metrics(runs)
-    compared = changes(runs, kept, columns, (of_cell, of_cell), wanted=rule.rows, jointly=True)
+    of_cell, known = dict(baselines or {}), known_metrics(runs)
+    asked = _asked(_cells(runs, kept), columns, of_cell, both)
+    if mixed_hardware:
+        asked = asked[~asked["of_baseline"]]
+    wanted = MultiIndex.from_frame(asked[["metric", "cell_id"]])
+    every = list(asked["metric"].unique())
     rows = (
-        _cells(runs, kept)
-        .merge(DataFrame({"metric": columns}), how="cross")
-        .merge(compared, on=["cell_id", "metric"], how="left")
-        .loc[rule.rows]
-        .reset_index(drop=True)
-        .pipe(_once_where_unmeasured, baselines, columns)
+        asked.merge(
+            changes(runs, kept, every, (of_cell, of_cell), wanted=wanted, jointly=True),
+            on=["cell_id", "metric"],
+            how="left",
+        )
+        .pipe(_once_where_unmeasured, several=len(columns) > 1)
         .assign(
-            of_baseline=rule.is_of_baseline,
             better=lambda t: t["metric"].map(lambda metric: known[metric].better),
             limit=lambda t: [_limit(known[metric], tolerance) for metric in t["metric"]],
         )
@@ -200,52 +193,30 @@ def gate(
         )
         .assign(reason=lambda t: [_reason(row) for _, row in t.iterrows()])
     )
-    _refuse_without_numbers(rows, columns)
+    _refuse_without_numbers(rows, every)
     shown = ["cell_id", "name", "metric", "verdict", "fails", "warns"]
     ratio = ["ratio", "ratio_low", "ratio_high", "reason", "limit", "detectable"]
     return Gate(rows[[*shown, *ratio, "count_kept", "count_now", "of_baseline"]], lenient)
 
 
-def _default(baselines: Mapping[str, str | None] | None, cells: set[str]) -> list[str]:
-    paired = any(base in cells and base != cell for cell, base in (baselines or {}).items())
-    return ["speedup"] if paired else ["images_per_second"]
+def _asked(
+    cells: DataFrame,
+    columns: Sequence[str],
+    baselines: Mapping[str, str | None],
+    both: Collection[str],
+) -> DataFrame:
+    """Return a row `of_baseline, metric` more for each cell and metric.
 
-
-@dataclass(frozen=True)
-class _Wanted:
-    """Which cells are compared by which metric.
-
-    Attributes:
-        baselines: cell -> its baseline cell, or None.
-        metrics: as asked for, before any is added.
-        is_default: the metrics were not asked for.
-        mixed_hardware: throughput of the two sides is not compared unless asked for.
+    What has no speedup is compared by images per second: a baseline, and a cell without one on both sides.
     """
-
-    baselines: Mapping[str, str | None]
-    metrics: Sequence[str]
-    is_default: bool
-    mixed_hardware: bool
-
-    @cached_property
-    def added(self) -> list[str]:
-        """Throughput, beside ratios: for baselines, and by default for cells without one."""
-        is_asked = "speedup" not in self.metrics or THROUGHPUT in self.metrics
-        return [] if is_asked else [THROUGHPUT]
-
-    def is_of_baseline(self, table: DataFrame) -> Series:
-        """Tell which rows compare a baseline by its throughput, beside the ratios of the others."""
-        own = table["cell_id"].map(lambda c: self.baselines.get(c) == c).astype(bool)
-        return own & (table["metric"] == THROUGHPUT) & bool(self.added)
-
-    def rows(self, table: DataFrame) -> Series:
-        """Tell which rows `cell_id, metric` are compared."""
-        alone = table["cell_id"].map(lambda c: self.baselines.get(c) is None).astype(bool)
-        alone &= self.is_default
-        throughput = (alone | self.is_of_baseline(table)) & ~(self.mixed_hardware & ~alone)
-        added = (table["metric"] == THROUGHPUT) & bool(self.added)
-        ratio = (table["metric"] == "speedup") & bool(self.added)
-        return (throughput | ~added) & ~(ratio & alone)
+    rows = cells.merge(DataFrame({"metric": columns}), how="cross")
+    base = rows["cell_id"].map(lambda cell: baselines.get(cell)).astype(object)
+    is_own, is_ratio = base == rows["cell_id"], rows["metric"] == "speedup"
+    alone = is_ratio & (is_own | ~base.isin(list(both)))
+    rows = rows.assign(of_baseline=alone & is_own & (THROUGHPUT not in columns))
+    return rows.assign(metric=rows["metric"].mask(alone, THROUGHPUT)).drop_duplicates(
+        ["cell_id", "metric"]
+    )
 
 
 def _refuse_unmeasured(kept: DataFrame) -> None:
@@ -314,17 +285,12 @@ def _lost_blocks(runs: DataFrame) -> DataFrame:
     return DataFrame({"lost": lost.sum(), "lost_share": lost.mean()})
 
 
-def _once_where_unmeasured(
-    table: DataFrame, baselines: Mapping[str, str | None] | None, columns: Sequence[str]
-) -> DataFrame:
-    """Keep one row of a cell without a comparison; a baseline's speedup, always 1, gets none."""
+def _once_where_unmeasured(table: DataFrame, several: bool) -> DataFrame:
+    """Keep one row of a cell that one side lacks, and no accuracy that was never kept."""
     measured = (table["status_kept"] == Status.measured) & (table["status_now"] == Status.measured)
     again = table["cell_id"].duplicated() & ~measured
-    is_baseline = table["cell_id"].map(lambda c: (baselines or {}).get(c) == c).astype(bool)
-    is_one = measured & (table["metric"] == "speedup") & table["ratio"].isna() & is_baseline
-    never = ~(table["count_kept"] > 0)
-    optional = (table["metric"] == ACCURACY) & never & (len(columns) > 1) & measured
-    return table[~again & ~is_one & ~optional].reset_index(drop=True)
+    never = measured & (table["metric"] == ACCURACY) & ~(table["count_kept"] > 0)
+    return table[~again & ~(never & several)].reset_index(drop=True)
 
 
 def _limit(metric: Metric, tolerance: float) -> float:

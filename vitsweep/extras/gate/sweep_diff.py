@@ -1,15 +1,16 @@
 """The same cells measured twice, on two days, machines or states of the code, and what changed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
+from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import count, ratio
 from vitsweep.tables.sentences import say
@@ -19,12 +20,11 @@ from vitsweep.tables.stats import (
     SHOWN,
     Claim,
     chosen,
-    estimate,
     holm,
     moments,
     welch,
 )
-from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
+from vitsweep.tables.valid_runs import checked_runs, valid_runs
 
 SIDES = ("a", "b")
 CHANGE = {"ratio": "change", "ratio_low": "change_low", "ratio_high": "change_high"}
@@ -69,31 +69,23 @@ def sweep_diff(
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
-    sides = {"a": (checked_runs(runs_a), baselines_a), "b": (checked_runs(runs_b), baselines_b)}
-    changed = changes(sides["b"][0], sides["a"][0], baselines=(baselines_b, baselines_a))
-    cells = list(
-        dict.fromkeys(c for runs, _ in sides.values() if len(runs) for c in runs["cell_id"])
-    )
-    if not cells:
+    sides = [_side(runs_a, baselines_a), _side(runs_b, baselines_b)]
+    if sides[0].empty and sides[1].empty:
         return DataFrame(columns=COLUMNS)
-    table = DataFrame({"cell_id": cells})
-    for side, (runs, baselines) in sides.items():
-        facts = _side(runs, baselines)
-        named = facts.set_index("cell_id").add_suffix(f"_{side}").reset_index()
-        table = table.merge(named, on="cell_id", how="left")
+    changed = changes(
+        checked_runs(runs_b), checked_runs(runs_a), baselines=(baselines_b, baselines_a)
+    )
+    table = sides[0].merge(sides[1], on="cell_id", how="outer", suffixes=("_a", "_b"), sort=False)
+    names = {f"speedup_{end}_{s}": f"speedup_{s}_{end}" for s in SIDES for end in ("low", "high")}
     return (
-        table.assign(
-            throughput_ratio=lambda t: t["images_per_second_b"] / t["images_per_second_a"],
-            baseline_cell_id=lambda t: t["baseline_b"].where(
-                t["baseline_b"].notna(), t["baseline_a"]
-            ),
-        )
-        .rename(
-            columns={f"speedup_{e}_{s}": f"speedup_{s}_{e}" for s in SIDES for e in ("low", "high")}
-        )
+        table.rename(columns=names)
         .merge(changed.rename(columns=CHANGE)[["cell_id", *CHANGE.values(), "p_value"]], how="left")
+        .assign(
+            throughput_ratio=lambda t: t["images_per_second_b"] / t["images_per_second_a"],
+            baseline_cell_id=lambda t: t["baseline_b"].fillna(t["baseline_a"]),
+        )
         .pipe(_with_claims)
-        .pipe(_largest_change_first)
+        .sort_values(["claim", "change"], key=_largest_first, kind="stable", ignore_index=True)
         .reindex(columns=COLUMNS)
     )
 
@@ -112,24 +104,22 @@ def changes_in_words(table: DataFrame) -> str:
 
 
 def _side(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return one row per cell of a side."""
-    columns = ["cell_id", "status", "device", "baseline", "images_per_second"]
-    columns += ["speedup", "speedup_low", "speedup_high", "num_blocks"]
-    if runs.empty:
-        return DataFrame(columns=columns)
-    good = valid_runs(runs)
-    ratios = log_ratios(log_throughput_per_block(good), baselines)
-    latest = good.drop_duplicates("cell_id", keep="last").set_index("cell_id")
-    facts = final_status(runs)[["cell_id", "status"]]
-    device = latest["device"] if "device" in latest else Series(None, latest.index, dtype=object)
-    facts = facts.assign(
-        device=facts["cell_id"].map(device),
-        baseline=Series([baselines.get(c) for c in facts["cell_id"]], facts.index, dtype=object),
-        images_per_second=facts["cell_id"].map(
-            good.groupby("cell_id")["images_per_second"].median()
-        ),
-    )
-    return facts.merge(estimate(ratios), on="cell_id", how="left").reindex(columns=columns)
+    """Return one row per cell of a side: that of the device which measured it last."""
+    names = {
+        "unadjusted_images_per_second": "images_per_second",
+        "baseline_cell_id": "baseline",
+        "num_pairs": "num_blocks",
+    }
+    same = ["cell_id", "status", "device", "speedup", "speedup_low", "speedup_high"]
+    rows = cells(runs, baselines).reindex(columns=[*same, *names]).rename(columns=names)
+    return rows.drop_duplicates("cell_id", keep="last") if len(rows) else rows.astype(object)
+
+
+def _largest_first(column: Series) -> Series:
+    """Return by what rows are sorted: changes that are shown first, the largest of them first."""
+    if column.name == "claim":
+        return ~column.isin(SHOWN)
+    return -column.astype(float).map(np.log).abs()
 
 
 def _with_claims(table: DataFrame) -> DataFrame:
@@ -160,15 +150,6 @@ def _with_claims(table: DataFrame) -> DataFrame:
     return table.assign(claim=chosen(rules, Claim.slower, table.index))
 
 
-def _largest_change_first(table: DataFrame) -> DataFrame:
-    size = table["change"].map(np.log).abs()
-    shown = table["claim"].isin(SHOWN)
-    order = DataFrame({"shown": ~shown, "size": -size}).sort_values(
-        ["shown", "size"], kind="stable", na_position="last"
-    )
-    return table.loc[order.index].reset_index(drop=True)
-
-
 def metric_named(name: str, runs: DataFrame) -> str:
     """Return the column of a metric that can become better or worse.
 
@@ -196,7 +177,7 @@ def changes(
     kept: DataFrame,
     metrics: Sequence[str] = ("speedup",),
     baselines: tuple[Mapping[str, str | None], Mapping[str, str | None]] = ({}, {}),
-    wanted: Callable[[DataFrame], Series] | None = None,
+    wanted: MultiIndex | None = None,
     jointly: bool = False,
 ) -> DataFrame:
     """Compare the metrics of every cell with kept runs of it: another day, machine or code.
@@ -211,7 +192,7 @@ def changes(
         kept: the same of the kept side.
         metrics: columns of `METRICS`.
         baselines: cell -> its baseline cell, of now and of the kept side, for `speedup`.
-        wanted: tells of rows `cell_id, metric` which are compared; default: all.
+        wanted: (metric, cell id) of the rows that are compared; default: all.
         jointly: intervals hold at 95 % for all rows together (Bonferroni), not each by itself.
 
     Returns:
@@ -227,7 +208,7 @@ def changes(
     ]
     every = sides[0].index.union(sides[1].index, sort=False)
     if wanted is not None:
-        every = every[wanted(every.to_frame(index=False)).to_numpy(bool)]
+        every = every[every.isin(wanted)]
     before, after = (sample.reindex(every) for sample in sides)
     counts = {
         f"count_{name}": side["count"].fillna(0).astype(int)

@@ -1,14 +1,13 @@
 """`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import ExitCode, VitsweepError
-from vitsweep.extras.gate.gate import Gate, gate
+from vitsweep.extras.gate.gate import gate
 from vitsweep.report.answer import answers
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.load import load
@@ -16,8 +15,6 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from vitsweep.results.store import Store
 
 HELP = """\
 Compare every cell of a sweep with a kept baseline; for continuous integration.
@@ -93,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     print("\n".join([*answers(SweepTables.of(store)), verdict.verdict]))
     if verdict.undecided:
-        print(_measure_again(store, kept_runs, verdict, list(arguments)))
+        print(_measure_again(kept_runs, verdict.blocks_to_decide))
         return ExitCode.gate_undecided
     return ExitCode.ok if verdict.passed else ExitCode.gate_failed
 
@@ -118,29 +115,12 @@ def _new_runs(runs: "DataFrame", kept: "DataFrame", sweep: str) -> "DataFrame":
     return runs[~is_kept]
 
 
-def _measure_again(
-    store: "Store", kept: "DataFrame", found: "Gate", arguments: Sequence[str]
-) -> str:
+def _measure_again(kept: "DataFrame", blocks: int) -> str:
     """Say how undecided cells are measured again on both sides, in a number of blocks fixed beforehand."""
-    blocks = found.blocks_to_decide
-    typed = [command for command in store.commands() if command.get("command")]
-    own = [command for command in typed if found.undecided_cells & {*command.get("cells", ())}]
-    last = str((own or typed)[-1]["command"]) if typed else "python -m vitsweep -m ..."
-    words = shlex.split(last)
-    replaced = ("sweep.name=", "measurement.blocks=")
-    words = [w for w in words if not w.startswith(replaced)] + [f"measurement.blocks={blocks}"]
-    sides = {side: f"{store.root.name}-{side}" for side in ("kept", "now")}
-    lines = [shlex.join([*words, f"sweep.name={name}"]) for name in sides.values()]
-    commits: Sequence[str] = (
-        list(kept["git_commit"].dropna().unique()) if "git_commit" in kept else []
-    )
-    at = f"the kept code ({', '.join(map(str, commits))})" if len(commits) else "the kept code"
-    same = iter(arguments)
-    options = [w for w in same if w != "--against" or not next(same, "")]
-    options = [w for w in options if not w.startswith("--against=") and w != store.root.name]
-    words = [*("python", "-m", "vitsweep", "gate"), sides["now"], "--against", sides["kept"]]
+    commits = kept["git_commit"].dropna().unique() if "git_commit" in kept else ()
+    at = f" ({', '.join(map(str, commits))})" if len(commits) else ""
     return (
-        f"More blocks beside the kept ones decide little. Measure both sides again, in {blocks} fresh "
-        f"blocks each and no more, then compare those:\n  # with {at}\n  {lines[0]}\n  # with the code of "
-        f"now\n  {lines[1]}\n  {shlex.join([*words, *options])}"
+        "More blocks beside the kept ones decide little. Measure both sides again with "
+        f"`measurement.blocks={blocks} sweep.name=NAME`, in fresh blocks and no more: one with the kept "
+        f"code{at}, one with the code of now; then compare those."
     )
