@@ -41,7 +41,6 @@ FRONT_DOORS = {"vitsweep", "vitsweep.extras"}
 FOR_TYPES = {
     ("vitsweep.data.image_loader", "vitsweep.data.image_folder"),
     ("vitsweep.data.module_batches", "vitsweep.data.module_data"),
-    ("vitsweep.extras.judge.measured", "vitsweep.extras.judge.rank"),
     ("vitsweep.model.user_module", "vitsweep.model.module_spec"),
 }
 """A choice and what opens it: the two halves of one thing, one of which loads torch."""

@@ -9,7 +9,7 @@ from tests.builders import run, table
 from tests.noise import normal, simulate
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from tests.tables.test_roofline import METRICS
-from vitsweep.charts import effects, pareto, roofline, speedup, style
+from vitsweep.charts import effects, pareto, roofline, style
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.pareto import pareto_front
@@ -125,7 +125,8 @@ def test_two_days_show_both_speedups_and_the_size_of_what_changed():
     found = pytest.importorskip("vitsweep.extras.gate.sweep_diff").sweep_diff(
         a, b, baselines, baselines
     )
-    axes = speedup.draw_changes(found, {"fast": "O1", "same": "fsdp"}).axes[0]
+    draw = pytest.importorskip("vitsweep.extras.gate.two_sweeps").draw_changes
+    axes = draw(found, {"fast": "O1", "same": "fsdp"}).axes[0]
     assert names(axes) == ["O1", "fsdp"]
     shown = [t for t in texts(axes) if t]
     assert len(shown) == 1

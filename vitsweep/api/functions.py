@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vitsweep import extras
 from vitsweep.api.compare import ComparisonResult, StopReason, compared_settings
-from vitsweep.api.plan import NOT_VALUES, overview
+from vitsweep.api.plan import as_columns, overview
 from vitsweep.api.session import (
     SUBMITTED,
     Overrides,
@@ -214,8 +214,7 @@ def plan(
 
     session = _session(overrides, settings, launcher, name, config_dir, show=False)
     found = overview(session)
-    rows = [_plan_row(row) for row in found.rows]
-    table = DataFrame(rows)
+    table = as_columns(found.rows)
     table.attrs["detectable_effect"] = found.detectable_effect
     return table
 
@@ -305,10 +304,3 @@ def positive(name: str, value: Any) -> float:
 
 def _console(show: bool) -> Console:
     return open_console() if show else Console(quiet=True)
-
-
-def _plan_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Spread the settings of a cell over columns of their own, and join its reasons."""
-    plain = {key: value for key, value in row.items() if key not in NOT_VALUES}
-    head = {key: plain.pop(key) for key in ("cell_id", "cell")}
-    return head | dict(row["settings"]) | plain | {"reasons": " ".join(row["reasons"])}

@@ -143,8 +143,8 @@ def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Return rows as columns of numbers and text, one column for each setting that varies."""
     return DataFrame(
         [
-            {k: v for k, v in row.items() if k not in NOT_VALUES}
-            | row["settings"]
+            {"cell_id": row["cell_id"], "cell": row["cell"], **row["settings"]}
+            | {k: v for k, v in row.items() if k not in NOT_VALUES}
             | {"reasons": " ".join(row["reasons"])}
             for row in rows
         ]

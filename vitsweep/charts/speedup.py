@@ -57,29 +57,3 @@ def _note(row: Series) -> str:
 
 
 CHART = Chart("Speedup over the baseline", table_of, draw, f"{say('whiskers')} {say('hatched')}")
-
-
-# Speedups of the same cells on two days or machines, the largest changes on top.
-
-
-def draw_changes(table: DataFrame, names: dict[str, str] | None = None) -> Figure:
-    """Draw what changed from one sweep to another: bars are B with 95 % intervals, hollow marks are A.
-
-    A change that is shown is dark and has its size beside it; the others are grey.
-
-    Args:
-        table: one row per cell.
-        names: cell -> the name that is shown.
-    """
-    shown = table[table["change"].notna() & (table["claim"] != Claim.baseline)].head(MOST)
-    bars = Bars(
-        column="speedup_b", low="speedup_b_low", high="speedup_b_high", mark="speedup_a", marked="A",
-        label=f"{style.axis_label('speedup')}, of B", reference=1.0, note=_change,
-        colour=lambda row: style.PALETTE[0] if row["claim"] in SHOWN else style.BASELINE,
-    )  # fmt: skip
-    return bars.draw(shown, [(names or {}).get(c, str(c)) for c in shown["cell_id"]])
-
-
-def _change(row: Series) -> str:
-    size = ratio(row["change"], row["change_low"], row["change_high"])
-    return f"{size} B / A" if row["claim"] in SHOWN else ""

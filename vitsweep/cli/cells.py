@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from vitsweep.api.session import CONFIG, SUBMITTED, Session, open_session
+from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
@@ -65,6 +65,13 @@ class Line:
         """
         conf = self.config_dir, self.config_name
         return open_session(self.overrides, open_console(), *conf, command="", machine=machine)
+
+    def measured(self) -> int | None:
+        """Measure and show the cells; return the exit code, or None where Hydra alone can run them."""
+        try:
+            return None if self.of_hydra else finish(self.session())
+        except NotOursError:
+            return None
 
 
 def read_line(arguments: Sequence[str]) -> Line:

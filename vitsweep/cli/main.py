@@ -87,9 +87,26 @@ def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
 
         return run_part(arguments)  # SIGTERM ends it at once: others may hold it in a collective
     with interrupts_to(signal.default_int_handler):
-        from vitsweep.cli.measure import measure_cells
-
         return measure_cells(arguments)
+
+
+def measure_cells(arguments: Sequence[str]) -> int:
+    """Measure what is missing of the cells that are typed, and show all; one cell is a sweep of one.
+
+    Returns:
+        0, or 3 where cells were not measured.
+
+    Raises:
+        VitsweepError: what was typed is wrong.
+        SweepStopped: the user stopped it.
+    """
+    from vitsweep.cli.cells import read_line
+
+    if (code := read_line(arguments).measured()) is not None:
+        return code
+    from vitsweep.cli.hydra_detour import run_hydra
+
+    return run_hydra(arguments)
 
 
 def _asks_for_completion(arguments: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vitsweep.cli.measure import measure_cells
+from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import key_of, value_override

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from markupsafe import Markup
-from pandas import DataFrame
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
-from vitsweep.charts import speedup, style
-from vitsweep.charts.style import caption
+from vitsweep.charts import style
+from vitsweep.charts.speedup import MOST
+from vitsweep.charts.style import Bars, caption
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.sweep_diff import changes_in_words, sweep_diff
 from vitsweep.files import write_atomically
@@ -17,13 +19,14 @@ from vitsweep.tables.formatting import (
     csv_text,
     markdown,
     number,
+    ratio,
     ratios,
     status_words,
     text_columns,
     values,
 )
 from vitsweep.tables.names import names_by_id
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import SHOWN, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -110,4 +113,27 @@ def _names(sweeps: dict[str, SweepTables]) -> dict[str, str]:
 def _chart(changes: DataFrame, names: dict[str, str], folder: Path) -> Markup | None:
     if not (changes["change"].notna() & (changes["claim"] != Claim.baseline)).any():
         return None
-    return saved(folder, "days", style.freeze_layout(speedup.draw_changes(changes, names)))
+    return saved(folder, "days", style.freeze_layout(draw_changes(changes, names)))
+
+
+def draw_changes(table: DataFrame, names: dict[str, str]) -> Figure:
+    """Draw what changed from one sweep to another: bars are B with 95 % intervals, hollow marks are A.
+
+    A change that is shown is dark and has its size beside it; the others are grey.
+
+    Args:
+        table: one row per cell, the largest changes on top.
+        names: cell -> the name that is shown.
+    """
+    shown = table[table["change"].notna() & (table["claim"] != Claim.baseline)].head(MOST)
+    bars = Bars(
+        column="speedup_b", low="speedup_b_low", high="speedup_b_high", mark="speedup_a", marked="A",
+        label=f"{style.axis_label('speedup')}, of B", reference=1.0, note=_change,
+        colour=lambda row: style.PALETTE[0] if row["claim"] in SHOWN else style.BASELINE,
+    )  # fmt: skip
+    return bars.draw(shown, [names.get(c, str(c)) for c in shown["cell_id"]])
+
+
+def _change(row: Series) -> str:
+    size = ratio(row["change"], row["change_low"], row["change_high"])
+    return f"{size} B / A" if row["claim"] in SHOWN else ""

@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from vitsweep.extras.judge.rank import Channel
 
-CHANNEL: "Channel | None" = None
+class Channel(Protocol):
+    """JSON lines to and from the judge."""
+
+    def send(self, **entry: Any) -> None:
+        """Send one line."""
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next line."""
+
+
+CHANNEL: Channel | None = None
 """To the judge, in a script that `vitsweep judge --script` runs, until its loop was timed."""
 
 
