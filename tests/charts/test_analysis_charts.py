@@ -143,5 +143,11 @@ def test_the_front_says_how_sure_it_is(with_runs):
     found = pareto_front(cells(runs, baselines), runs=runs if with_runs else None)
     axes = pareto.draw(found).axes[0]
     assert all(("%)" in label) == with_runs for label in labels(axes))
+    if with_runs:
+        two = pareto_front(
+            cells(runs[runs["block"].isin(sorted({*runs["block"]})[:2])], baselines),
+            runs=runs[runs["block"].isin(sorted({*runs["block"]})[:2])],
+        )
+        assert not any("%)" in label for label in labels(pareto.draw(two).axes[0]))
     faint = [line for line in axes.lines if line.get_alpha() is not None]
     assert bool(faint) == with_runs

@@ -172,6 +172,21 @@ def test_blocks_that_both_ran_in_are_not_called_never_shared(said: Any) -> None:
         assert "never shared" not in text
 
 
+def test_cells_of_two_devices_are_named_with_their_device(said: Any) -> None:
+    """In each block the two cells ran on different devices, in turns."""
+    devices = ("V100", "A100")
+    cells = [
+        run(c, f"b{n}", 100 * v + n, precision=c, minute=n,
+            environment={"device": devices[(n + (c == "O1")) % 2]})
+        for c, v in (("base", 1.0), ("O1", 1.2)) for n in range(6)
+    ]  # fmt: skip
+    text = said(cells)
+    assert re.search(r"O1 on [VA]100 had the highest throughput, 12\d img/s", text)
+    assert "O1 on V100, at 12" in text
+    assert "O1 on A100, at 12" in text
+    assert "V100" not in said(of("base", [1] * 5), of("O1", SURE), name="one")
+
+
 def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
     def top1(value: float) -> dict[str, Any]:
         return {"metrics": {"accuracy_top1": value}, "task": "train"}

@@ -13,7 +13,7 @@ from vitsweep.tables.names import cell_names
 from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.sweep_tables import SweepTables
 
-MOST_NAMES = 15
+MOST_NAMES, MOST_SURE = 15, 0.99
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -79,7 +79,8 @@ def _trained(row: Series) -> str:
 
 
 def _sureness(row: Series) -> str:
-    return f" ({100 * _chance(row):.0f} %)" if _chance(row) else ""
+    chance = min(_chance(row), MOST_SURE)  # as far as the draws can tell
+    return f" ({'> ' * (chance == MOST_SURE)}{100 * chance:.0f} %)" if chance else ""
 
 
 CHART = Chart("Throughput, memory, accuracy", table_of, draw)

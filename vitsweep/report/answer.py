@@ -116,9 +116,12 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     parts = name_parts(table).loc[measured.index]
     measured = measured.assign(name=cell_names(table)[measured.index], change=parts["change"])
     compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
-    lost = _without_speedups(measured, compared)
+    several = measured["device"].nunique() > 1
+    on = measured["device"].map(lambda device: f" on {device}" if several else "")
+    placed = measured.assign(name=measured["name"].astype(object) + on)
+    lost = _without_speedups(placed, compared)
     if compared.empty:
-        return [_fastest(measured), *lost][:MOST]
+        return [_fastest(placed), *lost][:MOST]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
     where = len({key[1:] for key in keys}) > 1

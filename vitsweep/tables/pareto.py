@@ -10,6 +10,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import METRICS
 from vitsweep.tables.blocks import WithinBlocks, within_blocks
 from vitsweep.tables.cost import measured_with_peak, numbers
+from vitsweep.tables.stats import MIN_BLOCKS
 from vitsweep.tables.valid_runs import checked_cells, valid_runs
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
@@ -42,7 +43,7 @@ def front_probability(
 
     Returns:
         A probability per row, NaN where a value is missing or a cell's noise is unknown because it
-        was measured in fewer than two blocks.
+        was measured in fewer than three blocks.
     """
     cells = table["cell_id"].tolist()
     draws = int(np.clip(LARGEST / max(len(cells), 1) ** 2, 100, DRAWS))
@@ -106,7 +107,7 @@ def _drawn_logs(
     errors *= np.sqrt(data.degrees / generator.chisquare(data.degrees, (draws, 1)))
     place = {cell: i for i, cell in enumerate(data.cells)}
     for column, (cell, log) in enumerate(logs.items()):
-        if cell in place and data.num_blocks[place[cell]] > 1:
+        if cell in place and data.num_blocks[place[cell]] >= MIN_BLOCKS:
             found[:, column] = log + errors[:, place[cell]]
     return found
 
