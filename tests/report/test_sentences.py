@@ -1,6 +1,7 @@
 """Each sentence that states a result is printed from a made case, and rooms that print them have no other."""
 
 import ast
+import html
 import io
 import re
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from tests.tables.test_roofline import METRICS
 from tests.traced import traced
 from vitsweep import extras
 from vitsweep.charts import per_chip, scaling, speedup
+from vitsweep.charts.style import NOTHING
 from vitsweep.report.answer import answers, next_command
+from vitsweep.report.html import render, rendered
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.spec.measurement import TimeClass
@@ -47,10 +50,18 @@ ROOMS = sorted(
         "report/*.py",
         "extras/explain/**/*.py",
         "extras/gate/*.py",
+        "extras/latex/*.py",
+        "extras/race/table.py",
+        "extras/bundle/claims.py",
+        "extras/bundle/reproduce.py",
+        "extras/bundle/verb_*.py",
+        "extras/judge/verdict.py",
+        "extras/take_home/prove.py",
     )
     for path in HOUSE.glob(pattern)
     if path.name not in OTHERS and not path.name.startswith("verb_")
 )
+PAGES = sorted(HOUSE.glob("**/templates/*.html.j2"))
 MOST = 60
 BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
 ONE = (1.0, 1.0, 1.0, 1.0, 1.0)
@@ -320,6 +331,13 @@ NO_RESULTS = {
     "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles
     "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent",  # a unit
     "` could not be drawn: ", "no unit is defined for ", ": add them to results/metrics.py",  # warnings
+    "One step of each cell under the profiler, in Chrome's format: drop a file on",  # how-to
+    ", or open it in",
+    "A cell that is already measured is not measured again;", "The sweep folder holds no command.",
+    "Predicted, not measured. Bytes are per rank; step_time_low_ms and step_time_high_ms bound the interval "
+    "of 80 %.",
+    "Packages with other versions here (none is installed): ", "`claims.json` is not what the records say.",
+    "too noisy to say",  # the verdict on a claim
     "What was frozen for it is not shown: ", "it is not true or false for each row",  # refusals
 }  # fmt: skip
 """Texts that state no result by themselves."""
@@ -373,12 +391,35 @@ def raced() -> Iterator[str]:
     yield from race_lines(race | {"confirmed": {}, "open": ["b"]})
 
 
+def paged() -> Iterator[str]:
+    """What pages, LaTeX and the judge say."""
+    ranks = [
+        r
+        for n, size in (("base", 1), ("two", 2))
+        for r in of(n, ONE, precision="fp32", world_size=size, metrics={"communication_ms": 9.0})
+    ]
+    seeds = [r for s in range(3) for r in of(f"s{s}", ONE, 9 * s, precision="O1", seed=s)]
+    for runs, key in ((ranks, ""), (seeds, "seed")):
+        tables = tables_of([runs], {r.cell_id: runs[0].cell_id for r in runs})
+        tables.commands[:] = [{"replicate": key}]
+        page = render("s", tables, [], tables.exposed_communication if not key else NOTHING)
+        yield html.unescape(page)
+    side = {"A": "a", "B": "b"}
+    yield html.unescape(
+        rendered("two_sweeps.html.j2",
+                 {"names": side, "folders": side, "captions": side, "answer": "", "numeric": (),
+                  "chart": "drawn", "table": {"columns": [], "data": []}}, "vitsweep.extras.gate")
+    )  # fmt: skip
+    yield extras.load("latex.latex:method")(tables_of([of("base"), of("sure", SURE)], "base"))
+    verdict, answer = (extras.load(f"judge.verdict:{n}") for n in ("Verdict", "Answer"))
+    yield from verdict(answer=answer.faster, base="b", head="h").sentences
+
+
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    for feature in ("explain", "gate", "race"):
+    for feature in ("explain", "gate", "race", "latex", "judge"):
         pytest.importorskip(f"vitsweep.extras.{feature}")
-    every = "\n".join(
-        [*answered(), *noted(), *diagnosed(), *explained_and_drawn(), *gated(), *raced()]
-    )
+    parts = (answered, noted, diagnosed, explained_and_drawn, gated, raced, paged)
+    every = "\n".join(text for part in parts for text in part())
     known = {name: each["says"] for name, each in sentences().items()}
     known |= {
         f"flag {flag}": f"{f.caption[:1].upper()}{f.caption[1:]} (`{flag}`)."
@@ -395,6 +436,25 @@ def test_rooms_that_state_results_have_no_sentence_of_their_own() -> None:
     found = {f"{p.relative_to(HOUSE)}: {text}" for p in ROOMS for text in words_in(p.read_text())}
     assert len(ROOMS) > 40
     assert found == set()
+
+
+def words_on(page: str) -> list[str]:
+    """Texts of a template with four words and more that may state a result."""
+    text = re.sub(
+        r"(?s)<(style|script|title|h1|h2|h3|th|summary)\b.*?</\1>|\{[%#].*?[%#]\}|<[^>]*>",
+        "|",
+        page,
+    )
+    texts = [" ".join(part.split()) for part in re.split(r"\||\{\{.*?\}\}", text)]
+    return [t for t in texts if SENTENCE.search(t) and t not in NO_RESULTS]
+
+
+def test_pages_have_no_sentence_of_their_own() -> None:
+    found = {f"{page.name}: {text}" for page in PAGES for text in words_on(page.read_text())}
+    assert len(PAGES) > 2
+    assert found == set()
+    assert words_on("<p>Every cell of the sweep was measured.</p>")
+    assert not words_on('<p class="a b c d">{{ say("a b c d") }}</p>')
 
 
 def test_a_sentence_beside_the_registry_is_found_wherever_it_stands() -> None:

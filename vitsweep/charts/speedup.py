@@ -56,4 +56,4 @@ def _note(row: Series) -> str:
     return size + ("" if is_plain else f"  {claim}")
 
 
-CHART = Chart("Speedup over the baseline", table_of, draw, f"{say('whiskers')} {say('hatched')}")
+CHART = Chart("Speedup over the baseline", table_of, draw, say("whiskers"))

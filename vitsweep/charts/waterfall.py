@@ -66,5 +66,5 @@ CHART = Chart(
     "Techniques alone and on top of each other",
     table_of,
     draw,
-    f"{say('whiskers')} {say('hatched')}",
+    say("whiskers"),
 )

@@ -47,6 +47,7 @@ from vitsweep.tables.notes import (
 from vitsweep.tables.published import SURENESS, beside_text
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -152,7 +153,7 @@ def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep
     """Return the page that a template of a package makes, with what it includes of the report's."""
     places = ChoiceLoader([PackageLoader(package), PackageLoader("vitsweep.report")])
     environment = Environment(loader=places, autoescape=True, undefined=StrictUndefined)
-    return environment.get_template(template).render(context)
+    return environment.get_template(template).render(context, say=say)
 
 
 def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:

@@ -44,8 +44,9 @@ def test_table_and_method_say_what_was_done(
     for words in (
         r"CPU\_1 \& 100 \%",
         "2 of 2 cells measured",
-        "geometric means over 5 blocks (1 configuration), with 95 \\% intervals (Student's t)",
-        "compares with one baseline: faster (1).",
+        "geometric means over 5 blocks (1 configuration) of the ratios within a block",
+        "with 95 \\% intervals (Student's t)",
+        "of one baseline: faster (1).",
         "2 of 2 configurations was compared with plain training",
         "is fastest: 1.4",
     ):
@@ -89,4 +90,4 @@ def test_a_speedup_over_seeds_is_said_to_be_over_seeds(tmp_path: Path) -> None:
     store.append_command(
         {"baselines": baselines, "cells": cells, "command": "typed", "replicate": "seed"}
     )
-    assert "geometric means over 3 seeds (1 configuration)," in method(tables_of(store.root))
+    assert "geometric means over 3 seeds (1 configuration) of" in method(tables_of(store.root))

@@ -123,11 +123,11 @@ def test_a_race_ends_with_the_best_cell_and_tells_what_became_of_the_others(
         *["in the race"] * 2,
         *["dropped"] * 8,
     ]
-    answer, sure, cost = race_lines(race)
+    answer, sure = race_lines(race)
     assert "leads in throughput: 1." in answer
     assert "over 5 fresh blocks that had no part in the choice" in answer
-    assert sure.startswith("Settled: no cell that") == (race["open"] == [])
-    assert "of those of a grid of 5 blocks" in cost
+    assert sure.startswith("Settled: no dropped cell") == (race["open"] == [])
+    assert "of those of a grid of 5 blocks" in sure
 
 
 def test_runs_that_choose_support_no_claim(
@@ -320,14 +320,14 @@ def test_a_race_that_is_stopped_tells_of_the_runs_it_has(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
     machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
-    assert race_lines({"cells": []}) == ["No throughput was measured: no cell has run."]
+    assert race_lines({"cells": []}) == ["No throughput was measured: nothing ran."]
     machine.measure(rounds.next(())[0])
     rounds.stopped(machine.records)
     race = read_race(tmp_path)
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 7, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}
     assert not [cell for cell in race["cells"] if "dropped_after" in cell], "from one run of each"
-    assert "leads in throughput by the runs that chose it" in race_lines(race)[0]
+    assert "leads in throughput: no claim" in race_lines(race)[0]
     assert race_lines(race)[1].startswith("Not settled")
 
 

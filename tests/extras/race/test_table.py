@@ -59,7 +59,7 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
     assert race_lines(race) == [
         "x=a leads in throughput: 1.31x [1.27, 1.35] against x=p and 1.02x [0.99, 1.05] against x=b, over 5 "
         "fresh blocks that had no part in the choice.",
-        "Not settled: 3 other cells may be faster than x=a by more than 2 %, 1 never ran: x=b; x=e; x=c.",
+        "Not settled: 3 other cells may be faster than x=a by more than 2 %, 1 never ran: x=b; x=e; x=c. "
         "43 runs in 5.00 min, 50 % of those of a grid of 5 blocks.",
     ]
     settled = race | {
@@ -69,8 +69,10 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
         "confirmed": {},
     }
     assert race_lines(settled)[:2] == [
-        "x=a, the baseline, leads in throughput per cost by the runs that chose it, which support no claim.",
-        "Settled: no cell that was dropped may be faster than x=a by more than 2 %.",
+        "x=a, the baseline, leads in throughput per cost: no claim, over 0 fresh blocks that had no part in "
+        "the choice.",
+        "Settled: no dropped cell may be faster than x=a by more than 2 %. "
+        "43 runs in 5.00 min, 50 % of those of a grid of 5 blocks.",
     ]
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [
         "No throughput was measured: x=d: failed: x."

@@ -53,8 +53,5 @@ def run(arguments: Sequence[str]) -> int:
     for note in left:
         print(f"  {note}")
     if not claims:
-        print(
-            "No speedup is known within a factor of two with an interval, so nothing is claimed: more blocks "
-            "(`measurement.blocks=5`, or more) on a quiet machine give narrower intervals."
-        )
+        print("No claim: no interval lies within a factor of two. Try `measurement.blocks=5`.")
     return ExitCode.ok

@@ -11,6 +11,7 @@ from typing import Any
 from vitsweep.errors import ExitCode
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import count
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import MIN_BLOCKS, any_look_half_width
 
 JSON_SCHEMA = 1
@@ -133,10 +134,10 @@ class Verdict:
     @property
     def sentences(self) -> list[str]:
         """The verdict in words."""
-        lines = [f"{self.head} against {self.base}: {self.answer}."]
+        lines = [say("judged", head=self.head, base=self.base, answer=self.answer)]
         if self.reason:
             lines.append(f"{self.reason[:1].upper()}{self.reason[1:]}.")
-        for name, found in (("", self.speed), ("Repeated in fresh processes: ", self.repeated)):
+        for name, found in (("", self.speed), ("Again, in fresh processes: ", self.repeated)):
             if found is not None and found.num_blocks:
                 text = found.sentence("the head", "the base")
                 if self.answer is Answer.undecided:  # "no difference shown" is another answer

@@ -16,6 +16,7 @@ from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, distinct
 from vitsweep.tables.names import name_parts
 from vitsweep.tables.render import cell_text
+from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 
@@ -93,10 +94,7 @@ def method(tables: SweepTables) -> str:
     """Return a paragraph of what was done, from the records, and the answer."""
     cells = tables.settings
     measured = cells[cells["status"] == Status.measured]
-    said = [
-        f"Measured with vitsweep: {style.caption(cells)}.",
-        "Throughput is the number of images of a timed window divided by its time on the slowest rank.",
-    ]
+    said = [f"Measured with vitsweep: {style.caption(cells)}."]
     if commits := distinct(
         measured.assign(c=measured.get("git_commit", "")).replace("", None), "c"
     ):
@@ -111,17 +109,10 @@ def method(tables: SweepTables) -> str:
             f"{c} ({claims[c]})" for c in Claim if claims[c] and c != Claim.baseline
         )
         any_look = compared["any_look"].eq(True).any() if "any_look" in compared else False
-        rule = "valid at any number of blocks" if any_look else "Student's t"
-        said += [
-            "Each run has processes of its own. The runs of a configuration and of its baseline follow one "
-            "another in blocks, in a balanced order, and only ratios within a block enter a speedup.",
-            f"Speedups are geometric means over {of_each}, with 95 % intervals ({rule}) on the log ratios.",
-            "A difference is claimed where it holds after Holm's adjustment over all configurations that "
-            f"one command compares with one baseline: {verdicts}.",
-        ]
-    proved = measured.get("proved", Series(dtype=object)).astype(str).str.startswith("twin").sum()
-    said.append(
-        f"Before it was timed, the training of {proved} of {count(len(measured), 'configuration')} was "
-        "compared with plain training in one process."
-    )
+        rule = "any-look" if any_look else "Student's t"
+        proved = (
+            measured.get("proved", Series(dtype=object)).astype(str).str.startswith("twin").sum()
+        )
+        told = {"proved": proved, "all": count(len(measured), "configuration")}
+        said.append(say("method", of_each=of_each, rule=rule, verdicts=verdicts, **told))
     return " ".join([*said, *answers(tables)])

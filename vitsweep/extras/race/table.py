@@ -135,7 +135,7 @@ def race_lines(race: Race) -> list[str]:
     leader = race.get("leader")
     if leader is None:
         why = [f"{cell['name']}: {cell['reason']}" for cell in race["cells"] if "reason" in cell]
-        return [say("nothing_measured", why=_listed(why) or "no cell has run")]
+        return [say("nothing_measured", why=_listed(why) or "nothing ran")]
     base = race.get("baseline")
     name = f"{names[leader]}{', the baseline,' if leader == base else ''}"
     objective = race["objective"].replace("_", " ")
@@ -146,23 +146,22 @@ def race_lines(race: Race) -> list[str]:
         f"{ratio(f['speedup'], f.get('speedup_low'), f.get('speedup_high'))} against {names[cell]}"
         for cell, f in sorted(confirmed.items(), key=lambda item: item[0] != base)
     ]
-    how = " by the runs that chose it, which support no claim"
-    if ratios:
-        blocks = count(max(f["num_blocks"] for f in confirmed.values()), "fresh block")
-        how = f": {' and '.join(ratios)}, over {blocks} that had no part in the choice"
+    blocks = max((f["num_blocks"] for f in confirmed.values()), default=0)
+    lead = {"ratios": " and ".join(ratios) or "no claim", "blocks": count(blocks, "fresh block")}
     still_open = [names[cell] for cell in race["open"]]
     never = sum(not c["blocks"] and "reason" not in c for c in race["cells"])
     end = {
         "state": "Not settled" if still_open else "Settled",
-        "cells": count(len(still_open), "other cell") if still_open else "no cell that was dropped",
+        "cells": count(len(still_open), "other cell") if still_open else "no dropped cell",
         "names": f", {never} never ran: {_listed(still_open)}" if still_open else "",
+        "runs": count(race["num_runs"], "run"),
+        "minutes": number(race["seconds"] / 60),
+        "share": 100 * race["num_runs"] / race["grid_runs"],
+        "blocks": count(race["grid_blocks"], "block"),
     }
-    runs, grid, minutes = race["num_runs"], race["grid_runs"], number(race["seconds"] / 60)
     return [
-        say("race_leads", name=name, objective=objective, how=how),
+        say("race_leads", name=name, objective=objective, **lead),
         say("race_end", name=names[leader], margin=100 * race["indifference"], **end),
-        f"{count(runs, 'run')} in {minutes} min, {100 * runs / grid:.0f} % of those of a grid of "
-        f"{count(race['grid_blocks'], 'block')}.",
     ]
 
 

@@ -34,6 +34,7 @@ from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns
 from vitsweep.tables.formatting import count, missing, plain, ratio
+from vitsweep.tables.sentences import say
 from vitsweep.training.twin import exact_twin, twin_of
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
@@ -108,12 +109,12 @@ def not_provable(cell: CellSpec) -> str:
     """Return why the ranks of a cell cannot be started here; "" where they can."""
     resources = cell.resources
     if resources.nodes > 1:
-        return f"Not proved: the cell is for {resources.nodes} nodes, and this is one."
+        return say("not_proved", what=f"{resources.nodes} nodes")
     if resources.device == "cuda" and (gpus := count_gpus()) < resources.ranks_per_node:
-        return f"Not proved: the cell is for {resources.ranks_per_node} GPUs, and this machine has {gpus}."
+        return say("not_proved", what=f"{resources.ranks_per_node} GPUs, here {gpus}")
     if isinstance(cell.model, ModuleSpec):
         if look_of(cell.model, cell.batch.resolution_px).draws:
-            return f"Not proved: `{cell.model.typed}` draws random numbers in training (dropout)."
+            return say("not_proved", what=f"`{cell.model.typed}` (random numbers)")
     return ""
 
 
@@ -327,28 +328,25 @@ def _of_model(cell: CellSpec) -> dict[str, str]:
 
 def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     if missing(row.get("images_per_second")):
-        yield "The cell was not measured."
+        yield say("nothing_measured", why="not run")
         return
     device = plain(row.get("device"))
     yield f"Measured: {row['images_per_second']:,.0f} images/s{f' on {device}' if device else ''}."
     ends = row.get("speedup_low"), row.get("speedup_high")
-    if found := ratio(row.get("speedup"), *ends):
-        pairs, claim = row.get("num_pairs"), plain(row.get("claim"))
-        blocks = "" if missing(pairs) else f" over {count(pairs, 'block')}"
-        yield f"Speedup over the baseline: {found}{blocks}: {claim}."
+    if size := ratio(row.get("speedup"), *ends):
+        pairs = row.get("num_pairs")
+        told = {"blocks": count(0 if missing(pairs) else pairs, "block"), "claim": row.get("claim")}
+        yield say("compared", name="The cell", size=size, base="its baseline", **told)
 
 
 def _proved(proof: Proof) -> Iterator[str]:
 
-    verdict = "equal to the cell" if proof.equal else "NOT EQUAL TO THE CELL"
-    yield from wrap(
-        f"Started alone on {date.today()} with torch {torch.__version__}: {verdict} after {STEPS} "
-        "updates, by the largest relative difference of a tensor.",
-        WIDTH,
-    )
+    head = f"This file, alone, on {date.today()} with torch {torch.__version__},"
+    answer = f"{'equal' if proof.equal else 'NOT EQUAL'} after {STEPS} updates"
+    yield from wrap(say("judged", head=head, base="the cell", answer=answer), WIDTH)
     for leg in proof.legs:
         yield from wrap(f"- {leg}", WIDTH, subsequent_indent="  ")
-    timed = f"without a data loader {proof.throughput}" if proof.throughput else "not compared"
+    timed = f"without loader {proof.throughput}" if proof.throughput else "not compared"
     yield from wrap(f"- throughput {timed}", WIDTH, subsequent_indent="  ")
 
 

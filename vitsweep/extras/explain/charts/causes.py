@@ -90,6 +90,4 @@ def _note(row: pd.Series) -> str:
     return f"{signed(row['ms'])}{spent}"
 
 
-CHART = Chart(
-    "Why: the difference, cause by cause", table_of, draw, f"{say('whiskers')} {say('hatched')}"
-)
+CHART = Chart("Why: the difference, cause by cause", table_of, draw, say("whiskers"))
