@@ -1,5 +1,6 @@
 """Which device a rank takes, and what the process that forks ranks must not have touched."""
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -51,16 +52,20 @@ def _report(answers: Connection) -> None:
     compilers = [command for command in commands if "compile_worker" in command]
     is_ready = "torch._inductor.async_compile" in sys.modules
     cuda = torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()
-    answers.send((*cuda, is_ready, compilers))
+    is_frozen = gc.get_freeze_count() > 100_000
+    answers.send((*cuda, is_ready, compilers, is_frozen))
 
 
-def test_the_fork_server_has_not_initialised_cuda_and_started_no_compiler() -> None:
-    """Ranks that compile are forked from it: pipes to a compiler's processes would be shared."""
+def test_the_fork_server_has_no_cuda_and_no_compiler_and_its_objects_are_frozen() -> None:
+    """Ranks that compile are forked from it: pipes to a compiler's processes would be shared.
+
+    A collection in a rank would look at all that the server imported, before the cell is read.
+    """
     received, answers = multiprocessing.Pipe()
     process = fork_server().Process(target=_report, args=(answers,))
     process.start()
     assert received.poll(120), "the forked process did not answer"
-    assert received.recv() == (False, False, False, [])
+    assert received.recv() == (False, False, False, [], True)
     process.join()
 
 

@@ -349,7 +349,7 @@ def test_one_rank_alone_sends_nothing_and_has_no_bandwidth(tmp_path: Path) -> No
 def _alone(world: World) -> dict[str, float]:
     done: list[int] = []
     spent = _total(profile_collectives(lambda: done.append(1), world.device))
-    assert done == [1], "the step is run all the same"
+    assert not done, "a step would show nothing"
     return {"collective": spent} | calibrate(world)
 
 

@@ -64,6 +64,8 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
             record = _run(request, cell, world, _checkpoint_manager(request, cell, world), draft)
             if record is not None:
                 write_atomically(draft, record.to_json())
+            if world.size == 1:  # nobody waits for this rank to leave its process group
+                exit_now(0)
     except TrainingInterrupted as interrupted:
         print(interrupted)
         exit_now(EXIT_SAVED)

@@ -274,14 +274,13 @@ Milliseconds; starts are on the clock of the rank's machine.
 
 
 def profile_collectives(step: Callable[[], object], device: torch.device) -> Collectives:
-    """Run one training step under the profiler; return its collectives.
+    """Run one training step under the profiler; return its collectives, of one rank none without a step.
 
     Args:
         step: runs one training step.
         device: where it runs; on CUDA the durations of NCCL's kernels, on CPU those of gloo's work.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        step()
         return []
 
     cuda = device.type == "cuda"
