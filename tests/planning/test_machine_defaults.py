@@ -160,6 +160,21 @@ def test_the_baseline_of_the_blog_is_tf32_where_the_gpu_has_it():
         assert "tf32" not in {entry.spec.precision.name for entry in plan.runnable}
 
 
+def test_a_gpu_without_tf32_gets_fp32_and_the_same_sentences():
+    cell = "cells: ['precision=tf32 layout=batch_second']"
+    part = f"{{question: 'Is tf32 fast?', baseline: {{precision: tf32}}, {cell}}}"
+    typed = ["sweep.name=mine", f"+sweep.by_machine.cuda={part}"]
+    old = replace(ONE_H200, has_tf32=False)
+    cells, sweep, _ = cells_for(typed, COMPOSER, old)
+    assert (sweep["question"], sweep["baseline"]) == ("Is tf32 fast?", {"precision": "fp32"})
+    assert techniques(cells) == [["precision=fp32", "layout=batch_second"]]
+
+
+def test_a_machine_without_sizes_has_none_to_set():
+    with pytest.raises(BadValueError, match="memory_share"):
+        cells_for(["machine.memory_share=0.5"], COMPOSER, CPU)
+
+
 def test_a_cluster_is_what_its_profile_says():
     found = {}
     for gpu in ("a100", "v100", "mystery"):

@@ -4,7 +4,7 @@ The group `machine` holds the sizes; `sweep.by_machine` of a named sweep holds i
 get from here among their overrides, so that they are the same cells wherever these are typed.
 """
 
-import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,9 +45,9 @@ class MachineSizes:
 
     name: str
     models: tuple[str, ...]
-    data: str | None
-    images_per_rank: tuple[Annotated[int, Gt(0)], ...]
-    memory_share: Annotated[float, Gt(0), Le(1)]
+    data: str | None = None
+    images_per_rank: tuple[Annotated[int, Gt(0)], ...] = ()
+    memory_share: Annotated[float, Gt(0), Le(1)] = 1.0
 
 
 def machine_sizes(node: Mapping[str, Any]) -> MachineSizes:
@@ -150,7 +150,7 @@ def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
             raise unknown_choice(GROUP, name, typed.composer.options(GROUP))
     part: Tree = sweep["by_machine"].get(typed.sizes.name, {})
     if not typed.machine.has_tf32:
-        part = json.loads(json.dumps(part).replace("tf32", "fp32"))
+        part = {key: node if key == "question" else _in_fp32(node) for key, node in part.items()}
     if _ranks(typed) == 1 and "cells" in part:
         part = part | {"cells": _unsharded(part["cells"])}
     found = sweep | {k: value for k, value in part.items() if f"sweep.{k}" not in keys}
@@ -158,6 +158,15 @@ def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
     if has_name and typed.sizes.models and ("cells" in part or "model" not in sweep["axes"]):
         found["name"] = f"{sweep['name']}-{typed.sizes.name}"
     return found | {"by_machine": {}}, bool(part)
+
+
+def _in_fp32(node: Any) -> Any:
+    """Return a node with `fp32` wherever it chooses the precision `tf32`."""
+    if isinstance(node, Mapping):
+        return {key: _in_fp32(value) for key, value in node.items()}
+    if isinstance(node, str):
+        return re.sub(r"(?<!\S)(precision=)?tf32(?!\S)", r"\1fp32", node)
+    return [*map(_in_fp32, node)] if isinstance(node, Sequence) else node
 
 
 def _ranks(typed: _Typed) -> int:
