@@ -1,9 +1,10 @@
 """The Hydra side of every launcher that takes composed cells."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -56,11 +57,23 @@ class CellLauncherPlugin(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Refuse the cells of another sweeper.
+        """Refuse the jobs of another Hydra application, or of another sweeper, with a sentence.
 
         Raises:
-            BadValueError: always.
+            SystemExit: always, with 2.
         """
-        from vitsweep.composition.overrides import other_sweeper
+        refuse_foreign("hydra/launcher")
 
-        raise other_sweeper("hydra/sweeper")
+
+def refuse_foreign(group: str) -> NoReturn:
+    """End an application that is not vitsweep with a sentence.
+
+    Raises:
+        SystemExit: always, with 2.
+    """
+    print(
+        f"`{group}` of vitsweep measures the cells of `python -m vitsweep` alone: choose one of Hydra's "
+        "own here.",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)

@@ -8,6 +8,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from hydra_plugins.vitsweep_launchers.plugin import refuse_foreign
+
 
 class VitsweepSweeper(Sweeper):
     """Composes each distinct choice once and hands all cells to the launcher."""
@@ -29,6 +31,8 @@ class VitsweepSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep; an error the user can fix ends the program with a sentence and exit code 2."""
+        if "sweep" not in self.config or "measurement" not in self.config:
+            refuse_foreign("hydra/sweeper")
         from vitsweep.cli.hydra_detour import sweep_in_hydra
         from vitsweep.errors import ExitCode, VitsweepError
 

@@ -12,7 +12,9 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 
+from tests.command import Command
 from vitsweep.api.session import Session
+from vitsweep.cli.cells import read_line
 from vitsweep.cli.hydra_detour import (
     _for_hydra,
     hide_from_hydra,
@@ -21,7 +23,6 @@ from vitsweep.cli.hydra_detour import (
 from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
-from vitsweep.errors import VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.freeze import store_of
@@ -108,9 +109,80 @@ def test_a_stock_launcher_runs_the_task_of_each_cell(calls: Calls, tmp_path: Pat
 
 
 def test_no_other_sweeper_is_given_cells(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(VitsweepError, match="vitsweep has one sweeper, its own"):
+    with pytest.raises(SystemExit, match="2"):
         calls.multirun("seed=0,3", "hydra/sweeper=basic")
+    said = capsys.readouterr().err
+    assert "`hydra/launcher` of vitsweep measures the cells of `python -m vitsweep` alone" in said
     assert not calls.requests
+
+
+FOREIGN = """
+import hydra
+@hydra.main(config_path=None, version_base="1.3")
+def main(config): pass
+main()
+"""
+
+
+@pytest.mark.parametrize("choice", ["hydra/launcher=slurm", "hydra/sweeper=vitsweep"])
+def test_another_application_is_told_in_a_sentence(choice: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(FOREIGN)
+    path = f"hydra.searchpath=[file://{conf_dir()}]"
+    words = [sys.executable, "app.py", "-m", choice, path, "+a=1,2"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    group = choice.partition("=")[0]
+    assert done.stderr.startswith(f"`{group}` of vitsweep measures the cells of"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["-m", "--cfg", "job"], "Only one of --run, --multirun, --cfg, --info"),
+        (["--experimental-rerun", "x"], "File x does not exist!"),
+    ],
+)
+def test_what_hydra_refuses_is_a_sentence(typed: list[str], words: str, tmp_path: Path) -> None:
+    done = Command(tmp_path)(*typed, quick=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Hydra refuses the command: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+NOTED = [
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=x",
+    "hydra.output_subdir=null",
+    "hydra.job.name=x",
+]
+
+
+def test_what_a_sites_wrapper_types_is_a_note(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "seed=1", "--no-predict", *NOTED], {}) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split("`")[1] for line in said if line.startswith("Note: ")] == NOTED
+    assert _for_hydra(["hydra/launcher=basic", *NOTED]) == ["--multirun", "hydra/launcher=basic"]
+    assert len(calls.planned) == 1
+
+
+def test_run_is_hydras_default(calls: Calls) -> None:
+    assert read_line(["--run", "precision=O1"]).overrides == ["precision=O1"]
+    assert read_line(["-r", "precision=O1"]).of_hydra == ""
+    assert "--run" not in _for_hydra(["--run", "hydra/launcher=basic"])
+
+
+def test_a_tab_in_a_yaml_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "precision" / "tabbed.yaml"
+    file.parent.mkdir()
+    file.write_text("# One\ndtype: float32\n\ttf32: true\n")
+    assert run(["plan", "--config-dir", str(tmp_path), "precision=tabbed", "--no-predict"], {}) == 2
+    said = capsys.readouterr().err
+    assert f"`precision/tabbed` in `{tmp_path}` is no YAML, line 3: a tab stands where" in said
 
 
 def test_stock_submitit_is_refused_what_it_would_ignore(

@@ -26,6 +26,7 @@ from vitsweep.composition.overrides import (
     refuse_ignored,
     sweep_override,
     value_override,
+    without_noted,
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
@@ -171,7 +172,7 @@ def open_session(
         NotOursError: the launcher is not vitsweep's.
         BadValueError: an override is wrong, or a column of the user's cannot be computed.
     """
-    overrides = list(overrides)
+    overrides = without_noted(overrides)
     adds_conf = config_dir is not None or config_name != CONFIG
     adds_conf = adds_conf or any(o.startswith("hydra.searchpath") for o in overrides)
     refuse_ignored(overrides, has_own_conf=not adds_conf)

@@ -17,6 +17,8 @@ from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
 from vitsweep.spec.resources import Machine
 
 MULTIRUN = ("-m", "--multirun")
+ONE_RUN = ("-r", "--run")
+"""Hydra's default, and vitsweep's: one cell."""
 CONFIG_FLAGS = {
     "--config-dir": "config_dir",
     "-cd": "config_dir",
@@ -91,6 +93,8 @@ def read_line(arguments: Sequence[str]) -> Line:
         flag, equals, value = word.partition("=")
         if word in MULTIRUN:
             line.sweeps = True
+        elif word in ONE_RUN:
+            continue
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
         elif word.startswith("--") and flag not in HYDRA_FLAGS:

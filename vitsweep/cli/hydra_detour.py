@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from traceback import walk_tb
 from typing import Any
 
 import hydra as hydra_core
@@ -17,12 +18,17 @@ from omegaconf.errors import OmegaConfBaseException
 from vitsweep import extras
 from vitsweep.api.functions import require_rounds
 from vitsweep.api.session import session_of
-from vitsweep.cli.cells import MULTIRUN, check_words, exit_code, finish, is_override
+from vitsweep.cli.cells import MULTIRUN, ONE_RUN, check_words, exit_code, finish, is_override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
 from vitsweep.composition.grid import named
 from vitsweep.composition.hydra import hydra_error_sentence
-from vitsweep.composition.overrides import parse_overrides, refuse_ignored, value_override
+from vitsweep.composition.overrides import (
+    parse_overrides,
+    refuse_ignored,
+    value_override,
+    without_noted,
+)
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
@@ -64,11 +70,21 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise BadValueError(
             hydra_error_sentence("The command cannot be composed", error)
         ) from error
+    except ValueError as error:
+        if not _is_raised_by_hydra(error):
+            raise
+        raise BadValueError(hydra_error_sentence("Hydra refuses the command", error)) from error
     except SystemExit as left:
         if left.code == 1:  # Hydra's code of what it refuses by itself, such as `--package nosuch`
             raise SystemExit(ExitCode.bad_input) from left
         raise
     return ExitCode.ok
+
+
+def _is_raised_by_hydra(error: BaseException) -> bool:
+    """Whether Hydra's own code raised an error, and nothing that it called."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return str(places[-1]).startswith("hydra.")
 
 
 def _for_hydra(arguments: Sequence[str]) -> list[str]:
@@ -80,10 +96,11 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     if any(a.split("=")[0] in HYDRA_SHOWS for a in arguments):
         return list(arguments)
     check_words(arguments)
-    overrides = [a for a in arguments if is_override(a)]
+    typed = [a for a in arguments if is_override(a)]
+    overrides = without_noted(typed)
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
     refuse_ignored(overrides, has_own_conf=not adds_conf)
-    flags = [a for a in arguments if a not in overrides and a not in MULTIRUN]
+    flags = [a for a in arguments if a not in (*typed, *MULTIRUN, *ONE_RUN)]
     return ["--multirun", *flags, *hide_from_hydra(overrides)]
 
 

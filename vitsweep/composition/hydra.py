@@ -29,6 +29,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from vitsweep.errors import BadValueError, did_you_mean
 
@@ -96,11 +97,30 @@ def _listed(names: Iterable[str]) -> str:
 
 
 class _Confined(ConfigSource):
-    """Finds no file outside of the folders of the search path, be it named by `..` or by a link."""
+    """Finds no file outside of the folders of the search path, be it named by `..` or by a link.
+
+    A file that is no YAML is named with its line.
+    """
 
     def is_config(self, config_path: str) -> bool:
         """Whether there is such a file, without `..` in its name."""
         return ".." not in Path(config_path).parts and super().is_config(config_path)
+
+    def load_config(self, config_path: str) -> Any:
+        """Read a file.
+
+        Raises:
+            BadValueError: it is no YAML.
+        """
+        try:
+            return super().load_config(config_path)
+        except MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            is_tab = "'\\t'" in str(error.problem)
+            why = "a tab stands where YAML takes spaces" if is_tab else error.problem
+            raise BadValueError(
+                f"`{config_path}` in `{self.path}` is no YAML, line {line}: {why}."
+            ) from error
 
 
 class FileConfigSource(_Confined, file_config_source.FileConfigSource):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -128,13 +129,17 @@ def _quoted(value: Any) -> Any:
 # Overrides that nothing would read are refused, from the command line and from Python.
 
 
-FOLDERS = ("hydra.run", "hydra.sweep", "hydra.output_subdir", "hydra.job.chdir")
+NOTED = (
+    "hydra.job_logging", "hydra/job_logging", "hydra.hydra_logging", "hydra/hydra_logging",
+    "hydra.output_subdir", "hydra.job.name",
+)  # fmt: skip
+"""Settings of Hydra's that wrappers of a site type, and that change neither results nor their place."""
+FOLDERS = ("hydra.run", "hydra.sweep", "hydra.job.chdir")
 """Settings of Hydra's output folders: vitsweep has none of them."""
 UNREAD = ("hydra.job", "hydra.runtime")
 """What Hydra fills in about a job, or would do to its process: cells run in processes of their own."""
 OF_HYDRAS_OWN_OUTPUT = (
     "hydra.verbose", "hydra.help", "hydra/help", "hydra.hydra_help", "hydra/hydra_help",
-    "hydra.job_logging", "hydra/job_logging", "hydra.hydra_logging", "hydra/hydra_logging",
     "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
 )  # fmt: skip
 """Settings of Hydra's logs, help and callbacks: vitsweep prints its own."""
@@ -144,6 +149,18 @@ OWN_SWEEPER = "hydra/sweeper=vitsweep"
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
 STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
 """Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
+
+
+def without_noted(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides without those of `NOTED`; each of these is a note."""
+    kept = []
+    for override in overrides:
+        if _is_below(key_of(override), NOTED):
+            print(f"Note: `{override}` changes nothing: vitsweep names, logs and keeps runs itself.",
+                  file=sys.stderr)  # fmt: skip
+        else:
+            kept.append(override)
+    return kept
 
 
 def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
