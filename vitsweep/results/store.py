@@ -376,7 +376,12 @@ class Store:
         write_atomically(self.cell(cell_id) / "prediction.json", text, durable=False)
 
     def adopt_prediction(self, cell_id: str, planned: "Store") -> None:
-        """Keep what `planned` holds of a cell that has no run and no prediction here."""
+        """Keep what `planned` holds of a cell that has no run and no prediction here.
+
+        With `VITSWEEP_PREDICT=never` in the environment nothing is kept.
+        """
+        if os.environ.get("VITSWEEP_PREDICT") == "never":
+            return
         is_late = self.has_runs(cell_id) or self.is_predicted(cell_id)
         if planned.is_predicted(cell_id) and not is_late:
             with suppress(OSError, ValueError):  # it stops no command

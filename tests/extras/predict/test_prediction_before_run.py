@@ -179,11 +179,16 @@ def test_a_sweep_on_this_machine_adopts_what_was_planned_and_when(tmp_path: Path
 def test_no_prediction_is_made_where_they_are_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, _ = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
+    plan, settings = planned(("sweep.baseline=null",), machine=THIS_LAPTOP)
     traced(plan, 1)
+    admitted(plan, replace(settings, only="fits"), Console(quiet=True), THIS_LAPTOP, NO_STORE)
+    shown = planned_store(THIS_LAPTOP.device)
+    assert any(shown.is_predicted(cell_id) for cell_id in plan.entries)
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
-    store = Store(tmp_path)
+    store = Store(tmp_path / "later").create()
     assert minutes(plan.runnable, store) == {}
+    for cell_id in plan.entries:
+        store.adopt_prediction(cell_id, shown)
     assert not any(store.is_predicted(cell_id) for cell_id in plan.entries)
 
 
