@@ -5,6 +5,12 @@ precisions, shardings, optimizers, 1 and 2 ranks; none of them was used to calib
 prediction of each, then measures all of them twice (6 minutes). It prints and keeps the error beside that
 of the second measurement, the rank correlation within each model, and how many measurements the 80 %
 intervals hold.
+
+`--plan` predicts as `plan` does on a machine without a calibration, from operators that it times at the
+shapes of the cells, and draws 24 cells of other widths, depths and batches than any named sweep has. The
+spread of what these predictions missed by is the one that `plan` states (`measured_rates.UNCALIBRATED`).
+`ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`, or `ONEDNN_MAX_CPU_ISA=AVX512_CORE`, make another
+processor of this one.
 """
 
 import argparse
@@ -23,7 +29,7 @@ from benchmarks.kept import keep
 from vitsweep.composition.composer import Composer
 from vitsweep.extras.predict.calibrate import measure_steps
 from vitsweep.extras.predict.machine import calibrate
-from vitsweep.extras.predict.prediction import predict_cell
+from vitsweep.extras.predict.prediction import predict_cell, predict_cells
 from vitsweep.extras.predict.step_time import StepTimePrediction, StepTrace
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.planning.sweep_plan import plan_cell
@@ -42,6 +48,13 @@ MODELS = {  # overrides -> images per step and rank
 PRECISIONS = ("fp32", "bf16", "bf16_params")
 OPTIMIZERS = ("adamw_loop", "adamw_foreach", "adamw_fused", "sgd_foreach")
 SHARDINGS = ("ddp", "fsdp", "zero1")
+PLANNED = {
+    f"model.width={width} model.num_heads=4 model.mlp_width={4 * width} model.depth={depth}": images
+    for width in (64, 96, 160, 256, 384, 512)
+    for depth in (2, 3, 6)
+    for images in [(2, 6, 12, 24, 48)]
+}
+"""The same of `--plan`: width 64 to 512, 4 to 96 images of all ranks together."""
 SECONDS_PER_CELL = 60.0
 """At most: where bfloat16 is emulated, a step of the largest cells takes 5 s."""
 
@@ -63,29 +76,42 @@ class Drawn:
     prediction: StepTimePrediction
 
 
-def draw(count: int, seed: int) -> list[Drawn]:
-    """Draw distinct cells that can run, and predict each."""
+def draw(count: int, seed: int, as_planned: bool) -> list[Drawn]:
+    """Draw distinct cells that can run, and predict each, from the calibration or as `plan` does."""
+    models = PLANNED if as_planned else MODELS
+    precisions = ("fp32", "O1", "O2") if as_planned else PRECISIONS
+    shardings = ("ddp", "fsdp") if as_planned else SHARDINGS
     choose, composer, machine = random.Random(seed), Composer(), Machine.here()
     found: dict[str, tuple[str, str, CellSpec]] = {}
     while len(found) < count:
-        model = choose.choice(list(MODELS))
+        model = choose.choice(list(models))
         ranks = choose.choice((1, 2))
-        images = ranks * choose.choice(MODELS[model])
-        sharding = choose.choice(SHARDINGS) if ranks > 1 else "ddp"
+        images = ranks * choose.choice(models[model])
+        sharding = choose.choice(shardings) if ranks > 1 else "ddp"
         overrides = (
             f"{model} batch.images_per_step={images} resources.ranks_per_node={ranks} "
-            f"precision={choose.choice(PRECISIONS)} optimizer={choose.choice(OPTIMIZERS)} "
+            f"precision={choose.choice(precisions)} optimizer={choose.choice(OPTIMIZERS)} "
             f"sharding={sharding} measurement=smoke"
         )
         planned = plan_cell(composer.compose(overrides.split()), machine)
         if planned.reasons or planned.cell_id in found:
             continue
         found[planned.cell_id] = (model, overrides, planned.spec)
-    traces = trace_cells({name: cell for name, (_, _, cell) in found.items()})
+    cells = {name: cell for name, (_, _, cell) in found.items()}
+    predictions: dict[str, StepTimePrediction | None] = {}
+    if as_planned:
+        predictions = {name: each.step_time for name, each in predict_cells(cells).items()}
+    else:
+        traces = trace_cells(cells)
+        predictions = {
+            name: predict_cell(cell, trace)
+            for name, cell in cells.items()
+            if isinstance(trace := traces[name], StepTrace)
+        }
     return [
-        Drawn(model=model, overrides=overrides, cell=cell, prediction=predict_cell(cell, trace))
+        Drawn(model=model, overrides=overrides, cell=cell, prediction=prediction)
         for name, (model, overrides, cell) in found.items()
-        if isinstance(trace := traces[name], StepTrace)
+        if (prediction := predictions.get(name))
     ]
 
 
@@ -106,7 +132,7 @@ def summary(cells: list[Drawn], first: list[float], second: list[float]) -> dict
     errors = [abs(p / m - 1) for p, m in zip(predicted, first, strict=True)]
     repeats = [abs(b / a - 1) for a, b in zip(first, second, strict=True)]
     within = {}
-    for model in MODELS:
+    for model in dict.fromkeys(c.model for c in cells):
         own = [i for i, c in enumerate(cells) if c.model == model]
         if len(own) >= 4:
             rho = spearmanr([predicted[i] for i in own], [first[i] for i in own]).statistic
@@ -114,8 +140,11 @@ def summary(cells: list[Drawn], first: list[float], second: list[float]) -> dict
     held = [
         c.prediction.low_ms <= m <= c.prediction.high_ms for c, m in zip(cells, first, strict=True)
     ]
+    logs = [math.log(m / p) for m, p in zip(first, predicted, strict=True)]
     return {
         "cells": len(cells),
+        "log_spread": math.sqrt(statistics.mean(log**2 for log in logs)),
+        "median_factor": math.exp(statistics.median(logs)),
         "median_error": statistics.median(errors),
         "p90_error": _p90(errors),
         "median_repeat_error": statistics.median(repeats),
@@ -140,18 +169,21 @@ def main() -> None:
     """Calibrate, draw, predict, measure twice, print, keep."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     options.add_argument("--cpu", action="store_true", required=True)
-    options.add_argument("--cells", type=int, default=40)
+    options.add_argument("--cells", type=int)
     options.add_argument("--seed", type=int, default=17)
     options.add_argument(
         "--keep-calibration", action="store_true", help="use the saved calibration"
     )
+    options.add_argument("--plan", action="store_true", help="predict without a calibration")
     asked = options.parse_args()
-    known, notice = load_calibration(str(device_name("cpu")), version("torch"))
-    if not (asked.keep_calibration and known):
-        calibrate(Console())
+    known = None
+    if not asked.plan:
         known, notice = load_calibration(str(device_name("cpu")), version("torch"))
-    assert known, notice
-    cells = draw(asked.cells, asked.seed)
+        if not (asked.keep_calibration and known):
+            calibrate(Console())
+            known, notice = load_calibration(str(device_name("cpu")), version("torch"))
+        assert known, notice
+    cells = draw(asked.cells or (24 if asked.plan else 40), asked.seed, asked.plan)
     print(f"{len(cells)} cells are predicted; measuring them twice")
     before = psutil.cpu_times()
     first, second = measure(cells), measure(cells[::-1])[::-1]
@@ -172,10 +204,11 @@ def main() -> None:
     ]  # fmt: skip
     setups = [
         {"ranks": s.ranks, "dispatch_us": s.dispatch_us, "scale": s.scale, "log_error": s.log_error}
-        for s in known.setups
+        for s in (known.setups if known else ())
     ]
     keep(
-        "prediction_cpu", {**figures, "seed": asked.seed, "calibration": setups, "each": kept_cells}
+        "prediction_plan" if asked.plan else "prediction_cpu",
+        {**figures, "seed": asked.seed, "calibration": setups, "each": kept_cells},
     )
 
 

@@ -43,6 +43,24 @@ def test_elementwise_operators_read_as_many_elements_as_is_said(
         assert 1 <= passes <= 4, "read and written, over the bytes of one tensor"
 
 
+def test_weights_and_states_are_read_from_more_memory_than_caches_hold() -> None:
+    """As in a step, which comes back to each of them once: two calls in a row share none."""
+    cpu = torch.device("cpu")
+    jobs = [job for job in operators._updates(cpu, "float32", ()) if job[0].kind == "optimizer"]
+    assert {"add_", "lerp_", "addcdiv_", "sqrt"} <= {operator.name for operator, *_ in jobs}
+    for operator, work, _ in jobs:
+        with Seen() as seen:
+            work()
+        assert [size for _, size in seen.calls] == [operator.shape[0]]
+    places = [t.data_ptr() for t in operators._many((512, 512), cpu, "float32")]
+    assert len({*places}) == len(places) == operators.COLD_BYTES >> 20
+    turns: list[int] = []
+    work = operators._in_turn(turns.append, range(3))
+    for _ in range(4):
+        work()
+    assert turns == [0, 1, 2, 0]
+
+
 def test_products_in_float8_take_the_second_operand_by_columns() -> None:
     world = SimpleNamespace(device=torch.device("meta"))
     product = operators._matmul(64, torch.float8_e4m3fn, world)()  # type: ignore[arg-type]

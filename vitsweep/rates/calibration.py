@@ -22,8 +22,11 @@ from typing import Any
 
 from vitsweep.files import home_folder, write_atomically, write_cache_file
 from vitsweep.foreign import parsed_json
+from vitsweep.rates.profile import processor
 
 SCHEMA = 1
+WAY = 2
+"""Number of the way in which operators of a plan are timed; what was timed in another way is timed anew."""
 QUICK_MAX_AGE_S = 3600
 """Quick rates older than this are measured again: load and clocks of a machine change."""
 
@@ -34,6 +37,11 @@ ten times that of the gradient of the input, where a CPU emulates the format."""
 Shapes = Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]
 """dtype -> (name, shape) of products (`addmm`, `mm`, `mm.t`, `bmm`) and of `attention`, shapes as in
 `predict.step_time.OperatorTotal`; `tf32`: products of float32 in that format."""
+
+Exchanges = Sequence[tuple[str, str, int]]
+"""(name, dtype, bytes of the whole tensor) of collectives."""
+FRESH = "fresh memory"
+"""Name of what stands among the operators for memory that the system provides when it is written first."""
 
 
 MEASURE = (
@@ -53,6 +61,7 @@ class RankSetup:
         collectives: as `rates.operators.collective_times` returns them.
         dispatch_us: host time of one dispatched operator beside what the operators take alone.
         scale: computing time in training steps relative to operators alone.
+        message_us: what each exchange adds within a step: ranks wait for one another and for cores.
         sent_scale: time of an exchange within a step relative to it alone.
         sent_error: standard deviation of log(measured / predicted) of the exchange.
         log_error: the same of a step that is measured once more.
@@ -66,6 +75,7 @@ class RankSetup:
     collectives: Sequence[dict[str, Any]]
     dispatch_us: float = 0.0
     scale: float = 1.0
+    message_us: float = 0.0
     sent_scale: float = 1.0
     sent_error: float = 0.2
     log_error: float = 0.1
@@ -110,8 +120,13 @@ class Calibration:
         return path_for(self.device)
 
     def keep_timed(self, key: str, times: Timed) -> "Calibration":
-        """Keep times of operators; where nothing can be written nothing is kept."""
-        found = replace(self, timed=self.timed | {key: times})
+        """Keep times of operators, and drop those of another torch, processor or way to time them.
+
+        Where nothing can be written nothing is kept.
+        """
+        hold = key.partition(" ")[2]
+        timed = {k: v for k, v in self.timed.items() if k.partition(" ")[2] == hold}
+        found = replace(self, timed=timed | {key: times})
         write_cache_file(path_for(self.device), found._text().encode())
         return found
 
@@ -159,8 +174,11 @@ def kept_calibration(device: str) -> Calibration:
 
 
 def timed_key(ranks: int, threads: int) -> str:
-    """Return what must be equal for times of operators to hold."""
-    return f"{ranks}x{threads} torch {_minor(torch_here())}"
+    """Return what must be equal for times of operators to hold.
+
+    The name of a processor does not tell its generation on every virtual machine; its numbers do.
+    """
+    return f"{ranks}x{threads} torch {torch_here()} on {processor()}, way {WAY}"
 
 
 @cache

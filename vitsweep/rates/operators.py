@@ -5,12 +5,14 @@ memory bandwidth and power. Inputs are random: products of zeros draw less power
 """
 
 import math
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
-from vitsweep.rates.calibration import BY_WEIGHT, Shapes
+from vitsweep.rates.calibration import BY_WEIGHT, FRESH, Exchanges, Shapes
 from vitsweep.spec.resources import FP8_CAPABILITY
 from vitsweep.world import World, allow_tf32
 
@@ -53,11 +55,16 @@ ELEMENTS = {
 }
 WIDTH = 256
 """Of the rows that norms, sums and softmax work on."""
+SINGLE_ELEMENTS = (1 << 8, 1 << 13, 1 << 16, 1 << 19, 1 << 21)
+"""Of one parameter, as optimizers that loop over them see it."""
 PARAMETERS = {"cpu": (1 << 12, 1 << 18, 1 << 21, 1 << 23), "cuda": (1 << 14, 1 << 26, 1 << 28)}
 TENSORS = 152
 """Parameter tensors of a ViT of 12 blocks: the update of a list depends on their number as well."""
-QUICK_BYTES = 1 << 21
-"""Largest collective that is timed for a plan."""
+COLD_BYTES = 1 << 26
+"""On a CPU, weights and the states of optimizers are taken from so many bytes in turn: when a step comes back
+to one of them, it has passed over more than the caches hold. Times of operators whose weights stayed in the
+cache were 1.1 (float32) to 1.4 (bfloat16) times too short, those of updates 1.6 times."""
+FRESH_BYTES = 1 << 22
 COLLECTIVE_BYTES = {
     "cpu": (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26),
     "cuda": (1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 27, 1 << 30),
@@ -152,43 +159,49 @@ def operator_times(
 
 
 def collective_times(
-    world: World, goes_on: Callable[[], bool] = lambda: True, quick: bool = False
+    world: World,
+    goes_on: Callable[[], bool] = lambda: True,
+    exchanges: Exchanges | None = None,
 ) -> list[dict[str, Any]]:
     """Measure the collectives of all ranks by size of the whole tensor; [] for one rank.
 
     Args:
         world: ranks.
-        quick: leave out those of more than `QUICK_BYTES`.
         goes_on: is asked on all ranks before each; where it is false, the larger ones are left out.
+        exchanges: measure these, each for milliseconds; None for common ones.
     """
     if world.size < 2:
         return []
     found: list[dict[str, Any]] = []
-    sizes = COLLECTIVE_BYTES[world.device.type]
-    for size in (size for size in sizes if size <= QUICK_BYTES or not quick):
-        whole = torch.zeros(size // 4, device=world.device)
-        share = torch.zeros(max(1, size // 4 // world.size), device=world.device)
-        gathered = torch.zeros(share.numel() * world.size, device=world.device)
+    for name, dtype, size in (
+        common_exchanges(world.device.type) if exchanges is None else exchanges
+    ):
+        if not goes_on():
+            return found
+        options: dict[str, Any] = {"device": world.device, "dtype": getattr(torch, dtype)}
+        itemsize = torch.empty((), dtype=options["dtype"]).element_size()
+        share = torch.zeros(max(1, size // itemsize // world.size), **options)
+        whole = torch.zeros(share.numel() * world.size, **options)
         works: dict[str, Work] = {
             "all_reduce": partial(dist.all_reduce, whole),
             "broadcast": partial(dist.broadcast, whole, 0),
-            "all_gather": partial(all_gather_single, gathered, share),
-            "reduce_scatter": partial(reduce_scatter_single, share, gathered),
-            "all_to_all": partial(dist.all_to_all_single, torch.empty_like(gathered), gathered),
+            "all_gather": partial(all_gather_single, whole, share),
+            "reduce_scatter": partial(reduce_scatter_single, share, whole),
+            "all_to_all": partial(dist.all_to_all_single, torch.empty_like(whole), whole),
         }
-        calls = 2 if quick else 20 if size < 1 << 20 else 5
-        timed = [(name, "float32", work) for name, work in works.items()]
-        if size <= LARGEST_HALF_SUM:
-            half = torch.zeros(size // 2, device=world.device, dtype=torch.bfloat16)
-            timed.append(("all_reduce", "bfloat16", partial(dist.all_reduce, half)))
-        for name, dtype, work in timed:
-            if not goes_on():
-                return found
-            us = _equal_calls_us(work, calls, world)
-            found.append(
-                {"name": name, "dtype": dtype, "bytes": size, "ranks": world.size, "us": us}
-            )
+        few, many = (2, 6) if exchanges is not None else (5, 20)
+        calls = many if size < 1 << 20 else few
+        us = _equal_calls_us(works[name], calls, world)
+        found.append({"name": name, "dtype": dtype, "bytes": size, "ranks": world.size, "us": us})
     return found
+
+
+def common_exchanges(device: str) -> Exchanges:
+    """Return collectives from which those of most cells can be interpolated, for a device type."""
+    names = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+    sizes = COLLECTIVE_BYTES[device]
+    halves = [("all_reduce", "bfloat16", size) for size in sizes if size <= LARGEST_HALF_SUM]
+    return [*((name, "float32", size) for size in sizes for name in names), *halves]
 
 
 def _equal_calls_us(work: Work, calls: int, world: World) -> float:
@@ -289,9 +302,31 @@ def _product(device: torch.device, dtype: str, name: str, shape: Sequence[int]) 
         return partial(torch.mm, _random((k, m), device, dtype).t(), _random((k, n), device, dtype))
     x = _random((m, k), device, dtype)
     if name == "mm":
-        return partial(torch.mm, x, _random((k, n), device, dtype))
-    w, b = _random((n, k), device, dtype), _random((n,), device, dtype)
-    return partial(torch.addmm, b, x, w.t())
+        return _in_turn(partial(torch.mm, x), _many((k, n), device, dtype))
+    b = _random((n,), device, dtype)
+    return _in_turn(partial(torch.addmm, b, x), [w.t() for w in _many((n, k), device, dtype)])
+
+
+@cache
+def _pool(dtype: str) -> Tensor:
+    """`COLD_BYTES` of positive numbers on the CPU."""
+    part = (torch.rand(1 << 20) + 0.5).to(getattr(torch, dtype))
+    return part.repeat(COLD_BYTES // part.nbytes)
+
+
+def _many(shape: tuple[int, ...], device: torch.device, dtype: str, most: int = 2048) -> list[Any]:
+    """Return tensors that are used in turn: on a CPU as many as `COLD_BYTES` hold, else one."""
+    size = math.prod(shape)
+    if device.type != "cpu" or size > _pool(dtype).numel():
+        return [_random(shape, device, dtype)]
+    count = min(most, _pool(dtype).numel() // size)
+    return list(_pool(dtype)[: count * size].view(count, *shape))
+
+
+def _in_turn(work: Callable[..., object], *arguments: Sequence[Any]) -> Work:
+    """Call the work with the first of each, then with the second of each, again and again."""
+    turns = cycle(zip(*arguments, strict=True))
+    return lambda: work(*next(turns))
 
 
 def _most_flops(device: torch.device, dtype: str) -> float:
@@ -361,40 +396,66 @@ def _elementwise(device: torch.device, dtype: str, sizes: Sequence[int]) -> Iter
 
 
 def _updates(device: torch.device, dtype: str, sizes: Sequence[int]) -> Iterator[Job]:
-    """Updates of a list of parameters, as the fused and foreach optimizers do them (float32 only)."""
+    """Updates of parameters as optimizers do them, in lists and one by one (float32 only)."""
     if dtype != "float32":
         return
     for elements in sizes:
-        lists = [
-            [torch.rand(elements // TENSORS, device=device) + 0.5 for _ in range(TENSORS)]
-            for _ in range(4)
+        parts = elements // TENSORS
+        sets = [
+            [list(each.view(TENSORS, parts)) for each in four]
+            for four in _many((4, TENSORS * parts), device, dtype, most=32)
         ]
-        p, g, m, v = lists
-        steps = [torch.ones((), device=device) for _ in p]
-        works: dict[str, tuple[Work, int]] = {
-            "_fused_adamw_": (partial(_fused, p, g, m, v, steps), 7),
-            "_foreach_add_": (partial(torch._foreach_add_, p, g, alpha=1e-9), 3),
-            "_foreach_mul_": (partial(torch._foreach_mul_, p, 1.0), 2),
-            "_foreach_lerp_": (partial(torch._foreach_lerp_, p, g, 1e-6), 3),
-            "_foreach_addcmul_": (partial(torch._foreach_addcmul_, p, g, m, 1e-9), 4),
-            "_foreach_addcdiv_": (partial(torch._foreach_addcdiv_, p, g, v, 1e-9), 4),
-            "_foreach_sqrt": (partial(torch._foreach_sqrt, v), 2),
-            "_foreach_div_": (partial(torch._foreach_div_, p, 1.0), 2),
+        if device.type != "cpu":
+            sets = [[[t.abs() + 0.5 for t in tensors] for tensors in four] for four in sets]
+        steps = [torch.ones((), device=device) for _ in range(TENSORS)]
+        lists = list(zip(*sets, strict=True))
+        works: dict[str, tuple[Callable[..., object], int]] = {
+            "_fused_adamw_": (partial(_fused, steps), 7),
+            "_foreach_add_": (lambda p, g, m, v: torch._foreach_add_(p, g, alpha=1e-9), 3),
+            "_foreach_mul_": (lambda p, g, m, v: torch._foreach_mul_(p, 1.0), 2),
+            "_foreach_lerp_": (lambda p, g, m, v: torch._foreach_lerp_(p, g, 1e-6), 3),
+            "_foreach_addcmul_": (lambda p, g, m, v: torch._foreach_addcmul_(p, g, m, 1e-9), 4),
+            "_foreach_addcdiv_": (lambda p, g, m, v: torch._foreach_addcdiv_(p, g, v, 1e-9), 4),
+            "_foreach_sqrt": (lambda p, g, m, v: torch._foreach_sqrt(v), 2),
+            "_foreach_div_": (lambda p, g, m, v: torch._foreach_div_(p, 1.0), 2),
         }
         for name, (work, passes) in works.items():
-            total = sum(t.numel() for t in p)
-            yield (
-                OperatorTime(
-                    kind="memory", name=name, dtype=dtype, shape=(total, TENSORS),
-                    bytes_moved=4 * passes * total,
-                ),
-                work,
-                1.0,
-            )  # fmt: skip
+            yield _update(name, (TENSORS * parts, TENSORS), passes), _in_turn(work, *lists), 1.0
+    for elements in SINGLE_ELEMENTS if device.type == "cpu" else ():
+        tensors = list(zip(*_many((4, elements), device, dtype), strict=True))
+        single: dict[str, tuple[Callable[..., object], int]] = {
+            "add_": (lambda p, g, m, v: p.add_(1e-9), 2),
+            "mul_": (lambda p, g, m, v: p.mul_(1.0), 2),
+            "lerp_": (lambda p, g, m, v: m.lerp_(g, 1e-6), 3),
+            "addcmul_": (lambda p, g, m, v: v.addcmul_(g, m, value=1e-9), 4),
+            "addcdiv_": (lambda p, g, m, v: p.addcdiv_(m, v, value=1e-9), 4),
+            "sqrt": (lambda p, g, m, v: v.sqrt(), 2),
+            "div": (lambda p, g, m, v: v / 1.5, 2),
+            "copy_": (lambda p, g, m, v: p.copy_(g), 2),
+        }
+        for name, (work, passes) in single.items():
+            yield _update(name, (elements, 1), passes), _in_turn(work, *tensors), 1.0
+    if device.type == "cpu":
+        facts: dict[str, Any] = {"shape": (FRESH_BYTES // 4,), "bytes_moved": FRESH_BYTES}
+        yield OperatorTime(kind="memory", name=FRESH, dtype=dtype, **facts), _fresh, 1.0
 
 
-def _fused(*lists: list[Tensor]) -> None:
-    p, g, m, v, steps = lists
+def _update(name: str, shape: tuple[int, int], passes: int) -> OperatorTime:
+    moved = 4 * passes * shape[0]
+    return OperatorTime(
+        kind="optimizer", name=name, dtype="float32", shape=shape, bytes_moved=moved
+    )
+
+
+def _fresh() -> None:
+    """Write to memory that the system has to provide first, and give it back."""
+    with mmap.mmap(-1, FRESH_BYTES) as pages:
+        for at in range(0, FRESH_BYTES, mmap.PAGESIZE):
+            pages[at] = 1
+
+
+def _fused(steps: list[Tensor], *lists: list[Tensor]) -> None:
+    p, g, m, v = lists
     torch._fused_adamw_(
         p, g, m, v, [], steps, lr=1e-9, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8,
         amsgrad=False, maximize=False,

@@ -63,7 +63,7 @@ class Curve:
 
     Args:
         points: x -> y, at least one. Beyond the ends the end value holds, or, with `slope_ends`,
-            the line through the last two points goes on.
+            the line through the last two points goes on, flat to proportional.
         slope_ends: whether the curve goes on beyond its ends.
     """
 
@@ -82,8 +82,11 @@ class Curve:
             return math.exp(self._y[0])
         right = min(max(bisect_right(self._x, at), 1), len(self._x) - 1)
         left = right - 1
-        share = (at - self._x[left]) / (self._x[right] - self._x[left])
-        return math.exp(self._y[left] + share * (self._y[right] - self._y[left]))
+        slope = (self._y[right] - self._y[left]) / (self._x[right] - self._x[left])
+        if not self._x[0] <= at <= self._x[-1]:  # one disturbed point must not explode far from it
+            end = 0 if at < self._x[0] else -1
+            return math.exp(self._y[end] + min(1.0, max(0.0, slope)) * (at - self._x[end]))
+        return math.exp(self._y[left] + slope * (at - self._x[left]))
 
 
 class Checked(BaseModel):
@@ -413,6 +416,18 @@ def cpu_model() -> str:
     """Return the processor's name as Linux reports it."""
     found = re.search(r"model name\s*:\s*(.+)", CPUINFO.read_text(encoding="utf-8"))
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@cache
+def processor() -> str:
+    """Return the numbers of the first processor's vendor, family, model and stepping."""
+    facts = dict(
+        re.findall(
+            r"^([^:\t]+)\t*: *(.*)", CPUINFO.read_text(encoding="utf-8").split("\n\n")[0], re.M
+        )
+    )
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part")
+    return "-".join(facts[name] for name in wanted if name in facts) or cpu_model()
 
 
 def cpu_half_precision() -> str:

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.extras.predict.traces import exchange, moved, product, trace_of
+from vitsweep.extras.predict.measured_rates import CalibratedRates
 from vitsweep.extras.predict.profile_rates import OVERHEAD, TableRates
-from vitsweep.extras.predict.step_time import predict_step, student_80
+from vitsweep.extras.predict.step_time import fresh_bytes, predict_step, student_80
+from vitsweep.rates.calibration import FRESH, RankSetup
 from vitsweep.rates.profile import profile_named
 
 H100 = TableRates(profile_named("h100"), overhead=1.0)
@@ -132,3 +134,27 @@ def test_a_format_without_units_of_its_own_is_computed_in_float32() -> None:
     }
     assert times["bfloat16"] > 4 * times["float16"]
     assert times["float32"] == pytest.approx(times["bfloat16"], rel=0.3)
+
+
+def test_memory_that_the_system_provides_anew_in_each_step_takes_its_time() -> None:
+    """On a CPU: half of what a step frees beyond twice its largest tensor, at the measured rate."""
+    pages = {
+        "kind": "memory",
+        "name": FRESH,
+        "dtype": "float32",
+        "shape": [10**6],
+        "backward": False,
+    }
+    row = pages | {"bytes_moved": 4 * 10**6, "us": 4000.0}
+    setup = RankSetup(ranks=1, threads=1, operators=[row], collectives=[])
+    rates = CalibratedRates(setup, ranks_per_node=1, threads=1, cores=2, title="a machine")
+    alive = {
+        "forward end": {"activations": 20_000_000, "parameters": 10**9},
+        "backward start": {"activations": 22_000_000},
+        "optimizer start": {"activations": 1_000_000},
+    }
+    largest = replace(moved(8_000_000, count=0), dtype="float32", shape=(10**6,))
+    step = trace_of(largest, device="cpu", dispatches=0, peaks=alive)
+    assert fresh_bytes(step) == (22_000_000 - 2 * 4_000_000) / 2
+    assert predict_step(step, rates).step_time_ms == pytest.approx(7.0)
+    assert fresh_bytes(replace(step, device="cuda")) == 0

@@ -7,10 +7,11 @@ import pytest
 
 from tests.cells import TINY, composer
 from vitsweep.extras.predict import calibrate
-from vitsweep.extras.predict.measured_rates import shapes_of
+from vitsweep.extras.predict.measured_rates import exchanges_of, shapes_of
 from vitsweep.extras.predict.prediction import CellPrediction, predict_cells
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.calibration import kept_calibration
+from vitsweep.rates import calibration
+from vitsweep.rates.calibration import kept_calibration, timed_key
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
@@ -44,7 +45,8 @@ def test_a_plan_times_what_its_cells_compute_once_and_never_at_other_shapes(
     traces = [each.trace for each in found.values() if each.trace]
     assert {"float32", "bfloat16"} <= shapes_of(traces, ()).keys()
     assert not any(shapes_of(traces, times["operators"]).values())
-    assert {"all_reduce", "reduce_scatter"} <= {row["name"] for row in times["collectives"]}
+    assert not exchanges_of(traces, times["collectives"])
+    assert times["collectives"] or not exchanges_of(traces, ())
     monkeypatch.setattr(calibrate, "_measure", None)
     assert step_ms(predict_cells(cells())) == step_ms(found)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(config / "another machine"))
@@ -56,7 +58,9 @@ def test_half_precision_that_is_fast_at_no_shape_of_a_cell_is_predicted_slow(
 ) -> None:
     """Before, one product of middle size in each format stood for all."""
 
-    def times(*_: Any, shapes: Any, others: Any) -> dict[str, Any]:
+    def times(*_: Any, quick: Any) -> dict[str, Any]:
+        shapes, _exchanges, others = quick
+
         def row(kind: str, name: str, dtype: str, shape: Any) -> dict[str, Any]:
             us = 300.0 if dtype == "bfloat16" else 30.0
             facts = {"kind": kind, "name": name, "dtype": dtype, "shape": shape, "us": us}
@@ -87,3 +91,18 @@ def test_a_format_that_was_not_timed_has_no_step_time_and_says_why(
     assert step_ms(found) == {}
     assert all("is the machine busy?" in each.reason for each in found.values())
     assert all(each.peak_bytes for each in found.values()), "the memory is known all the same"
+
+
+def test_kept_times_end_with_the_processor_and_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a virtual machine's processor stays, and a home folder is shared by many machines."""
+    device = str(device_name("cpu"))
+    times = {"operators": [], "collectives": []}
+    kept_calibration(device).keep_timed(timed_key(1, 1), times)
+    kept_calibration(device).keep_timed(timed_key(2, 1), times)
+    assert len(kept_calibration(device).timed) == 2
+    for name, value in (("torch_here", "2.99.0"), ("processor", "another one")):
+        before = timed_key(2, 1)
+        monkeypatch.setattr(calibration, name, lambda value=value: value)
+        assert timed_key(2, 1) != before
+        kept_calibration(device).keep_timed(timed_key(2, 1), times)
+        assert list(kept_calibration(device).timed) == [timed_key(2, 1)]

@@ -19,12 +19,18 @@ from typing import Any
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.execution.runner import calibration_for
-from vitsweep.extras.predict.measured_rates import CalibratedRates, shapes_of, timed_ranks
+from vitsweep.extras.predict.measured_rates import (
+    CalibratedRates,
+    exchanges_of,
+    shapes_of,
+    timed_ranks,
+)
 from vitsweep.extras.predict.step_time import StepTrace, predict_step
 from vitsweep.files import write_atomically
 from vitsweep.rates.calibration import (
     NOT_TIMED,
     Calibration,
+    Exchanges,
     RankSetup,
     Shapes,
     kept_calibration,
@@ -59,6 +65,8 @@ WORST_ERROR = 0.5
 """Of `RankSetup.log_error`; that of operators without a training that ended in time."""
 TRAINING_SECONDS = {"cpu": 1.5, "cuda": 0.5}
 """Timed steps of one short training last about this long; other programs disturb a CPU."""
+DISTURBED, LEAST_DISTURBED = 0.05, 0.25
+"""Share of a step in which a rank may wait for a core, and of the steps that count in any case."""
 SHORT_TRAININGS: tuple[tuple[str, ...], ...] = (
     ("model.depth=3", "batch.images_per_step=16"),
     ("model.depth=3", "batch.images_per_step=256", "optimizer=adamw_fused"),
@@ -96,6 +104,10 @@ SHARDED_TRAININGS: tuple[tuple[str, ...], ...] = (
     ("model=vit_tiny", "data=synthetic", "model.depth=2", "batch.images_per_step=12", "sharding=zero1"),
 )  # fmt: skip
 """Beside them under several ranks: what shards exchange takes otherwise than the sums of gradients."""
+
+
+Quick = tuple[Shapes, Exchanges, tuple[str, ...]]
+"""Products and attentions, collectives, and dtypes whose element-wise operators are timed beside them."""
 
 
 def calibrate_machine(
@@ -191,8 +203,10 @@ def time_operators(cells: Iterable[tuple[CellSpec, StepTrace]]) -> None:
         alike[timed_ranks(cell.resources)].append((cell, trace))
     for (ranks, threads), group in alike.items():
         known = kept.timed.get(timed_key(ranks, threads), NOT_TIMED)
-        shapes = shapes_of((trace for _, trace in group), known["operators"])
-        if known["operators"] and not any(shapes.values()):
+        traces = [trace for _, trace in group]
+        shapes = shapes_of(traces, known["operators"])
+        exchanges = exchanges_of(traces, known["collectives"]) if ranks > 1 else []
+        if known["operators"] and not any((*shapes.values(), exchanges)):
             continue
         cell = group[0][0]
         resources = replace(cell.resources, nodes=1, ranks_per_node=ranks, threads_per_rank=threads)
@@ -200,11 +214,9 @@ def time_operators(cells: Iterable[tuple[CellSpec, StepTrace]]) -> None:
         alone = replace(cell, resources=resources, mesh=mesh)
         elementwise = {row["dtype"] for row in known["operators"] if row["kind"] == "memory"}
         others = tuple(dtype for dtype in shapes if dtype not in elementwise)
-        found = _measure([alone], PLAN_SECONDS, shapes=shapes, others=others)
-        known = {
-            "operators": [*known["operators"], *found["operators"]],
-            "collectives": known["collectives"] or found["collectives"],
-        }
+        quick = (shapes, exchanges, others)
+        found = _measure([alone], PLAN_SECONDS, quick=quick)
+        known = {name: [*known[name], *found[name]] for name in NOT_TIMED}
         kept = kept.keep_timed(timed_key(ranks, threads), known)
         if found["late"]:
             raise RuntimeError(
@@ -299,6 +311,9 @@ def _with_scales(
     operators = np.array([parts["compute"] + parts["optimizer"] for parts in alone])
     sent = np.array([parts["communication"] for parts in alone])
     dispatches = np.array([sum(trace.dispatches.values()) for trace in traces], dtype=float)
+    if not asynchronous:  # those of the optimizer count less
+        per_us = _rates(replace(setup, dispatch_us=1.0), asynchronous)
+        dispatches = np.array([1e3 * predict_step(t, per_us).parts_ms["launch"] for t in traces])
     if asynchronous:
         host_ms = dispatches * np.min(measured / dispatches)
         known = measured > HOST_BOUND * host_ms
@@ -338,8 +353,7 @@ def _measure(
     seconds: float,
     *,
     with_operators: bool = True,
-    shapes: Shapes | None = None,
-    others: tuple[str, ...] = (),
+    quick: Quick | None = None,
 ) -> dict[str, Any]:
     """Let the ranks of the cells measure for some seconds; return what rank 0 wrote by then.
 
@@ -347,8 +361,7 @@ def _measure(
         cells: short trainings.
         seconds: of all.
         with_operators: whether operators and collectives are measured too.
-        shapes: measure these quickly, and no training; None for common shapes.
-        others: dtypes whose element-wise operators are measured beside `shapes`.
+        quick: measure these quickly, and no training; None for common shapes.
 
     Returns:
         `operators, collectives`; `late`, which of them lack something; `step_ms` of each cell, None where
@@ -358,7 +371,7 @@ def _measure(
         answer = Path(folder) / "rates.json"
         world = range(cells[0].resources.world_size)
         end = time.monotonic() + seconds
-        arguments = (tuple(cells), init_method, str(answer), with_operators, end, shapes, others)
+        arguments = (tuple(cells), init_method, str(answer), with_operators, end, quick)
         ranks = LocalRanks(fork_server(), measure_rank, arguments, world, answer.parent)
         try:
             wait_for_ranks(ranks, seconds + LATE_SECONDS, grace_seconds=1.0)
@@ -382,8 +395,7 @@ def measure_rank(
     answer: str,
     with_operators: bool,
     end: float,
-    shapes: Shapes | None,
-    others: tuple[str, ...],
+    quick: Quick | None,
     rank: int,
     local_rank: int,
 ) -> None:
@@ -412,17 +424,20 @@ def measure_rank(
             if with_operators:
                 left = end - time.monotonic()
                 stop = time.monotonic() + OPERATOR_SHARE * left
-                quick, formats = shapes is not None, FORMATS[world.device.type]
-                wanted = shapes or common_shapes(world.device.type, formats)
-                others = others if quick else formats
-                found["operators"] = operator_times(world, wanted, others, stop, quick)
+                formats = FORMATS[world.device.type]
+                shapes, exchanges, others = quick or (
+                    common_shapes(world.device.type, formats),
+                    None,
+                    formats,
+                )
+                found["operators"] = operator_times(world, shapes, others, stop, quick is not None)
                 found["late"] += [] if before(stop) else ["operators"]
                 write()
                 stop = time.monotonic() + COLLECTIVE_SHARE * left
-                found["collectives"] = collective_times(world, partial(before, stop), quick)
+                found["collectives"] = collective_times(world, partial(before, stop), exchanges)
                 found["late"] += [] if before(stop) else ["collectives"]
             write()
-            for cell in cells if shapes is None else ():
+            for cell in cells if quick is None else ():
                 if not before(end):
                     break
                 found["step_ms"].append(_step_ms(cell, world))
@@ -442,10 +457,20 @@ def _all_before(end: float, world: World) -> bool:
     return not late
 
 
+def _waited_ms() -> float:
+    """Return how long the threads of this process have waited for a core so far; 0 if unknown."""
+    waited = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # the thread has ended
+            waited += int(path.read_text(encoding="ascii").split()[1])
+    return waited / 1e6
+
+
 def _step_ms(cell: CellSpec, world: World) -> float:
     """Return the median step time of a short training, over a mesh of its own.
 
-    All ranks make the same number of steps.
+    All ranks make the same number of steps. Those in which a rank waited for a core do not count, as far
+    as a quarter of the steps is left.
     """
     import torch
     import torch.distributed as dist
@@ -464,12 +489,17 @@ def _step_ms(cell: CellSpec, world: World) -> float:
     stream = endless(cell.data.open(cell, world))
 
     def median_ms(steps: int) -> float:
-        clock = StepClock(world.device)
+        clock, waited = StepClock(world.device), [_waited_ms()]
         clock.mark()
         for _ in range(steps):
             trainer.step(stream)
             clock.mark()
-        return statistics.median(clock.times_ms())
+            waited.append(_waited_ms())
+        waits = torch.tensor(waited, dtype=torch.float64).diff().to(world.device)
+        dist.all_reduce(waits, dist.ReduceOp.MAX)
+        least = float(waits.quantile(LEAST_DISTURBED))
+        steps_ms = zip(clock.times_ms(), waits.tolist(), strict=True)
+        return statistics.median(ms for ms, w in steps_ms if w <= max(least, DISTURBED * ms))
 
     median_ms(2)
     once = torch.tensor(median_ms(1), dtype=torch.float64, device=world.device)

@@ -9,7 +9,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, Rates, StepTrace
-from vitsweep.rates.calibration import BY_WEIGHT, Calibration, RankSetup, Shapes, timed_key
+from vitsweep.rates.calibration import (
+    BY_WEIGHT,
+    FRESH,
+    Calibration,
+    Exchanges,
+    RankSetup,
+    Shapes,
+    timed_key,
+)
 from vitsweep.rates.profile import Curve
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources
@@ -23,14 +31,21 @@ UNCALIBRATED = RankSetup(
     threads=1,
     operators=(),
     collectives=(),
-    dispatch_us=12.0,
     scale=1.1,
-    sent_scale=1.5,
+    message_us=2000.0,
+    sent_scale=1.0,
     sent_error=0.5,
     log_error=0.25,
     degrees=8.0,
 )
-"""A setup without short trainings (assumed, after errors of ten cells with AVX2 and with AVX-512)."""
+"""A setup without short trainings. Where computing takes all cores, threads of an exchange wait for time slices
+of some milliseconds: 33 ms for 14 exchanges of two steps under FSDP, which alone took 3."""
+DISPATCH_ADDS = 5.0
+"""Host time of one dispatched operator of an uncalibrated setup, in additions of 256 numbers."""
+UPDATE_DISPATCH = 0.45
+"""The same of an operator of the optimizer, which calls no module and no autograd, over that of others."""
+LARGEST_EXCHANGE = 1 << 24
+"""Bytes of the largest collective that is timed for a plan; two sizes say how longer ones grow."""
 FAR_ERROR = 0.1
 """Error of a step that is 4 times longer than all that the calibration timed (assumed)."""
 
@@ -89,6 +104,18 @@ def shapes_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> S
     return {dtype: [*wanted] for dtype, wanted in found.items()}
 
 
+def exchanges_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> Exchanges:
+    """Return the collectives of steps that are not among the known ones."""
+    timed = {(row["name"], row["dtype"], row["bytes"]) for row in known}
+    found: dict[tuple[str, str, int], None] = {}
+    for collective in (c for trace in traces for c in trace.collectives if c.group_ranks > 1):
+        dtype = collective.dtype if collective.dtype in ("bfloat16", "float16") else "float32"
+        size = max(4, collective.bytes_whole)
+        few = (size,) if size <= LARGEST_EXCHANGE else (LARGEST_EXCHANGE // 4, LARGEST_EXCHANGE)
+        found |= {(_exchange_name(collective), dtype, each): None for each in few}
+    return [each for each in found if each not in timed]
+
+
 def measured_rates(
     known: Calibration, calibrated: bool, cell: CellSpec
 ) -> "CalibratedRates | None":
@@ -110,7 +137,16 @@ def measured_rates(
             setup = replace(setup, operators=[*timed["operators"], *setup.operators])
     elif timed:
         title += ", from times of single operators"
-        setup = replace(UNCALIBRATED, ranks=here[0], threads=here[1], **timed)
+        least = min(
+            (row for row in timed["operators"] if row["name"] == GENERIC), key=lambda r: r["shape"]
+        )
+        setup = replace(
+            UNCALIBRATED,
+            ranks=here[0],
+            threads=here[1],
+            dispatch_us=DISPATCH_ADDS * least["us"],
+            **timed,
+        )
     else:
         return None
     return CalibratedRates(
@@ -165,6 +201,17 @@ class CalibratedRates(Rates):
         """Fitted to whole training steps."""
         return self._setup.dispatch_us * (self._slower if not self.asynchronous else 1.0)
 
+    @property
+    def update_dispatch(self) -> float:
+        """See `UPDATE_DISPATCH`."""
+        return 1.0 if self.asynchronous else UPDATE_DISPATCH
+
+    def fresh_us(self, size: float) -> float:
+        """As measured; 0 where it was not, as on a GPU."""
+        rows = (row for row in self._setup.operators if row["name"] == FRESH)
+        per_byte = min((row["us"] / row["bytes_moved"] for row in rows), default=0.0)
+        return size * per_byte * self._setup.scale * self._slower
+
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Interpolate between the nearest measured shapes of the same operator and dtype."""
         if not operator.count:
@@ -184,12 +231,14 @@ class CalibratedRates(Rates):
         """Read the measured time of the size; other numbers of ranks by the share that each sends."""
         if collective.group_ranks < 2 or not self._setup.collectives:
             return 0.0
-        name = "broadcast" if collective.name == "send" else collective.name
+        name = _exchange_name(collective)
         wanted = ((name, collective.dtype), (name, "float32"), ("all_reduce", "float32"))
-        curve, ranks = next(self._collectives[k] for k in wanted if k in self._collectives)
+        known = (self._collectives[k] for k in wanted if k in self._collectives)
+        curve, ranks = next(known, None) or next(iter(self._collectives.values()))
         size = max(1.0, float(collective.bytes_whole))
         here = (collective.group_ranks - 1) / collective.group_ranks
-        return curve(size) * here / ((ranks - 1) / ranks) * self._slower * self._setup.sent_scale
+        alone = curve(size) * here / ((ranks - 1) / ranks) * self._setup.sent_scale
+        return (alone + self._setup.message_us) * self._slower
 
     def log_error(self, part: str) -> float:
         """Return the error of the steps that the calibration timed, wider where it extrapolates."""
@@ -283,23 +332,31 @@ class CalibratedRates(Rates):
 
     @cached_property
     def _curves(self) -> dict[tuple[str, str], tuple[Curve, Curve]]:
-        """(name, dtype) -> microseconds by elements, and bytes of a call by elements."""
+        """(name, dtype) -> microseconds by elements, and by bytes of a call.
+
+        Names of what an optimizer does begin with `optimizer `.
+        """
         return {
-            key: (
+            (f"optimizer {name}" if kind == "optimizer" else name, dtype): (
                 Curve({r["shape"][0]: r["us"] for r in group}, slope_ends=True),
                 Curve({r["bytes_moved"]: r["us"] for r in group}, slope_ends=True),
             )
-            for key, group in self._rows("name", "dtype", kinds=("memory", "optimizer"))
+            for kind in ("memory", "optimizer")
+            for (name, dtype), group in self._rows("name", "dtype", kinds=(kind,))
         }
 
     def _elementwise_us(self, operator: OperatorTotal, dtype: str, bytes_per_call: float) -> float:
         elements = float(max(1, operator.shape[0])) if operator.shape else 1.0
-        for like in _alike(dtype):
-            if curves := self._curves.get((operator.name, like)):
-                if operator.name.startswith("_fo") or operator.name.startswith("_fused"):
+        update = operator.kind == "optimizer"
+        names = (f"optimizer {operator.name}", operator.name) if update else (operator.name,)
+        for name, like in ((name, like) for name in names for like in _alike(dtype)):
+            if curves := self._curves.get((name, like)):
+                if operator.name.startswith(("_fo", "_fused")):
                     return self._list_us(operator, curves[0], elements)
                 return curves[0](elements)
-        return self._curves[GENERIC, "float32"][1](max(1.0, bytes_per_call))
+        generic = (f"optimizer {GENERIC}_", GENERIC) if update else (GENERIC,)
+        known = (self._curves.get((name, "float32")) for name in generic)
+        return next(curves for curves in known if curves)[1](max(1.0, bytes_per_call))
 
     def _list_us(self, operator: OperatorTotal, curve: Curve, elements: float) -> float:
         """Time of an update of a list of tensors: a share per tensor, the rest per element."""
@@ -308,6 +365,10 @@ class CalibratedRates(Rates):
         per_tensor = least["us"] / least["shape"][1]
         tensors = operator.shape[1] if len(operator.shape) > 1 else least["shape"][1]
         return per_tensor * tensors + max(0.0, curve(elements) - least["us"])
+
+
+def _exchange_name(collective: CollectiveTotal) -> str:
+    return "broadcast" if collective.name == "send" else collective.name
 
 
 def _product_name(operator: OperatorTotal) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from vitsweep.planning.closed_memory import MemoryParts
+from vitsweep.spec.model_parallel import BYTES
 from vitsweep.tables.stats import half_width
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -189,6 +190,15 @@ class Rates(ABC):
     @abstractmethod
     def dispatch_us(self) -> float:
         """Host time of one dispatched operator in microseconds, beside what it computes."""
+
+    @property
+    def update_dispatch(self) -> float:
+        """The same of an operator of the optimizer, over that of the others."""
+        return 1.0
+
+    def fresh_us(self, size: float) -> float:
+        """Microseconds in which the system provides so many bytes of memory."""
+        return 0.0
 
     @property
     def step_overhead(self) -> float:
@@ -396,6 +406,7 @@ def predict_step(
     parts = dict.fromkeys(PARTS, 0.0)
     for phase in ("forward", "backward", "optimizer"):
         _add_phase(parts, trace, rates, phase, tf32, captured)
+    parts["compute"] += rates.fresh_us(fresh_bytes(trace)) / 1e3
     if trace.pipeline_ranks > 1:
         busy = parts["compute"] + parts["launch"]
         parts["bubble"] = busy * (trace.pipeline_ranks - 1) / trace.pipeline_chunks
@@ -417,6 +428,37 @@ def predict_step(
     )
 
 
+FRESH_SHARE = 0.5
+KEPT_TENSORS = 2
+"""The C library keeps freed memory of up to twice the largest tensor. Of what is freed beyond that it gives
+back what lies above all that is in use: none to all of it in 30 trainings, half of it in the middle."""
+
+
+def fresh_bytes(trace: StepTrace) -> float:
+    """Return the bytes that a step on a CPU writes in memory that the system has to provide anew.
+
+    What forward, backward and the optimizer need beside what is held between steps is freed in each step.
+    """
+    if trace.device != "cpu":
+        return 0.0
+    largest = max((_largest(operator) for operator in trace.operators), default=0)
+    needed: dict[bool, int] = {}
+    for half, alive in trace.peaks.items():
+        update, moved = half.startswith("optimizer"), ("activations", "gathered")
+        needed[update] = max(needed.get(update, 0), sum(alive.get(kind, 0) for kind in moved))
+    return FRESH_SHARE * sum(max(0, most - KEPT_TENSORS * largest) for most in needed.values())
+
+
+def _largest(operator: OperatorTotal) -> int:
+    """Return the bytes of the largest tensor of an operator, of products that of their result."""
+    size = BYTES.get(operator.dtype, 4)
+    if operator.kind in ("matmul", "convolution"):
+        return size * math.prod(operator.shape[:3])
+    if operator.kind == "attention" or operator.shape[1:] > (1,):
+        return 0  # lists of tensors
+    return size * operator.shape[0]
+
+
 def _add_phase(
     parts: dict[str, float],
     trace: StepTrace,
@@ -433,6 +475,7 @@ def _add_phase(
         fused = rates.compiled_memory if compiled and operator.kind == "memory" else 1.0
         device_us += fused * operator.count * rates.operator_us(operator, tf32)
     host_us = trace.dispatches.get(phase, 0) * rates.dispatch_us
+    host_us *= rates.update_dispatch if phase == "optimizer" else 1.0
     if compiled or captured:
         host_us *= rates.compiled_dispatch(captured)
     collectives = [c for c in trace.collectives if c.phase == phase]
