@@ -91,7 +91,6 @@ KNOWN: dict[str, Feature] = {
     "predict": Feature(
         words=(
             "calibrate_machine",
-            "earlier_errors",
             "keep_predictions",
             "predict_",
             "predicts",

@@ -28,7 +28,7 @@ def prediction(spec: CellSpec) -> CellPrediction:
         rates="",
     )  # fmt: skip
     return CellPrediction(
-        cell=spec, trace=trace_of(), step_time=step, uncorrected_ms=None, limit_bytes=None,
+        cell=spec, trace=trace_of(), step_time=step, limit_bytes=None,
         price_usd_per_hour=(1.0, 2.0),
     )  # fmt: skip
 

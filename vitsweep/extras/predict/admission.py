@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.composition.sweep_settings import SweepSettings
@@ -23,17 +22,13 @@ from vitsweep.extras.predict.prediction import (
     predict_cells,
     process_bytes,
 )
-from vitsweep.extras.predict.step_time import ResidualModel, fit_residuals
 from vitsweep.planning.closed_memory import surely_fits
 from vitsweep.planning.freeze import code_state, planned_store
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.rates.profile import device_name
 from vitsweep.results.store import Store
-from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.resources import HERE, Machine
-from vitsweep.tables.load import load
 
 # Cells that their predictions leave out: too large, or beyond `sweep.max_gpu_hours`.
 
@@ -169,55 +164,6 @@ class _CountedRuns:
         return beside % self.cells_per_block == 0
 
 
-# What the records of earlier sweeps say about predicted step times on a device.
-
-
-MOST_SWEEPS = 30
-"""The latest sweeps beside the planned one whose records count."""
-PREDICTED = "predicted_uncorrected_step_time_ms"
-
-
-def earlier_errors(store: Store, device: str | None) -> ResidualModel:
-    """Fit corrections to the records of the sweeps beside `store`, itself included.
-
-    Args:
-        store: of the sweep that is planned; it need not exist.
-        device: name as in the `device` column of records; None where it is unknown.
-
-    Returns:
-        No correction where there are too few records with a prediction on that device.
-    """
-
-    settings: list[dict[str, str]] = []
-    measured: list[float] = []
-    predicted: list[float] = []
-    for cells in _tables(store) if device else ():
-        if not {PREDICTED, "step_time_ms", "device", *GROUPS} <= set(cells):
-            continue
-        counted = (cells["device"] == device) & (cells["status"] == "measured")
-        if "shared_device" in cells:  # slower by what others did
-            counted &= ~cells["shared_device"].eq(True).fillna(False).astype(bool)
-        rows = cells[counted]
-        for row in rows.dropna(subset=[PREDICTED, "step_time_ms"]).to_dict("records"):
-            chosen = {group: str(row[group]) for group in GROUPS}
-            settings.append(
-                {"model": str(row["model"]), "ranks": str(int(row["world_size"])), **chosen}
-            )
-            measured.append(float(row["step_time_ms"]))
-            predicted.append(float(row[PREDICTED]))
-    return fit_residuals(settings, measured, predicted)
-
-
-def _tables(store: Store) -> Iterator[DataFrame]:
-    paths = store.root.parent.glob("*/cells.parquet")
-    latest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in latest[:MOST_SWEEPS]:
-        try:
-            yield load(path)
-        except (VitsweepError, OSError, ValueError):  # damaged, or of another version
-            continue
-
-
 SECONDS_BEFORE_A_SUBMISSION = 60.0
 """So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
 STORED = (
@@ -282,7 +228,6 @@ def minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
 def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
-    kept["uncorrected_step_time_ms"] = found.uncorrected_ms
     numbers = {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
     store.keep_prediction(cell_id, numbers)
 
@@ -305,7 +250,7 @@ def admitted(
         settings: of the sweep.
         console: for what the user should know while cells are traced.
         machine: on which the cells will run.
-        store: of the sweep; its records say which runs are missing, and how far predictions are off.
+        store: of the sweep; its records say which runs are missing.
     """
     if settings.try_anyway:
         return plan
@@ -316,11 +261,9 @@ def admitted(
         return plan
 
     here = machine.described_by == HERE
-    residuals = earlier_errors(store, device_name(machine.device) if here else None)
     with tracing(console) as progress:
         found = predict_cells(
             {entry.cell_id: entry.spec for entry in plan.runnable},
-            residuals=residuals,
             progress=progress,
             gib_per_device=machine.gib_per_device,
         )

@@ -8,7 +8,6 @@ from rich.console import Console
 from vitsweep.api.plan import RUNNABLE, PlanOverview
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.extras.predict.admission import (
-    earlier_errors,
     keep_for_later,
     predicts,
     tracing,
@@ -17,7 +16,6 @@ from vitsweep.extras.predict.admission import (
 from vitsweep.extras.predict.prediction import CellPrediction, predict_cells
 from vitsweep.planning.blocks import runs_per_cell
 from vitsweep.planning.sweep_plan import SweepPlan
-from vitsweep.rates.profile import device_name
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import count, duration, number
 
@@ -37,11 +35,10 @@ def predicted(
         return found.rows, []
     plan, missing = found.plan, found.state.missing_blocks
     here = machine.described_by == HERE and not hardware
-    residuals = earlier_errors(found.store, device_name(machine.device) if here else None)
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with tracing(console) as progress:
         predictions = predict_cells(
-            specs, hardware, residuals, progress, gib_per_device=machine.gib_per_device
+            specs, hardware, progress, gib_per_device=machine.gib_per_device
         )
     if here:
         keep_for_later(predictions, machine)

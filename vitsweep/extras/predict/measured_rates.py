@@ -38,8 +38,8 @@ UNCALIBRATED = RankSetup(
     log_error=0.25,
     degrees=8.0,
 )
-"""A setup without short trainings. Where computing takes all cores, threads of an exchange wait for time slices
-of some milliseconds: 33 ms for 14 exchanges of two steps under FSDP, which alone took 3."""
+"""A setup without short trainings. Where computing takes all cores, an exchange waits for their time slices,
+of some milliseconds: 14 exchanges of a step under FSDP took 33 ms longer than alone."""
 DISPATCH_ADDS = 5.0
 """Host time of one dispatched operator of an uncalibrated setup, in additions of 256 numbers."""
 UPDATE_DISPATCH = 0.45

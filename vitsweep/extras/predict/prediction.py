@@ -11,10 +11,8 @@ from vitsweep.extras.predict.calibrate import time_operators
 from vitsweep.extras.predict.measured_rates import measured_rates
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import (
-    NO_RESIDUALS,
     PARTS,
     Rates,
-    ResidualModel,
     StepTimePrediction,
     StepTrace,
     predict_step,
@@ -33,7 +31,7 @@ from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_na
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
 
-# The step time of a cell: its trace, the rates of the machine it would run on, and what records taught.
+# The step time of a cell: its trace, and the rates of the machine it would run on.
 
 
 DECODE_MS = 2.0
@@ -45,7 +43,6 @@ def predict_cell(
     cell: CellSpec,
     trace: StepTrace,
     hardware: str | None = None,
-    residuals: ResidualModel = NO_RESIDUALS,
 ) -> StepTimePrediction:
     """Predict the step time of a cell.
 
@@ -53,7 +50,6 @@ def predict_cell(
         cell: the cell; its number of ranks per node says what shares a node.
         trace: of its busiest rank.
         hardware: name of a device or path of a profile file; None for this machine.
-        residuals: of this machine's earlier records.
 
     Raises:
         BadValueError: the hardware is unknown.
@@ -65,8 +61,6 @@ def predict_cell(
         tf32=cell.precision.plan().tf32,
         captured=cell.compilation.scope == "model" and not cell.compilation.fuses_kernels,
         input_ms=_input_ms(cell),
-        settings=settings_of(cell),
-        residuals=residuals,
     )
     return replace(found, notes=(*found.notes, notice)) if notice else found
 
@@ -80,12 +74,6 @@ def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
     if hardware is not None:
         return TableRates(profile_named(hardware)), ""
     return _rates_here(cell)
-
-
-def settings_of(cell: CellSpec) -> dict[str, str]:
-    """Return group -> choice, and the model: by what `residuals` tells records apart."""
-    chosen = {group: technique.name for group, technique in cell.techniques.items()}
-    return {"model": cell.model.name, "ranks": str(cell.resources.world_size), **chosen}
 
 
 def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
@@ -135,7 +123,6 @@ class CellPrediction:
         cell: what is predicted.
         trace: of its busiest rank; None where it could not be traced.
         step_time: None where there is no trace.
-        uncorrected_ms: step time without what earlier records taught, or None.
         limit_bytes: memory of one rank; None where it is unknown.
         price_usd_per_hour: lowest and highest price of one device, or None.
         reason: why there is no trace or no step time, or "".
@@ -144,7 +131,6 @@ class CellPrediction:
     cell: CellSpec
     trace: StepTrace | None
     step_time: StepTimePrediction | None
-    uncorrected_ms: float | None
     limit_bytes: float | None
     price_usd_per_hour: tuple[float, float] | None
     reason: str = ""
@@ -292,7 +278,6 @@ class CellPrediction:
 def predict_cells(
     cells: Mapping[str, CellSpec],
     hardware: str | None = None,
-    residuals: ResidualModel = NO_RESIDUALS,
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
@@ -307,7 +292,6 @@ def predict_cells(
     Args:
         cells: name -> cell.
         hardware: a device or a profile file, see `rates.profile`; None for this machine.
-        residuals: what earlier records say about errors on this device.
         progress: called with how many traces are done, and how many are made.
         only_cached: predict only cells that were traced before, and time nothing.
         context: see `trace_cells`.
@@ -340,9 +324,7 @@ def predict_cells(
         f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
     )
     return {
-        name: _predict(
-            cells[name], traces[name], hardware, profile, residuals, gib_per_device, untimed
-        )
+        name: _predict(cells[name], traces[name], hardware, profile, gib_per_device, untimed)
         for name in cells
         if name in traces
     }
@@ -353,24 +335,21 @@ def _predict(
     trace: StepTrace | str,
     hardware: str | None,
     profile: Profile | None,
-    residuals: ResidualModel,
     gib_per_device: float | None,
     untimed: str,
 ) -> CellPrediction:
     profile = profile or _profile_here(cell)
     traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
-    step = plain = None
+    step = None
     if traced:
         try:
-            step = predict_cell(cell, traced, hardware, residuals)
-            plain = predict_cell(cell, traced, hardware)
+            step = predict_cell(cell, traced, hardware)
         except Exception as error:  # of a formula: the command goes on
             reason = f"its step time is unknown: {error}{untimed}"
     return CellPrediction(
         cell=cell,
         trace=traced,
         step_time=step,
-        uncorrected_ms=plain.step_time_ms if plain else None,
         limit_bytes=limit_bytes(cell, profile, gib_per_device),
         price_usd_per_hour=profile.price_usd_per_hour if profile else None,
         reason=reason,
