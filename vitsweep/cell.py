@@ -18,7 +18,7 @@ from vitsweep.data.damaged_images import named_damage
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load
-from vitsweep.measure.communication import SentBytes, count_sent_bytes, profile_collectives, traced
+from vitsweep.measure.communication import SentBytes, counted_bytes, profile_collectives, traced
 from vitsweep.measure.environment import (
     AttentionKernels,
     Compiled,
@@ -219,9 +219,8 @@ def _instruments(
     memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
     kernels = AttentionKernels()
     if not timed.over_time:
-        memory, memory_reason = memory_by_kind(trainer, stream)
-        with kernels:
-            sent = count_sent_bytes(lambda: trainer.step(stream))
+        with kernels, counted_bytes() as sent:
+            memory, memory_reason = memory_by_kind(trainer, stream)
     collectives = (
         None
         if timed.cut_short

@@ -22,7 +22,7 @@ from vitsweep.measure.communication import (
     Collectives,
     CommunicationCounter,
     communication_ms,
-    count_sent_bytes,
+    counted_bytes,
     profile_collectives,
     transfers_ms,
 )
@@ -310,7 +310,9 @@ def beside_plain_collectives(world: World, cells: list[CellSpec]) -> list[list[d
                 trainer.step, iter(2 * my_share(spec, global_batch(spec, 0, world), world))
             )
             step()
-            found.append(count_sent_bytes(step).by_purpose)
+            with counted_bytes() as sent:
+                step()
+            found.append(sent.by_purpose)
         of_cells.append(found)
     return of_cells
 
@@ -353,12 +355,11 @@ def _alone(world: World) -> dict[str, float]:
     return {"collective": spent} | calibrate(world)
 
 
-def test_without_torchs_dispatch_mode_the_step_runs_and_the_reason_is_given(
+def test_without_torchs_dispatch_mode_nothing_is_counted_and_the_reason_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
-    steps: list[int] = []
-    found = count_sent_bytes(lambda: steps.append(1))
-    assert steps == [1]
+    with counted_bytes() as found:
+        pass
     assert found.by_purpose == {}
     assert "lists no collectives" in found.reason

@@ -3,8 +3,8 @@
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -75,19 +75,20 @@ class SentBytes:
     reason: str = ""
 
 
-def count_sent_bytes(step: Callable[[], object]) -> SentBytes:
-    """Run one training step and count what this rank sends in it."""
+@contextmanager
+def counted_bytes() -> Iterator[SentBytes]:
+    """Count what this rank sends inside the block, a training step; it is known at the end."""
+    found = SentBytes()
     try:
         counter = CommunicationCounter()
     except (ImportError, AttributeError) as error:
-        step()
-        return SentBytes(reason=f"this torch lists no collectives as they are read here ({error})")
+        found.reason = f"this torch lists no collectives as they are read here ({error})"
+        yield found
+        return
     with counter:
-        step()
-    return SentBytes(
-        by_purpose={purpose: counter.sent(purpose) for purpose in get_args(Purpose)},
-        by_collective=counter.by_collective(),
-    )
+        yield found
+    found.by_purpose |= {purpose: counter.sent(purpose) for purpose in get_args(Purpose)}
+    found.by_collective |= counter.by_collective()
 
 
 def _torch_collectives() -> Any:
