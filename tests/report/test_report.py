@@ -73,7 +73,35 @@ def test_the_page_answers_covers_and_can_be_repeated(page):
     assert "asked &lt;b&gt;much&lt;/b&gt;" in text
     assert "`precision=fp8` needs a GPU." in text
     assert "python -m vitsweep -m precision=O2" in text
-    assert "2 measured · 1 out of memory · 1 invalid" in text
+    assert "2 of 4 cells measured · left out: 1 out of memory, 1 invalid" in text
+
+
+def test_the_first_screen_has_the_answer_the_first_rows_and_one_chart(page):
+    first = page.read_text().partition('<div class="first">')[2].partition('id="table"')[0]
+    assert first.count("<tr>") == 1 + 4, "the head, and the cells"
+    assert first.count("<figure") == 1
+    assert "<svg" in first
+    assert page.read_text().count('id="speedup"') == 1
+
+
+def test_of_several_settings_the_first_rows_are_the_fastest_of_each(tmp_path):
+    store = Store(tmp_path / "s").create()
+    baselines = {}
+    for number in range(10):
+        base, cell = f"base{number}", f"cell{number}"
+        baselines |= {base: base, cell: base}
+        for block in range(5):
+            common = {"resolution_px": 32 * (number + 1)}
+            speed = (100 + block) * (1.3 if number < 4 else 1.0)
+            store.save_run(run(base, f"b{block}", 100 + block, **common))
+            store.save_run(run(cell, f"b{block}", speed, precision="O2", **common))
+    store.append_command({"baselines": baselines})
+    text = write_report(store).read_text()
+    assert "A faster cell is shown in 4 of 10 settings." in text
+    first = text.partition('id="best"')[2].partition("</table>")[0]
+    assert first.count("<tr>") == 1 + 8
+    assert "none shown (O2)" in first
+    assert "32 px" in first
 
 
 def test_charts_follow_the_theme_of_the_page(page):

@@ -22,7 +22,7 @@ from tests.traced import traced
 from vitsweep import extras
 from vitsweep.charts import per_chip, scaling, speedup
 from vitsweep.charts.style import NOTHING
-from vitsweep.report.answer import answers, next_command
+from vitsweep.report.answer import answers, next_command, winners
 from vitsweep.report.html import render, rendered
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import LOOK, RunRecord, Status
@@ -89,6 +89,7 @@ def told(*runs: list[RunRecord], base: Any = "base") -> Iterator[str]:
     tables = tables_of(runs, base)
     yield from answers(tables)
     yield next_command(tables.cells, "python -m vitsweep")
+    yield winners(tables)[0]
 
 
 def shown(*runs: list[RunRecord], base: Any = "base", key: str = "") -> Iterator[str]:

@@ -17,14 +17,13 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.comparison import paired
 from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
-from vitsweep.tables.notes import counts, coverage
+from vitsweep.tables.notes import coverage
 from vitsweep.tables.pareto import best_under, pareto_front
 from vitsweep.tables.published import memory_parts
 from vitsweep.tables.render import cell_text, ranked
@@ -64,7 +63,6 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "waterfall": lambda t: waterfall(t, BASELINES),
     "scaling_efficiency": lambda t: scaling_efficiency(t, BASELINES),
     "diagnostics": lambda t: diagnostics(t, BASELINES),
-    "paired": lambda t: paired(t, "o1", "base"),
     "answers of runs": lambda t: answers(SweepTables.from_runs(t, BASELINES)),
 }
 if "gate" in extras.FEATURES:
@@ -78,7 +76,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cell_text wide": lambda t: cell_text(t, wide=True),
     "ranked": ranked,
     "coverage": coverage,
-    "counts": counts,
     "epoch_hours": epoch_hours,
     "cost": lambda t: cost(t, 1.0, 1.0),
     "measured_with_peak": measured_with_peak,

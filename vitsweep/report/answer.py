@@ -1,5 +1,6 @@
 """The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
+from collections.abc import Hashable, Iterator
 from math import ceil, log
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ CLEAR = 1.01
 NEAR_LOOK = 0.5
 """Ratio of a look above which a cell stays at it only because the time of the command was over."""
 MOST_BLOCKS = 60
+SURER = "To be surer: `{}`."
 MOST_NAMES = 3
 """Cells that are named where several are not told apart."""
 MOST_GROUPS = 4
@@ -108,33 +110,77 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     if cells is None and (result := search_result(tables)):
         return result.lines
     cells = tables.cells if cells is None else cells
-    table = replicates(cells, tables.replicate_key)
-    table = checked_cells(table if len(table) else cells, *COMPARED)
-    measured = table[table["status"] == Status.measured]
+    measured, states = _measured(tables, cells)
     if measured.empty:
-        return [say("nothing_measured", why=formatting.tally(table["status"]))]
-    parts = name_parts(table).loc[measured.index]
-    measured = measured.assign(name=cell_names(table)[measured.index], change=parts["change"])
-    compared = measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
+        return [say("nothing_measured", why=formatting.tally(states))]
+    compared = _compared(measured)
     several = measured["device"].nunique() > 1
     on = measured["device"].map(lambda device: f" on {device}" if several else "")
     placed = measured.assign(name=measured["name"].astype(object) + on)
     lost = _without_speedups(placed, compared)
     if compared.empty:
         return [_fastest(placed), *lost][:MOST]
-    bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     keys = row_keys(compared, "baseline_cell_id")
     where = len({key[1:] for key in keys}) > 1
     without = measured[measured["speedup"].isna()]
     top = without["images_per_second"].groupby(row_keys(without, "baseline_cell_id")).max()
     found = []
-    for key, group in compared.groupby(keys, sort=False):
-        base = bases.get(key, UNKNOWN)
-        group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
-        leaders = _leaders(group, cells, tables.runs)
+    for key, group, leaders, base in _settings(tables, cells, measured):
         is_topped = bool(top.get(key, 0) > group["images_per_second"].max())
         found.append(_over_baseline(group, leaders, base, where, is_topped))
     return [*lost, *found][:MOST]
+
+
+def winners(tables: SweepTables) -> tuple[str, DataFrame]:
+    """Return one sentence over the settings of a sweep, and the answer of each as a row of text.
+
+    Returns:
+        "" and an empty table where the sweep has one baseline or none. Else `setting`, `fastest`, `speedup`
+        with its interval among all cells, and `claim`, of at most `MOST` settings.
+    """
+    measured, _ = _measured(tables, tables.cells)
+    found = [*_settings(tables, tables.cells, measured)] if len(measured) else []
+    if len(found) < 2 or tables.limit_key:
+        return "", DataFrame()
+    rows = []
+    for _, group, leaders, base in found:
+        best = leaders if len(leaders) else group.sort_values("speedup", ascending=False)
+        first = best.iloc[0]
+        ends = None if first["claim"] in NO_INTERVAL else (first["claim_low"], first["claim_high"])
+        own = first["speedup_low"], first["speedup_high"]
+        size = ratio(first["speedup"], *(own if ends and missing(ends[0]) else ends or ()))
+        name = first["name"] if len(leaders) else f"none shown ({first['name']})"
+        setting = first["match"] or base.get("name", "")
+        rows.append({"setting": setting, "fastest": name, "speedup": size, "claim": first["claim"]})
+    shown = sum(len(leaders) > 0 for _, _, leaders, _ in found)
+    text = say("settings_shown", shown=shown, all=len(found))
+    return text, DataFrame(rows[:MOST]).astype(str)
+
+
+def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, Series]:
+    """Return the measured cells or settings with their names, and the status of each row."""
+    table = replicates(cells, tables.replicate_key)
+    table = checked_cells(table if len(table) else cells, *COMPARED)
+    measured = table[table["status"] == Status.measured]
+    if len(measured):
+        measured = measured.join(name_parts(table)).assign(name=cell_names(table))
+    return measured, table["status"]
+
+
+def _compared(measured: DataFrame) -> DataFrame:
+    return measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
+
+
+def _settings(
+    tables: SweepTables, cells: DataFrame, measured: DataFrame
+) -> Iterator[tuple[Hashable, DataFrame, DataFrame, Series]]:
+    """Yield of each baseline its key, the cells compared with it, those that are named, and its row."""
+    compared = _compared(measured)
+    bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
+    for key, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
+        base = bases.get(key, UNKNOWN)
+        group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
+        yield key, group, _leaders(group, cells, tables.runs), base
 
 
 # The rule: which cells are named.
@@ -410,14 +456,14 @@ def next_command(cells: DataFrame, typed: str) -> str:
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
     looks = measured[measured["claim"] == Claim.one_look]
     if (looks["speedup"] > NEAR_LOOK).any():
-        return say("surer", command=typed)
+        return SURER.format(typed)
     return ""
 
 
 def _surer(best: Series, typed: str) -> str:
     """Return the command that gives the cell more blocks: as many as show its present difference."""
     if not missing(best["any_look"]) and best["any_look"]:
-        return say("surer", command=typed)
+        return SURER.format(typed)
     difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
     half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
     if half == half:
@@ -425,7 +471,7 @@ def _surer(best: Series, typed: str) -> str:
     if wanted > MOST_BLOCKS:
         return ""
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
-    return say("surer", command=f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
+    return SURER.format(f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
 
 
 def _the_baseline(name: str) -> str:

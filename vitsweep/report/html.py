@@ -15,7 +15,7 @@ from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.files import remove, write_atomically
-from vitsweep.report.answer import answers, question
+from vitsweep.report.answer import MOST, answers, question, winners
 from vitsweep.report.figures import ChartWarning, drawn, files_of, sections
 from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
@@ -39,7 +39,6 @@ from vitsweep.tables.names import (
     varying_columns,
 )
 from vitsweep.tables.notes import (
-    counts,
     coverage,
     empty_metrics,
     unmeasured_lines,
@@ -52,6 +51,8 @@ from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
 
 FEW_VALUES = 3
+FIRST_SCREEN = ("cell", "img/s", "speedup", "claim")
+"""Columns of the table beside the first chart."""
 
 
 def write_report(source: SweepTables | Store | Path) -> Path:
@@ -119,7 +120,6 @@ def render(
         "name": name,
         "question": latest.get("question")
         or question(_asked_for(cells, latest), tables.replicate_key),
-        "answers": answers(tables),
         "comparisons": recorded_comparisons(tables.every_run, tables.commands),
         "sections": sections(tables),
         "exposed": exposed_text(exposed).to_dict("split"),
@@ -137,7 +137,6 @@ def render(
         "measured": caption(tables.settings),
         "traces": _traces(tables),
         "diagnostics": _diagnosed(tables),
-        "counts": counts(cells).to_dict("records"),
         "unmeasured": unmeasured_lines(checked_cells(cells, "reason")),
         "notes": empty_metrics(tables.runs),
         "environment": environment(cells),
@@ -146,7 +145,22 @@ def render(
         ),
         "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
-    return rendered("page.html.j2", context)
+    return rendered("page.html.j2", context | _first_screen(tables))
+
+
+def _first_screen(tables: SweepTables) -> dict[str, Any]:
+    """Return the answers, and at most `MOST` rows: the fastest of each setting, or the cells ranked first."""
+    sentence, best = winners(tables)
+    said = answers(tables)
+    if best.empty:
+        best = cell_text(tables.settings)
+        best = best[[c for c in FIRST_SCREEN if c in best]].head(MOST)
+    return {
+        "answer": sentence or said[0],
+        "answers": said if sentence else said[1:],
+        "best": best.to_dict("split"),
+        "num_more": 0 if sentence else max(0, len(tables.settings) - MOST),
+    }
 
 
 def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep.report") -> str:

@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, missing, plain, status_words, text_rows
+from vitsweep.tables.formatting import count, plain, status_words, text_rows
 from vitsweep.tables.names import cell_names, varying_columns
 from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_cells
@@ -126,10 +126,3 @@ def coverage(cells: DataFrame) -> DataFrame:
         .assign(reason=lambda t: t["reason"].map(plain).astype(str))
         .sort_values("status", kind="stable")
     )
-
-
-def counts(cells: DataFrame) -> DataFrame:
-    """Return the number of cells per status, `status, num_cells`, measured cells first."""
-    status = checked_cells(cells)["status"].map(lambda s: "not run" if missing(s) else str(s))
-    tally = status.value_counts().rename_axis("status").rename("num_cells").reset_index()
-    return tally.sort_values("status", key=lambda s: s != Status.measured, kind="stable")
