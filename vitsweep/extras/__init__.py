@@ -162,8 +162,7 @@ KNOWN: dict[str, Feature] = {
         verbs=(
             AddedVerb(
                 "export",
-                "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5] [--seconds 2] "
-                "[--margin 0.05]",
+                "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5]",
                 "write a cell as one file of plain PyTorch, proved equal to it",
             ),
         ),

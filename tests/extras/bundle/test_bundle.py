@@ -60,7 +60,7 @@ def test_a_bundle_is_the_same_for_the_same_sweep_and_its_check_finds_nothing(
     assert checksum_faults(root) == []
     assert check(Store(root)) == ([claim], [])
     listed = {line.split("  ")[1] for line in (root / SUMS).read_text().splitlines()}
-    assert {"claims.json", "packages.txt", "cells.csv", "samples.parquet"} <= listed
+    assert {"claims.json", "cells.csv", "samples.parquet"} <= listed
     assert any(name.endswith(".diff") for name in listed)
 
 

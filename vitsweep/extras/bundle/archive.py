@@ -8,7 +8,6 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Mapping
-from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,7 +39,7 @@ MOST_SMALL_BYTES, MOST_RATIO = 2**28, 50
 """What is larger than this once it is extracted is at most so many times as large as the archive."""
 
 _PLACES = (
-    SUMS, "claims.json", "packages.txt", "commands.jsonl", "race.json", "cells.csv",
+    SUMS, "claims.json", "commands.jsonl", "race.json", "cells.csv",
     r"(cells|runs|samples|replicates)\.parquet", r"replicates\.csv",
     r"code/\w+\.(diff|json)",
     r"cells/[^/]+/(cell\.yaml|attempts\.jsonl|(record|prediction)\.json)",
@@ -195,7 +194,7 @@ def _fault(entry: tarfile.TarInfo, seen: set[str], tops: set[str]) -> str:
     return next((rule for rule, applies in rules.items() if applies), "")
 
 
-VIEWS = ("cells.csv", "replicates.csv", "claims.json", "packages.txt", SUMS)
+VIEWS = ("cells.csv", "replicates.csv", "claims.json", SUMS)
 
 
 def write_bundle(
@@ -234,18 +233,11 @@ def write_bundle(
         write_atomically(
             staged.root / "claims.json", json.dumps(as_document(claims, margin), indent=1)
         )
-        write_atomically(staged.root / "packages.txt", packages())
         for name in files_of(staged.root):
             if not is_bundled(name):
                 (staged.root / name).unlink()
         write_archive(staged.root, to)
     return claims, left
-
-
-def packages() -> str:
-    """Return a line `name==version` for every package of this environment, in order."""
-    found = {d.metadata["Name"].lower(): d.version for d in distributions() if d.metadata["Name"]}
-    return "".join(f"{name}=={number}\n" for name, number in sorted(found.items()))
 
 
 def _copy(store: Store, to: Path, records: Iterable[RunRecord]) -> list[str]:

@@ -19,7 +19,7 @@ from vitsweep.tables.render import ranked
 from vitsweep.tables.sweep_tables import SweepTables
 
 DEFAULT_MARGIN, LARGEST_MARGIN = 0.1, 1.0
-FORMAT = 2
+FORMAT = 3
 
 
 class Verdict(StrEnum):

@@ -16,10 +16,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
-from vitsweep.extras.bundle.archive import packages
 from vitsweep.extras.bundle.claims import Claim, Verdict
-from vitsweep.files import read_text
-from vitsweep.foreign import MOST_YAML_BYTES
 from vitsweep.planning.pair import ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.results.provenance import require_trust
@@ -57,34 +54,16 @@ class Reproduction:
     note: str = ""
 
 
-def require_own_or_trusted(
-    store: Store, claims: Sequence[Claim], archive: Path, console: Console
-) -> None:
-    """List packages of other versions, and stop at free text of another's cells without `--trust`.
+def require_own_or_trusted(store: Store, claims: Sequence[Claim], archive: Path) -> None:
+    """Stop at free text of another's cells without `--trust`.
 
     Raises:
         VitsweepError: somebody else froze a cell with free text, and there is no `--trust`.
     """
-    if lines := package_lines(store.root):
-        said = f"Packages with other versions here (none is installed): {'; '.join(lines)}."
-        print_lines(console, [said])
     cells = sorted({c for claim in claims for c in (claim.cell_id, claim.baseline_cell_id)})
     others = [cell for cell in cells if not _is_own(store, cell)]
     texts = [text for cell in others for text in free_text(store.frozen(cell)["cell"])]
     require_trust(archive, texts)
-
-
-def package_lines(root: Path) -> list[str]:
-    """Return which packages have another version here."""
-    theirs, here = (
-        dict(line.split("==", 1) for line in text.splitlines() if "==" in line)
-        for text in (read_text(root / "packages.txt", MOST_YAML_BYTES), packages())
-    )
-    return [
-        f"{name} {theirs[name]}, here {here.get(name, 'not installed')}"
-        for name in sorted(theirs)
-        if theirs[name] != here.get(name)
-    ]
 
 
 def _is_own(store: Store, cell_id: str) -> bool:

@@ -12,8 +12,8 @@ from vitsweep.tables.formatting import count
 
 HELP = """\
 Write a sweep as one archive: cells, records with the times of all steps, tables, the commit and diff of
-the code, the versions of all packages, checksums, and claims. A claim is a speedup over the
-baseline with its interval and a margin: `vitsweep reproduce` measures it again on another machine.
+the code, checksums, and claims. A claim is a speedup over the baseline with its interval and a margin:
+`vitsweep reproduce` measures it again on another machine.
 
   python -m vitsweep bundle first --to first.tar.gz
   python -m vitsweep bundle first --to first.tar.gz --margin 0.05

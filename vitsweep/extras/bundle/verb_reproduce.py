@@ -81,7 +81,7 @@ def _measured(store: Store, claims: Sequence[Claim], bundle: Path, minutes: floa
     if not claims:
         raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
     console = open_console()
-    require_own_or_trusted(store, claims, bundle, console)
+    require_own_or_trusted(store, claims, bundle)
 
     def ended(one: Reproduction) -> None:
         print_lines(console, [f"{one.claim.cell}: {one.verdict}. {one.note}".rstrip()])

@@ -46,11 +46,9 @@ class Gate:
 
     Attributes:
         rows: one row per cell and metric.
-        lenient: what is undecided only warns.
     """
 
     rows: DataFrame
-    lenient: bool = False
 
     @property
     def passed(self) -> bool:
@@ -196,7 +194,7 @@ def gate(
     _refuse_without_numbers(rows, every)
     shown = ["cell_id", "name", "metric", "verdict", "fails", "warns"]
     ratio = ["ratio", "ratio_low", "ratio_high", "reason", "limit", "detectable"]
-    return Gate(rows[[*shown, *ratio, "count_kept", "count_now", "of_baseline"]], lenient)
+    return Gate(rows[[*shown, *ratio, "count_kept", "count_now", "of_baseline"]])
 
 
 def _asked(

@@ -28,8 +28,7 @@ class Cell:
         self._cell, self._gradients = cell, Named()
         trained = replace(cell, optimizer=cell.recipe.optimizer(cell)) if cell.task.epochs else cell
         self._trainer = parallelize(first_model(cell), trained, world)
-        if not getattr(cell.compilation, "optimizer_step", False):  # the file's takes no hook
-            self._trainer.before_update = self._keep
+        self._trainer.before_update = self._keep
         sizes = cell.data.split_sizes()
         self._total = sizes[0] // cell.images_per_step * cell.task.epochs if sizes else 0
 

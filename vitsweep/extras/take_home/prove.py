@@ -41,6 +41,8 @@ EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
 LEAST = 1e-2
 """A tensor's difference is measured by its norm, a nearly vanishing one by this share of a typical norm."""
+SECONDS, MARGIN = 2.0, 0.05
+"""Timed steps of a turn take so long; an interval of the ratio that lies so near to 1 says equivalent."""
 OWN_SIZE = "own size"
 KINDS = ("losses", "gradients", "weights", "masters")
 
@@ -75,21 +77,21 @@ class Throughput:
 
     Attributes:
         found: ratio and interval, which is valid after every turn.
-        margin: how far from 1 counts as equivalent.
     """
 
     found: Comparison
-    margin: float
 
     @property
     def equivalent(self) -> bool | None:
         """Whether the interval lies within the margin; None where that is not decided."""
-        return self.found.lies_within(1 - self.margin, 1 + self.margin)
+        return self.found.lies_within(1 - MARGIN, 1 + MARGIN)
 
     def __str__(self) -> str:
         verdict = "equivalent" if self.equivalent else "not shown equal"
         turns = count(self.found.num_blocks, "turn")
-        return f"{verdict}: {self.found} of the cell's over {turns}; equivalent within +-{self.margin:.0%}"
+        return (
+            f"{verdict}: {self.found} of the cell's over {turns}; equivalent within +-{MARGIN:.0%}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +121,7 @@ def not_provable(cell: CellSpec) -> str:
 
 
 def prove(
-    cell: CellSpec,
-    *,
-    minutes: float,
-    seconds: float,
-    margin: float,
-    say: Callable[[str], None] = lambda text: None,
+    cell: CellSpec, *, minutes: float, say: Callable[[str], None] = lambda text: None
 ) -> Proof:
     """Start the file that is written for a cell, and the cell; compare losses, gradients, weights, speed.
 
@@ -134,8 +131,6 @@ def prove(
     Args:
         cell: expressible, with ranks on this machine alone.
         minutes: of turns for their throughput; 0 for none.
-        seconds: of timed steps in a turn.
-        margin: how far the ratio of throughputs may lie from 1.
         say: told what was found as it comes.
 
     Raises:
@@ -148,7 +143,7 @@ def prove(
         proof = Proof(legs=tuple(legs), throughput=None)
         if not (minutes and proof.equal):
             return proof
-        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes, seconds, margin)
+        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes)
         say(f"throughput {throughput}")
     return replace(proof, throughput=throughput)
 
@@ -260,20 +255,18 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     )
 
 
-def _throughput(
-    cell: CellSpec, folder: Path, minutes: float, seconds: float, margin: float
-) -> Throughput:
+def _throughput(cell: CellSpec, folder: Path, minutes: float) -> Throughput:
     """Time both in turns, in a balanced order, until the margin decides or the minutes are over."""
     order, ratios = BalancedOrder(), list[float]()
     now = first = time.monotonic()
     while True:
         times = {}
         for side in order.next_block(("file", "cell")):
-            start(side, cell, [folder], seconds)
+            start(side, cell, [folder], SECONDS)
             found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))
             times[side] = float(found["step_ms"])
         ratios.append(log(times["cell"] / times["file"]))
-        throughput = Throughput(compared_turns(ratios), margin)
+        throughput = Throughput(compared_turns(ratios))
         begun, now = now, time.monotonic()
         if throughput.equivalent is not None or 2 * now - begun > first + 60 * minutes:
             return throughput

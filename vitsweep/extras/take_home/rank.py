@@ -38,7 +38,7 @@ class Side(Protocol):
         """Return how many steps changed the weights."""
 
     def gradients(self) -> Named:
-        """Return whole gradients of the last update, unscaled and clipped; none where they are hidden."""
+        """Return whole gradients of the last update, unscaled and clipped."""
 
     def weights(self) -> Named:
         """Return whole weights and buffers as the forward pass reads them."""
@@ -64,13 +64,11 @@ class ExportedFile:
         model.load_state_dict(torch.load(folder / "init.pt", weights_only=True))
         self._training = module.Training(model, self.device)
         self._count, self._gradients = 0, Named()
-        if not hasattr(self._training, "update"):  # a compiled update takes no hook
-            self._training.optimizer.register_step_pre_hook(self._keep)
+        self._training.optimizer.register_step_pre_hook(self._keep)
 
     def step(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train on one batch of this rank; return its mean loss."""
         loss: Tensor = self._training.step(images, labels)
-        self._count += hasattr(self._training, "update")
         return loss
 
     def updates(self) -> int:

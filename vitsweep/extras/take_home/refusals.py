@@ -68,6 +68,8 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
         value = getattr(cell.sharding, knob, None)
         if value and not (knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp)):
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
+    if getattr(cell.compilation, "optimizer_step", False):
+        yield "compilation.optimizer_step=true"
     if getattr(cell.attention, "backend", None) == "cudnn_first":
         yield f"attention={cell.attention.name}"
     if getattr(cell.attention, "flash_kernel", "torch") != "torch":

@@ -30,7 +30,7 @@ gradients and weights are compared, then both are timed in turns. What was found
   python -m vitsweep export first --cell precision=O2 sharding=fsdp --to train.py
   python -m vitsweep export first --cell best sharding=ddp --to train.py --minutes 0
 """
-MINUTES, SECONDS, MARGIN = 5.0, 2.0, 0.05
+MINUTES = 5.0
 
 
 def add_options(options: Options) -> None:
@@ -47,13 +47,6 @@ def add_options(options: Options) -> None:
     options.flag("--no-prove", help="write the file, and start nothing")
     options.number(
         "--minutes", MINUTES, "of turns of both for throughput, at most; 0: none (%(default)g)", 0.0
-    )
-    options.number("--seconds", SECONDS, "of timed steps in a turn (%(default)g)", 0.01)
-    options.number(
-        "--margin",
-        MARGIN,
-        "equivalent where the 95 %% interval of the ratio lies so near to 1 (%(default)g)",
-        0.0,
     )
 
 
@@ -91,13 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     if unproved:
         print(unproved)
         return ExitCode.ok
-    found = prove(
-        cell,
-        minutes=typed.minutes,
-        seconds=typed.seconds,
-        margin=typed.margin,
-        say=lambda line: print(f"  {line}", flush=True),
-    )
+    found = prove(cell, minutes=typed.minutes, say=lambda line: print(f"  {line}", flush=True))
     typed.to.write_text(text(found), encoding="utf-8")
     if found.equal:
         return ExitCode.ok

@@ -220,7 +220,6 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "compile_arguments": ", ".join(
             f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()
         ),
-        "compile_update": getattr(compilation, "optimizer_step", False),
         "clip": _optimizer(cell).clip_norm is not None,
         "optimizer": _built(cell),
     } | _sharding(cell)
