@@ -7,7 +7,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import cost, epoch_hours
-from vitsweep.tables.pareto import best_under, pareto_front
+from vitsweep.tables.pareto import pareto_front
 
 BASELINES = dict.fromkeys(["base", "fast", "lean", "worse"], "base")
 
@@ -78,21 +78,6 @@ def test_objectives_that_nobody_measured_are_left_out(four):
         pareto_front(four, ["accuracy_top1"])
     with pytest.raises(VitsweepError, match="loss_last"):
         pareto_front(four.assign(loss_last=1.0), ["loss_last"])
-
-
-def test_best_under_a_budget(four):
-    assert best_under(four, memory_gib=4.5)["cell_id"].tolist() == ["lean", "base"]
-    assert best_under(four, memory_gib=1).empty
-    assert best_under(four, accuracy=0.9).empty
-    assert best_under(four, ranks=1).empty
-    assert best_under(four)["cell_id"].iloc[0] == "fast"
-
-
-def test_budgets_do_not_mix_devices(four):
-    mixed = four.assign(device=["A", "A", "B", "B", "B"])
-    with pytest.raises(VitsweepError, match="different devices"):
-        best_under(mixed)
-    assert not best_under(mixed, mixed_hardware=True).empty
 
 
 def test_a_cell_without_baseline_has_hours_all_the_same():

@@ -24,7 +24,7 @@ from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.notes import coverage
-from vitsweep.tables.pareto import best_under, pareto_front
+from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.published import memory_parts
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
@@ -80,7 +80,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cost": lambda t: cost(t, 1.0, 1.0),
     "measured_with_peak": measured_with_peak,
     "pareto_front": pareto_front,
-    "best_under": lambda t: best_under(t, memory_gib=10, ranks=8, accuracy=0.0, epoch_hours=1e9),
     "per_chip": per_chip,
     "communication": communication,
     "memory_parts": memory_parts,
@@ -232,4 +231,3 @@ def test_throughput_that_is_no_throughput_never_ranks_first():
         whole.loc[whole["cell_id"] == "both", "images_per_second"] = bad
         assert ranked(whole)["cell_id"].iloc[-1] == "both"
         assert ranked(whole)["cell_id"].iloc[0] == "wide"
-        assert best_under(whole)["cell_id"].iloc[0] == "wide"

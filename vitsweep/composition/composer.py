@@ -163,8 +163,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float))
 
 
-# FragmentCache: files read and configurations composed once, and which overrides are local.
-#
 # An override is local if it changes the node of one group, or one value, and nothing else: then a cell
 # can be assembled from cached parts. Everything else needs Hydra to compose the whole configuration.
 
@@ -198,31 +196,118 @@ class HydraComposition:
     is_static: bool
 
 
-class FragmentCache:
-    """The parts of one conf/, each composed, read, parsed or proved once.
+class Composer:
+    """Composes cells over one conf/: each part is composed, read, parsed or proved once.
+
+    Args:
+        loader: Hydra's, where a Hydra application runs already; else one over vitsweep's conf/.
+        config_name: primary configuration.
+        hydra_overrides: overrides of Hydra's own node, constant over the sweep.
 
     Attributes:
         compositions: how often Hydra composed a whole configuration.
     """
 
     def __init__(
-        self, loader: ConfigLoader, config_name: str, hydra_overrides: Sequence[str]
+        self,
+        loader: ConfigLoader | None = None,
+        config_name: str = "config",
+        hydra_overrides: Sequence[str] = (),
     ) -> None:
-        self.loader = loader
+        self.loader = loader or hydra.open_loader(conf_dir())
         self.config_name = config_name
         self.hydra_overrides = list(hydra_overrides)
         self.compositions = 0
+        self._cells: dict[tuple[str, ...], ComposedCell] = {}
         self._kinds: dict[str, Kind] = {}
         self._nodes: dict[tuple[str, str], Any] = {}
         self._bases: dict[tuple[str, ...], HydraComposition] = {}
         self._sources: dict[tuple[str, ...], list[tuple[str, str]]] = {}
         self._owners: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
+    def compose(self, overrides: Sequence[str] = ()) -> ComposedCell:
+        """Compose one cell, the same overrides once; without any the default cell.
+
+        Raises:
+            BadValueError: a group, choice or key does not exist, or Hydra refuses an override.
+        """
+        if (texts := tuple(overrides)) not in self._cells:
+            parsed = self.parse(texts)
+            tree, choices = self._composed(parsed)
+            self._refuse_unread_keys(tree, parsed)
+            self._cells[texts] = ComposedCell(texts, choices, self._named(tree, choices))
+        return self._cells[texts]
+
+    @property
+    def default_choices(self) -> Mapping[str, str]:
+        """Group -> choice of an empty command line, in the order of the defaults list."""
+        return self._base().choices
+
+    def parse(self, overrides: Iterable[str]) -> list[Override]:
+        """Parse overrides with Hydra's grammar.
+
+        Raises:
+            BadValueError: a text is no override.
+        """
+        return parse_overrides(overrides, self.loader)
+
     def options(self, group: str) -> list[str]:
         """Return the choices of a group."""
         return sorted(self.loader.get_group_options(group))
 
-    def base(self, texts: tuple[str, ...] = ()) -> HydraComposition:
+    def _composed(self, parsed: list[Override]) -> tuple[Tree, dict[str, str]]:
+        """Assemble a cell, leaving more and more top-level keys to Hydra until all parts are local."""
+        by_hydra: set[str] = set()
+        while True:
+            try:
+                return self._assembled(parsed, by_hydra)
+            except NotLocalError as error:
+                everything = {root_of(o) for o in parsed}
+                by_hydra = everything if error.root in (*by_hydra, "*") else by_hydra | {error.root}
+
+    def _assembled(self, parsed: list[Override], by_hydra: set[str]) -> tuple[Tree, dict[str, str]]:
+        """Assemble a cell; overrides of the top-level keys in `by_hydra` are composed by Hydra.
+
+        Raises:
+            NotLocalError: one more key must be left to Hydra.
+        """
+        kinds = [(o, self._kind(o)) for o in parsed]
+        by_hydra = by_hydra | {root_of(o) for o, kind in kinds if kind is Kind.composed_value}
+        local = [(o, k) for o, k in kinds if k.is_local and root_of(o) not in by_hydra]
+        rest = [o for o, k in kinds if not k.is_local or root_of(o) in by_hydra]
+        texts = tuple(str(o.input_line) for o in rest)
+        base = self._base(texts)
+        if local and not base.is_static:
+            raise NotLocalError("*")
+        tree, choices = copy_tree(base.tree), dict(base.choices)
+        chosen = [(o.key_or_group, str(o.value())) for o, k in local if k is Kind.choice]
+        for group, choice in chosen:
+            tree[group], choices[group] = copy_tree(self._node(group, choice, texts)), choice
+        for override in [o for o, kind in local if kind is Kind.value]:
+            set_value(tree, override, choices)
+        return tree, choices
+
+    def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:
+        """Refuse a key that nothing reads: a mistyped `+precison=O1` must not pass in silence."""
+        known = self._base().tree
+        for override in parsed:
+            if (root := root_of(override)) in tree and root not in known:
+                raise unknown_key(override, [], root, known)
+
+    def _named(self, tree: Tree, choices: Mapping[str, str]) -> Tree:
+        """Give each group's node its choice as `name`: the value in tables, the label in charts.
+
+        A node whose YAML asks for a name of its own (`model=timm model.name=...`) keeps it.
+        """
+        for group in self.default_choices:
+            node: object = tree
+            for key in group.rpartition("@")[2].replace("/", ".").split("."):
+                node = node.get(key) if isinstance(node, dict) else None
+            if isinstance(node, dict) and group in choices and not node.get("name"):
+                node["name"] = choices[group]
+        return tree
+
+    def _base(self, texts: tuple[str, ...] = ()) -> HydraComposition:
         """Return the configuration of some overrides, composed by Hydra.
 
         Raises:
@@ -232,7 +317,7 @@ class FragmentCache:
             self._bases[texts] = self._compose(texts)
         return self._bases[texts]
 
-    def kind(self, override: Override) -> Kind:
+    def _kind(self, override: Override) -> Kind:
         """Return what an override does.
 
         Raises:
@@ -240,10 +325,10 @@ class FragmentCache:
         """
         text = str(override.input_line)
         if text not in self._kinds:
-            self._kinds[text] = self._kind(override)
+            self._kinds[text] = self._kind_anew(override)
         return self._kinds[text]
 
-    def node(self, group: str, choice: str, base: tuple[str, ...]) -> Any:
+    def _node(self, group: str, choice: str, base: tuple[str, ...]) -> Any:
         """Return what a choice puts at the node of its group.
 
         Args:
@@ -261,7 +346,7 @@ class FragmentCache:
                 )
             found = self._sources[base]
             self._owners[group, base] = [path for path, at in found if self._fills(path, at, group)]
-        if self._owners[group, base] != [f"{group}/{self.base(base).choices.get(group)}"]:
+        if self._owners[group, base] != [f"{group}/{self._base(base).choices.get(group)}"]:
             raise NotLocalError(group)
         return self._nodes[group, choice]
 
@@ -284,7 +369,7 @@ class FragmentCache:
             ) from error
         return HydraComposition(tree, hydra.choices(config), is_static)
 
-    def _kind(self, override: Override) -> Kind:
+    def _kind_anew(self, override: Override) -> Kind:
         if override.is_hydra_override():
             return Kind.composed_choice
         is_group = bool(self._files.group_exists(override.key_or_group))
@@ -297,7 +382,7 @@ class FragmentCache:
         """True for `group=choice` whose file fills the node of its group and nothing else."""
         group, choice = override.key_or_group, override.value()
         changes = override.type is OverrideType.CHANGE and override.package is None
-        if not changes or isinstance(choice, list) or group not in self.base().choices:
+        if not changes or isinstance(choice, list) or group not in self._base().choices:
             return False
         file = hydra.load_file(self._files, f"{group}/{choice}")
         if not isinstance(choice, str) or file is None or choice.endswith((".yaml", ".yml")):
@@ -313,110 +398,3 @@ class FragmentCache:
             return package.split(".")[0] == group
         file = hydra.load_file(self._files, path)
         return isinstance(content := file and file.content, dict) and group in content
-
-
-class Composer:
-    """Composes cells over one conf/.
-
-    Args:
-        loader: Hydra's, where a Hydra application runs already; else one over vitsweep's conf/.
-        config_name: primary configuration.
-        hydra_overrides: overrides of Hydra's own node, constant over the sweep.
-    """
-
-    def __init__(
-        self,
-        loader: ConfigLoader | None = None,
-        config_name: str = "config",
-        hydra_overrides: Sequence[str] = (),
-    ) -> None:
-        loader = loader or hydra.open_loader(conf_dir())
-        self._cache = FragmentCache(loader, config_name, hydra_overrides)
-        self._cells: dict[tuple[str, ...], ComposedCell] = {}
-
-    def compose(self, overrides: Sequence[str] = ()) -> ComposedCell:
-        """Compose one cell, the same overrides once; without any the default cell.
-
-        Raises:
-            BadValueError: a group, choice or key does not exist, or Hydra refuses an override.
-        """
-        if (texts := tuple(overrides)) not in self._cells:
-            parsed = self.parse(texts)
-            tree, choices = self._composed(parsed)
-            self._refuse_unread_keys(tree, parsed)
-            self._cells[texts] = ComposedCell(texts, choices, self._named(tree, choices))
-        return self._cells[texts]
-
-    @property
-    def compositions(self) -> int:
-        """How often Hydra composed a whole configuration."""
-        return self._cache.compositions
-
-    @property
-    def default_choices(self) -> Mapping[str, str]:
-        """Group -> choice of an empty command line, in the order of the defaults list."""
-        return self._cache.base().choices
-
-    def parse(self, overrides: Iterable[str]) -> list[Override]:
-        """Parse overrides with Hydra's grammar.
-
-        Raises:
-            BadValueError: a text is no override.
-        """
-        return parse_overrides(overrides, self._cache.loader)
-
-    def options(self, group: str) -> list[str]:
-        """Return the choices of a group."""
-        return self._cache.options(group)
-
-    def _composed(self, parsed: list[Override]) -> tuple[Tree, dict[str, str]]:
-        """Assemble a cell, leaving more and more top-level keys to Hydra until all parts are local."""
-        by_hydra: set[str] = set()
-        while True:
-            try:
-                return self._assembled(parsed, by_hydra)
-            except NotLocalError as error:
-                everything = {root_of(o) for o in parsed}
-                by_hydra = everything if error.root in (*by_hydra, "*") else by_hydra | {error.root}
-
-    def _assembled(self, parsed: list[Override], by_hydra: set[str]) -> tuple[Tree, dict[str, str]]:
-        """Assemble a cell; overrides of the top-level keys in `by_hydra` are composed by Hydra.
-
-        Raises:
-            NotLocalError: one more key must be left to Hydra.
-        """
-        kinds = [(o, self._cache.kind(o)) for o in parsed]
-        by_hydra = by_hydra | {root_of(o) for o, kind in kinds if kind is Kind.composed_value}
-        local = [(o, k) for o, k in kinds if k.is_local and root_of(o) not in by_hydra]
-        rest = [o for o, k in kinds if not k.is_local or root_of(o) in by_hydra]
-        texts = tuple(str(o.input_line) for o in rest)
-        base = self._cache.base(texts)
-        if local and not base.is_static:
-            raise NotLocalError("*")
-        tree, choices = copy_tree(base.tree), dict(base.choices)
-        chosen = [(o.key_or_group, str(o.value())) for o, k in local if k is Kind.choice]
-        for group, choice in chosen:
-            tree[group], choices[group] = copy_tree(self._cache.node(group, choice, texts)), choice
-        for override in [o for o, kind in local if kind is Kind.value]:
-            set_value(tree, override, choices)
-        return tree, choices
-
-    def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:
-        """Refuse a key that nothing reads: a mistyped `+precison=O1` must not pass in silence."""
-        known = self._cache.base().tree
-        for override in parsed:
-            if (root := root_of(override)) in tree and root not in known:
-                raise unknown_key(override, [], root, known)
-
-    def _named(self, tree: Tree, choices: Mapping[str, str]) -> Tree:
-        """Give each group's node its choice as `name`: the value in tables, the label in charts.
-
-        A node whose YAML asks for a name of its own (`model=timm model.name=...`) keeps it.
-        """
-        for group in self.default_choices:
-            node: object = tree
-            for key in group.rpartition("@")[2].replace("/", ".").split("."):
-                node = node.get(key) if isinstance(node, dict) else None
-            if isinstance(node, dict) and group in choices and not node.get("name"):
-                node["name"] = choices[group]
-        return tree

@@ -91,7 +91,7 @@ class PairRounds(BoundedGrid):
     ) -> None:
         self._pair, self._cells = pair.request, pair.cells
         self._here = device_name(plan.entries[pair.cells[0]].spec.resources.device)
-        super().__init__(plan, settings, earlier, code, (), 1)
+        super().__init__(plan, settings, earlier, code)
         self.is_bounded = not pair.request.traced_blocks  # their number is fixed
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:

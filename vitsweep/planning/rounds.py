@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Protocol
 
@@ -147,13 +147,13 @@ def grid(
     Raises:
         BadValueError: not even one run ends within `sweep.minutes`.
     """
-    if settings.minutes is None:
-        return _Grid(plan, settings, earlier, code, tuple(pending), at_once)
-    bounded = BoundedGrid(plan, settings, earlier, code, tuple(pending), at_once)
-    bounded.check()
-    return bounded
+    kind = _Grid if settings.minutes is None else BoundedGrid
+    found = kind(plan, settings, earlier, code, tuple(pending), at_once)
+    found.check()
+    return found
 
 
+@dataclass(eq=False)
 class _Grid:
     """A round is one block of every cell that lacks some, looking at what was measured before each.
 
@@ -161,20 +161,18 @@ class _Grid:
     `planning.blocks.repeated_runs`. Pairs that are lost nevertheless are made up for by further rounds.
     """
 
+    _plan: SweepPlan
+    _settings: SweepSettings
+    earlier: Sequence[RunRecord]
+    _code: Mapping[str, Any]
+    _pending: Sequence[tuple[str, str]] = ()
+    _at_once: int = 1
     is_bounded = False
 
-    def __init__(
-        self,
-        plan: SweepPlan,
-        settings: SweepSettings,
-        earlier: Sequence[RunRecord],
-        code: Mapping[str, Any],
-        pending: Sequence[tuple[str, str]],
-        at_once: int,
-    ) -> None:
-        self.earlier, self._pending, self._is_here = earlier, pending, at_once == 1
-        self._plan, self._settings, self._code = plan, settings, code
-        self._size, self._order = settings.cells_per_block, BalancedOrder.after(earlier)
+    def __post_init__(self) -> None:
+        plan, settings, pending = self._plan, self._settings, self._pending
+        self._is_here = self._at_once == 1
+        self._size, self._order = settings.cells_per_block, BalancedOrder.after(self.earlier)
         self._known: tuple[int, ResumeState] | None = None
         begin = self.state(())
         self._rounds_left = max(begin.missing_blocks.values(), default=0) + EXTRA_ROUNDS
@@ -275,6 +273,9 @@ class _Grid:
         self._looks.remove(chosen)
         self._looked[chosen.name] += 1
         return replace(chosen, first_position=self._looked[chosen.name] - 1)
+
+    def check(self) -> None:
+        """Refuse what cannot begin."""
 
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
         """Return whether a block probably ends within `sweep.minutes`."""

@@ -1,4 +1,4 @@
-"""The Pareto front of throughput, memory and accuracy, and the best cells within given limits."""
+"""The Pareto front of throughput, memory and accuracy."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from vitsweep.results.metrics import METRICS
 from vitsweep.tables.blocks import WithinBlocks, within_blocks
 from vitsweep.tables.cost import measured_with_peak, numbers
 from vitsweep.tables.stats import MIN_BLOCKS
-from vitsweep.tables.valid_runs import checked_cells, valid_runs
+from vitsweep.tables.valid_runs import valid_runs
 
 # How sure it is that a cell is on the Pareto front, given the noise of its measurement.
 
@@ -162,39 +162,3 @@ def pareto_front(
             chance = front_probability(table.loc[rows.index], runs, own)
             table.loc[rows.index, "on_front_probability"] = chance
     return table.sort_values(used[0], ascending=signs[used[0]] < 0)
-
-
-def best_under(
-    cells: DataFrame,
-    memory_gib: float | None = None,
-    ranks: int | None = None,
-    accuracy: float | None = None,
-    epoch_hours: float | None = None,
-    mixed_hardware: bool = False,
-) -> DataFrame:
-    """Return the measured cells within every limit, the highest throughput first.
-
-    The first of many equal cells looks faster than it is, since it was selected: `claim` says what is shown.
-
-    Args:
-        cells: one row per cell.
-        memory_gib: highest peak memory of the worst rank.
-        ranks: largest number of ranks.
-        accuracy: lowest top-1, as a fraction.
-        epoch_hours: longest epoch of ImageNet-1k.
-        mixed_hardware: compare cells of different devices.
-    """
-    table = measured_with_peak(
-        checked_cells(cells, "images_per_second", "baseline_cell_id", "speedup"), mixed_hardware
-    )
-    limits = (
-        ("peak_gib", memory_gib, "le"),
-        ("world_size", ranks, "le"),
-        ("accuracy_top1", accuracy, "ge"),
-        ("epoch_hours_imagenet1k", epoch_hours, "le"),
-    )
-    for column, limit, relation in limits:
-        if limit is not None:
-            values = table[column] if column in table else Series(np.nan, table.index)
-            table = table[getattr(values, relation)(limit).fillna(False).astype(bool)]
-    return table.sort_values("images_per_second", ascending=False)
