@@ -187,6 +187,16 @@ def test_cells_of_two_devices_are_named_with_their_device(said: Any) -> None:
     assert "V100" not in said(of("base", [1] * 5), of("O1", SURE), name="one")
 
 
+def test_weights_that_never_moved_are_named_beside_the_claim(said: Any) -> None:
+    frozen = of("frozen", SURE, validity={"unmoved_weights": True})
+    text = said(of("base", [1] * 5), frozen)
+    assert (
+        "100 img/s; more than 1 % of the weights with a gradient never moved in the timed" in text
+    )
+    whole = of("whole", SURE, validity={"unmoved_weights": False})
+    assert "never moved" not in said(of("base", [1] * 5), whole, name="whole")
+
+
 def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
     def top1(value: float) -> dict[str, Any]:
         return {"metrics": {"accuracy_top1": value}, "task": "train"}

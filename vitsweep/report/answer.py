@@ -10,6 +10,7 @@ from pandas import DataFrame, Series
 
 from vitsweep import extras
 from vitsweep.rates.profile import profile_of
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import WORSE
@@ -54,6 +55,7 @@ CLEAR = 1.01
 """Lower end of a speedup's interval above which no further block is named."""
 NEAR_LOOK = 0.5
 """Ratio of a look above which a cell stays at it only because the time of the command was over."""
+UNMOVED = "unmoved_weights"
 MOST_BLOCKS = 60
 SURER = "To be surer: `{}`."
 MOST_NAMES = 3
@@ -352,8 +354,9 @@ def _accuracy(row: Series, base: Series) -> str:
 
 
 def _notes(row: Series) -> str:
-    """Return what belongs to the ratio: lost blocks, other code, another size, where it differs."""
-    return f"; {note}" if (note := further(row)) else ""
+    """Return what belongs to the ratio: lost blocks, other code, another size, weights that never moved."""
+    unmoved = FLAGS[UNMOVED].caption if row.get(UNMOVED) in (True,) else ""
+    return "".join(f"; {note}" for note in (further(row), unmoved) if note)
 
 
 def _size(row: Series) -> str:
