@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vitsweep.cli.as_json import print_json, rows_of
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
@@ -12,7 +13,7 @@ from vitsweep.execution.attempts import record_unfinished, unfinished
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
 from vitsweep.report.answer import answers
-from vitsweep.report.views import collect
+from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
 from vitsweep.results.trackers import sync
 from vitsweep.tables.formatting import count
@@ -23,6 +24,7 @@ from vitsweep.tables.render import (
     CellTable,
     PublishedTable,
     TextTable,
+    named_columns,
     pick,
 )
 from vitsweep.tables.replicates import replicate_key, replicates
@@ -44,6 +46,7 @@ def add_options(options: Options) -> None:
         "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
     )
     options.flag("--sync", help="upload its offline W&B runs")
+    options.add_json()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,6 +79,14 @@ def run(arguments: Sequence[str]) -> int:
         if hint:
             console.print(hint)
     keep_few_files(store, console, is_held=False)
+    if typed.json:
+        shown = for_people(tables.cells)
+        if typed.columns:
+            cells = tables.cells.assign(cell=cell_names(tables.cells))
+            shown = cells[named_columns(cells, _names(typed))]
+        print_json(
+            sweep=store.name, folder=store.root, answers=answers(tables), cells=rows_of(shown)
+        )
     return 0
 
 
@@ -93,9 +104,12 @@ def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "Renderab
     )
     if typed.columns is None:
         return CellTable(cells, sweep_argument(store), most_rows)
-    names = [name.strip() for name in typed.columns.split(",")]
     named = cells.assign(cell=cell_names(cells))
-    return TextTable(pick(named, names).head(most_rows), f"Sweep {store.name}")
+    return TextTable(pick(named, _names(typed)).head(most_rows), f"Sweep {store.name}")
+
+
+def _names(typed: Namespace) -> list[str]:
+    return [name.strip() for name in typed.columns.split(",")]
 
 
 def _killed_hint(store: "Store") -> str:

@@ -2,8 +2,10 @@
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
-from vitsweep.api.compare import compared_settings
+from vitsweep.api.compare import ComparisonResult, compared_settings
+from vitsweep.cli.as_json import print_json
 from vitsweep.cli.summary import summarize
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console
@@ -40,6 +42,7 @@ def add_options(options: Options) -> None:
         "budget of this command: no block that would end later, windows short enough for three "
         "blocks (default %(default)g)",
     )
+    options.add_json()
 
 
 def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
@@ -69,6 +72,23 @@ def _overrides(setting: str) -> tuple[str, ...]:
     return tuple(shlex.split(setting)) if " " in setting.strip() else tuple(setting.split())
 
 
+def compared(result: ComparisonResult) -> dict[str, Any]:
+    """Return what `--json` says."""
+    low, high = result.interval
+    return {
+        "a": result.a,
+        "b": result.b,
+        "ratio": result.ratio,
+        "low": low,
+        "high": high,
+        "blocks": result.comparison.num_blocks,
+        "claim": result.claim,
+        "stop_reason": result.stop_reason.name,
+        "sentences": result.sentences,
+        "folder": result.folder,
+    }
+
+
 def run(arguments: Sequence[str]) -> int:
     """Measure two settings in turns and show their ratio.
 
@@ -78,9 +98,12 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         VitsweepError: what was typed is wrong, or cannot be compared; nothing has run.
     """
+    as_json = VERBS["compare"].read(arguments).json
     planned = plan_pair(comparison_request(arguments))  # no mistake waits for pandas and the charts
     console, settings = open_console(), planned.settings
     with compared_settings(planned, console) as (launched, result):
         said = result.sentences
         summarize(launched, console, planned.tracker, with_report=settings.report, said=said)
+    if as_json:
+        print_json(**compared(result))
     return result.stop_reason.exit_code

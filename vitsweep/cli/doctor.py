@@ -13,6 +13,7 @@ import psutil
 from rich.console import RenderableType
 
 from vitsweep import extras
+from vitsweep.cli.as_json import print_json
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
 from vitsweep.console import captured, open_console, print_lines
@@ -40,21 +41,23 @@ def add_options(options: Options) -> None:
         help="measure operators, collectives and a few short trainings of this machine (3 minutes); "
         "`plan` predicts step times from them",
     )
+    options.add_json()
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
-    console = open_console()
-    if VERBS["doctor"].read(arguments).calibrate:
+    console, typed = open_console(), VERBS["doctor"].read(arguments)
+    if typed.calibrate:
         return int(extras.option("doctor --calibrate")(console))
     machine = Machine.here()
     rates = _rates(machine)
-    for title, rows in (
-        ("Machine", _machine(machine)),
-        ("Software", _software()),
-        ("Cluster", _cluster()),
-        ("Rates of one rank, measured now", rates or [("measurement", "failed: see below")]),
-    ):
+    found = {
+        "Machine": _machine(machine),
+        "Software": _software(),
+        "Cluster": _cluster(),
+        "Rates of one rank, measured now": rates or [("measurement", "failed: see below")],
+    }
+    for title, rows in found.items():
         console.print(_table(title, rows))
     problems = [*_missing_packages(), *_unwritable_results()]
     if not rates:
@@ -63,6 +66,9 @@ def run(arguments: Sequence[str]) -> int:
             "`python -m vitsweep measurement=smoke` and read `rank0.log` in the cell's folder."
         )
     print_lines(console, problems)
+    if typed.json:
+        keys = ("machine", "software", "cluster", "rates")
+        print_json(**dict(zip(keys, map(dict, found.values()), strict=True)), problems=problems)
     return ExitCode.not_all_measured if problems else ExitCode.ok
 
 

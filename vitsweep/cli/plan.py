@@ -8,6 +8,7 @@ from typing import Any
 
 from vitsweep import extras
 from vitsweep.api.session import NotOursError
+from vitsweep.cli.as_json import print_json
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode
@@ -70,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     if known.stack:
         _propose(rows)
+    if known.json:
+        print_json(sweep=session.settings.name, cells=rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
 
 
@@ -115,6 +118,7 @@ def _add_own(options: Options) -> None:
     options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
     options.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     options.flag("--no-predict", help="states only, without memory and step time")
+    options.add_json()
 
 
 def _parts(text: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from vitsweep import extras
+from vitsweep.cli.as_json import OPTION, result_alone
 from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
 
 
@@ -54,28 +55,32 @@ class Verb:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Do what was typed after the verb; return the exit code."""
-        return int(self._imported().run(arguments))
+        if OPTION not in arguments:
+            return int(self._imported().run(arguments))
+        with result_alone():
+            return int(self._imported().run(arguments))
 
 
 _CORE = (
     Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--stack] [--parquet|--html FILE] "
-         "[--no-predict] [--search layouts]",
+         "[--no-predict] [--search layouts] [--json]",
          "list cells with state and predictions; runs nothing",
          names_a_sweep=False),
-    Verb("status", "[SWEEP] [--watch] | --all",
+    Verb("status", "[SWEEP] [--watch] | --all [--json]",
          "show jobs and cells of a submitted sweep, or list all sweeps"),
-    Verb("collect", "[SWEEP] [--rows N|all] [--columns A,B] [--sync] [--reconcile]",
+    Verb("collect", "[SWEEP] [--rows N|all] [--columns A,B] [--sync] [--reconcile] [--json]",
          "write parquet and CSV files anew, show the table; upload W&B runs"),
     Verb("report", "[SWEEP [OTHER]] [--latex]", "write one HTML page of a sweep, of two compared, or LaTeX"),
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
     Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
-    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30]",
+    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--json]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
          names_a_sweep=False),
-    Verb("doctor", "[--calibrate]", "say what this machine can do, what is missing, and how to get it",
+    Verb("doctor", "[--calibrate] [--json]",
+         "say what this machine can do, what is missing, and how to get it",
          names_a_sweep=False),
 )  # fmt: skip
 
@@ -144,6 +149,10 @@ class Options(ArgumentParser):
             metavar="SWEEP",
             help="name under results/ or folder (that of the latest command)",
         )
+
+    def add_json(self) -> None:
+        """Take `--json`."""
+        self.flag(OPTION, help="print one JSON object; all else goes to stderr (docs/scripts.md)")
 
     def flag(self, *names: str, help: str) -> None:
         """Take an option without a value."""

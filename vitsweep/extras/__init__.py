@@ -150,7 +150,8 @@ KNOWN: dict[str, Feature] = {
         verbs=(
             AddedVerb(
                 "gate",
-                "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware]",
+                "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware] "
+                "[--json]",
                 "compare with a kept baseline; exit code 1 if a cell became worse",
             ),
         ),

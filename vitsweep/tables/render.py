@@ -496,9 +496,18 @@ def pick(cells: DataFrame, names: Sequence[str]) -> DataFrame:
     Raises:
         BadValueError: there is no such column.
     """
-    option = f"--columns {','.join(names)}"
-    shown = {name: values(_known(cells, option, name), _typed) for name in names}
+    known = named_columns(cells, names)
+    shown = {n: values(column, _typed) for n, column in zip(names, known, strict=True)}
     return DataFrame({n: column(cells) for n, column in shown.items()}, cells.index, dtype=str)
+
+
+def named_columns(cells: DataFrame, names: Sequence[str]) -> list[str]:
+    """Return the columns that are meant by their names or headings.
+
+    Raises:
+        BadValueError: there is no such column.
+    """
+    return [_known(cells, f"--columns {','.join(names)}", name) for name in names]
 
 
 def _typed(value: object) -> str:

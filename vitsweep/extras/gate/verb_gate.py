@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitsweep.cli.as_json import print_json, rows_of
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.extras.gate.gate import gate
@@ -55,6 +56,7 @@ def add_options(options: Options) -> None:
         help="only warn of cells that are gone, too few runs, lost blocks, a lower accuracy, a slower "
         "baseline, and of what is undecided",
     )
+    options.add_json()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -89,6 +91,9 @@ def run(arguments: Sequence[str]) -> int:
             f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
         )
     print("\n".join([*answers(SweepTables.of(store)), verdict.verdict]))
+    if options.json:
+        word = "undecided" if verdict.undecided else "passed" if verdict.passed else "failed"
+        print_json(gate=word, sentences=verdict.sentences, cells=rows_of(verdict.rows))
     if verdict.undecided:
         print(_measure_again(kept_runs, verdict.blocks_to_decide))
         return ExitCode.gate_undecided

@@ -1,0 +1,86 @@
+"""`--json`: the shapes that docs/scripts.md promises."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import run as run_of
+from tests.command import Command
+from vitsweep.cli.as_json import SCHEMA
+from vitsweep.cli.compare import compared
+from vitsweep.cli.main import run
+from vitsweep.results.store import Store
+
+SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+Captured = pytest.CaptureFixture[str]
+
+
+def found(capsys: Captured, *words: str, code: int = 0) -> dict[str, Any]:
+    assert run([*words, "--json"], {}) == code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1, "one object alone"
+    tree = json.loads(out, parse_constant=pytest.fail)
+    assert tree.pop("schema") == SCHEMA == 1
+    return dict(tree)
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(SAMPLE, tmp_path / "results" / "sample")
+    return tmp_path / "results"
+
+
+def test_status_and_collect(results: Path, capsys: Captured) -> None:
+    tree = found(capsys, "status", "sample", code=3)
+    assert {*tree} == {"sweep", "folder", "cells"}
+    assert len(tree["cells"]) == 30
+    assert all({*cell} == {"cell_id", "status", "reason"} for cell in tree["cells"])
+    tree = found(capsys, "status", "--all")
+    assert [{*each} for each in tree["sweeps"]] == [{"sweep", "last command", "cells"}]
+    tree = found(capsys, "collect", "sample")
+    assert {*tree} == {"sweep", "folder", "answers", "cells"}
+    first = (results / "sample" / "cells.csv").read_text().partition("\n")[0].split(",")
+    assert [*tree["cells"][0]] == first
+    tree = found(capsys, "collect", "sample", "--columns", "cell,img/s,mfu")
+    assert [*tree["cells"][0]] == ["cell", "images_per_second", "mfu"]
+    assert any(isinstance(cell["images_per_second"], float) for cell in tree["cells"])
+    assert run(["collect", "nosuch", "--json"], {}) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_plan(results: Path, capsys: Captured) -> None:
+    tree = found(capsys, "plan", "-m", "precision=O1,O2", "--no-predict")
+    assert {*tree} == {"sweep", "cells"}
+    promised = set("cell_id cell settings state runs is_baseline reasons overrides".split())
+    assert all(promised <= {*cell} for cell in tree["cells"])
+
+
+def test_gate(results: Path, capsys: Captured) -> None:
+    for name, speed in (("kept", 100.0), ("now", 50.0)):
+        store = Store(results / name).create()
+        for block in range(5):
+            for cell, factor in (("base", 1.0), ("cell", speed / 100)):
+                store.save_run(run_of(cell, f"{name}{block}", 100 * factor + block / 9, sweep=name))
+        store.append_command(
+            {"cells": ["base", "cell"], "baselines": {"base": None, "cell": "base"}}
+        )
+    tree = found(capsys, "gate", "now", "--against", "kept", code=1)
+    assert {*tree} == {"gate", "sentences", "cells"}
+    assert tree["gate"] == "failed"
+    assert all({"cell_id", "metric", "verdict", "fails"} <= {*cell} for cell in tree["cells"])
+
+
+@pytest.mark.slow
+def test_compare_and_doctor(vitsweep: Command) -> None:
+    done = vitsweep("compare", "precision=O1", "precision=fp32", "--minutes=0.05", "--json")
+    tree = json.loads(done.stdout)
+    assert tree.pop("schema") == 1
+    names = "a b ratio low high blocks claim stop_reason sentences folder".split()
+    assert [*tree] == names, compared.__name__
+    done = vitsweep("doctor", "--json", quick=False)
+    tree = json.loads(done.stdout)
+    assert {*tree} == {"schema", "machine", "software", "cluster", "rates", "problems"}
