@@ -23,6 +23,7 @@ from vitsweep.rates.calibration import (
     matmul_rates,
     path_for,
 )
+from vitsweep.rates.profile import Curve
 
 GFLOPS, GB_S = 100, 10
 
@@ -66,6 +67,20 @@ def test_shapes_between_measured_ones_have_their_rate() -> None:
     assert found.operator_us(between) == pytest.approx(between.flops / GFLOPS / 1e3, rel=0.01)
     unknown_name = replace(moved(60_000), name="never_measured", dtype="float32")
     assert found.operator_us(unknown_name) == pytest.approx(60_000 / GB_S / 1e3, rel=0.01)
+
+
+def test_an_exchange_within_a_step_waits_for_the_cores_whatever_its_size() -> None:
+    waits = replace(setup(2), message_us=2000.0)
+    for size in (1000, 10**6):
+        sent = replace(exchange(size), group_ranks=2, group_nodes=1)
+        assert rates(waits).collective_us(sent) == 2000 + rates(setup(2)).collective_us(sent)
+
+
+def test_one_disturbed_point_does_not_explode_beyond_the_measured_ones() -> None:
+    """Time grows with the size at most in proportion, and does not shrink."""
+    disturbed = Curve({256: 1.0, 8192: 10_000.0}, slope_ends=True)
+    assert disturbed(81_920) == pytest.approx(100_000)
+    assert Curve({256: 5.0, 8192: 1.0}, slope_ends=True)(81_920) == pytest.approx(1)
 
 
 def test_products_of_the_backward_pass_have_rates_of_their_own() -> None:
