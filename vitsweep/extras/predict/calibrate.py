@@ -425,11 +425,8 @@ def measure_rank(
                 left = end - time.monotonic()
                 stop = time.monotonic() + OPERATOR_SHARE * left
                 formats = FORMATS[world.device.type]
-                shapes, exchanges, others = quick or (
-                    common_shapes(world.device.type, formats),
-                    None,
-                    formats,
-                )
+                common = (common_shapes(world.device.type, formats), None, formats)
+                shapes, exchanges, others = quick or common
                 found["operators"] = operator_times(world, shapes, others, stop, quick is not None)
                 found["late"] += [] if before(stop) else ["operators"]
                 write()
