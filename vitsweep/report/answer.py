@@ -316,11 +316,9 @@ def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
 
 def _why(row: Series) -> str:
     """Return what is claimed of a cell that is not named, and what was measured that says why."""
-    claim = str(row["claim"])
-    if claim == Claim.no_difference_shown and row["block_noise"] > NOISY:
-        claim = f"{INCONCLUSIVE}, {say('noisy', noise=100 * row['block_noise'])}"
-    elif is_inconclusive(row):
-        claim = INCONCLUSIVE
+    claim = INCONCLUSIVE if is_inconclusive(row) else str(row["claim"])
+    if row["claim"] == Claim.no_difference_shown and row["block_noise"] > NOISY:
+        claim += f", {say('noisy', noise=100 * row['block_noise'])}"
     return claim + _notes(row)
 
 
