@@ -3,13 +3,9 @@
 import errno
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from enum import IntEnum
-from functools import cache
-from importlib.resources import files
-from operator import ne
 
 
 class ExitCode(IntEnum):
@@ -114,38 +110,3 @@ def was_terminated() -> bool:
 
 class SweepStopped(KeyboardInterrupt):
     """The user stopped a sweep, or detached from its jobs, and was told what is kept."""
-
-
-@cache
-def gone_names() -> dict[str, str]:
-    """Return what earlier versions had, as typed -> what to use instead; of `gone.yaml`."""
-    import yaml  # for a mistake alone
-
-    text = files("vitsweep").joinpath("gone.yaml").read_text(encoding="utf-8")
-    names: dict[str, str] = yaml.safe_load(text)
-    return names
-
-
-def gone(typed: str) -> str:
-    """Say what to use instead of a name that earlier versions had; nothing for any other."""
-    names = gone_names()
-    name = next((n for n in (typed, typed.partition("=")[0]) if n in names), None)
-    return f" `{name}` was left out: {names[name]}." if name else ""
-
-
-def did_you_mean(word: str, valid: Iterable[str], as_typed: Callable[[str], str]) -> str:
-    """Return ` Did you mean ...?`, what stands in for a name that is gone, or nothing where none is close.
-
-    `lr` is close to `learning_rate`, `ranks` to `ranks_per_node`, and `O9` to each of `O0` to `O3`.
-    """
-    if instead := gone(as_typed(word)):
-        return instead
-    lower, typed = {name.lower(): name for name in valid}, word.lower()
-    initials = [x for x in lower if "".join(part[:1] for part in x.split("_")) == typed]
-    longer = [x for x in lower if x.startswith(f"{typed}_")]
-    close = get_close_matches(typed, lower, n=1) or initials[:1] or longer[:1]
-    if not close and len(typed) > 1:
-        close = [x for x in lower if len(x) == len(typed) and sum(map(ne, x, typed)) == 1]
-    return (
-        f" Did you mean {' or '.join(f'`{as_typed(lower[x])}`' for x in close)}?" if close else ""
-    )

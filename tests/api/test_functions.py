@@ -150,7 +150,7 @@ def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_ru
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"overrides": "precision=o2"}, "Did you mean `precision=O2`?"),
+        ({"overrides": "precision=o2"}, "did you mean `precision=O2`?"),
         ({"overrides": "hydra.run.dir=x"}, "`hydra.run.dir=x` would change nothing"),
         ({"overrides": "hydra/launcher=basic"}, "`hydra/launcher=basic` runs no cells from Python"),
         ({"overrides": "hydra/sweeper=basic"}, "vitsweep has one sweeper, its own"),
@@ -226,7 +226,7 @@ def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
     done = python(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("The script runs.") == 1, "processes that trace run it as well"
-    assert "Did you mean `precision=O1`?" in done.stdout
+    assert "did you mean `precision=O1`?" in done.stdout
     assert "<vitsweep.Sweep 'mine' in results/mine: 2 measured>" in done.stdout
     assert done.stdout.count("] precision=") == 2, "one line of progress per run"
 

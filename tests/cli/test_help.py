@@ -45,8 +45,8 @@ def test_show_of_a_choice_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("precison", "Did you mean `python -m vitsweep show precision`?"),
-        ("precision=fp31", "Did you mean `precision=fp32`?"),
+        ("precison", "did you mean `python -m vitsweep show precision`?"),
+        ("precision=fp31", "did you mean `precision=fp32`?"),
         ("../x", "there is no group"),
     ],
 )

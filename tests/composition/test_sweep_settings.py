@@ -62,16 +62,16 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
         (
             "+sweep.nmae=x",
-            "`sweep.nmae` does not exist. Did you mean `sweep.name`? `sweep` has `name`",
+            "`sweep.nmae` does not exist; did you mean `sweep.name`?",
         ),
         ("sweep.search=fastest", "`sweep.search=fastest`: must be"),
         ("sweep.indifference=1", "`sweep.indifference=1`: must be less than 1"),
         ("sweep.indifference=0", "`sweep.indifference=0`: must be greater than 0"),
         ("sweep.minutes=0", "`sweep.minutes=0`: must be greater than 0"),
-        ("sweep.objective=throughptu", "Did you mean `sweep.objective=throughput`?"),
+        ("sweep.objective=throughptu", "did you mean `sweep.objective=throughput`?"),
         ("sweep.objective=time_to_accuracy", "must be one of 'throughput' or"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
-        ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
+        ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
         ("sweep.retry=[measured]", "`measured` is no status after which a cell can run again"),
     ],
 )
@@ -127,7 +127,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
         ("parallel", "two", "`hydra.launcher.parallel=two`: a whole number is needed"),
         ("parallel", 0, "`hydra.launcher.parallel=0`: must be greater than 0"),
         ("objective", "speedup", "`hydra.launcher.objective` was left out"),
-        ("paralel", 2, "Did you mean `hydra.launcher.parallel`?"),
+        ("paralel", 2, "did you mean `hydra.launcher.parallel`?"),
     ],
 )
 def test_a_wrong_field_of_the_local_launcher_is_named(field: str, value: object, told: str) -> None:
@@ -143,7 +143,7 @@ def test_a_wrong_field_of_the_local_launcher_is_named(field: str, value: object,
     [
         ("hydra.launcher.parallel=two", "`hydra.launcher.parallel=two`: a whole number is needed"),
         ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
-        ("sweep.retry=[faild]", "Did you mean `sweep.retry=[failed]`?"),
+        ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
         ("sweep.name=../../x", "`sweep.name=../../x` contains `/`"),
         ("sweep.name=null", "`sweep.name=null`: a text is needed"),
         ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),

@@ -56,7 +56,7 @@ REFUSED = {
     "no width": (["seed=1", "seed=2", "--width", "0"], "`--width 0` must be a number above 0"),
     "no budget": (["seed=1", "seed=2", "--minutes=nan"], "`--minutes nan` must be a number above"),
     "no number": (["seed=1", "seed=2", "--width", "wide"], "invalid float value: 'wide'"),
-    "a choice that is not": (["precision=fp33", ""], "Did you mean `precision=fp32`?"),
+    "a choice that is not": (["precision=fp33", ""], "did you mean `precision=fp32`?"),
     "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "measures on this machine"),
     "another folder for one": (["sweep.name=a seed=1", "seed=2"], "`sweep.*` is one for A and B"),
     "cannot run": (["sharding=hsdp", ""], "at least 2 replicas"),

@@ -73,9 +73,11 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
     with pytest.raises(
-        BadValueError, match=r"Did you mean `--hardware rtx_4090`.*h100.*profile file"
+        BadValueError, match=r"unknown device; did you mean `--hardware rtx_4090`\?"
     ):
         profile_named("rtx_4091")
+    with pytest.raises(BadValueError, match=r"known are .*h100.*a copy of a file of"):
+        profile_named("x1")
 
 
 def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
@@ -153,7 +155,7 @@ def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> Non
             "figures: {devices_per_node: {value: 1.5, %s}}",
             ".value: 1.5`: a whole number is",
         ),
-        ("figures: {memoryy_tb_s: {value: 5, %s}}", "Did you mean `memory_tb_s`?"),
+        ("figures: {memoryy_tb_s: {value: 5, %s}}", "did you mean `memory_tb_s`?"),
         ("figures: {price_low_usd_per_hour: {value: 1, %s}}", "needs `price_high_usd_per_hour`"),
         ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
         ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be one of 'float32'"),

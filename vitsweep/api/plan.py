@@ -12,7 +12,7 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
@@ -37,6 +37,7 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.notes import reason_lines
 from vitsweep.tables.render import TextTable, baseline_line, common_settings
+from vitsweep.words import did_you_mean
 
 RUNNABLE = "runnable"
 CORES_PER_GPU = 12
@@ -132,9 +133,13 @@ def _known(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequenc
     for name in columns:
         if name not in known:
             raise BadValueError(
-                f"`--columns {name}`: there is no such column."
-                + did_you_mean(name, list(known), lambda other: f"--columns {other}")
-                + f" There are {', '.join(known)}."
+                f"`--columns {name}`: there is no such column"
+                + did_you_mean(
+                    name,
+                    list(known),
+                    lambda other: f"--columns {other}",
+                    f"there are {', '.join(known)}",
+                )
             )
     return columns
 

@@ -39,6 +39,7 @@ from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
+from vitsweep.words import without_units
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import CellLauncher, LaunchRequest
@@ -290,7 +291,7 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
     named = list(_of_settings(settings, ""))
     for text in named:
         refuse_second(texts, text)
-    return [*texts, *named]
+    return [*map(without_units, texts), *named]
 
 
 def _refuse_keys_of_sweep(settings: Mapping[str, Any]) -> None:

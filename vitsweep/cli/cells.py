@@ -2,19 +2,22 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
 from vitsweep.cli.verbs import VERBS
+from vitsweep.composition.composer import Composer
 from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
-from vitsweep.errors import ExitCode, VitsweepError, did_you_mean
+from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
 from vitsweep.spec.resources import Machine
+from vitsweep.words import did_you_mean
 
 MULTIRUN = ("-m", "--multirun")
 ONE_RUN = ("-r", "--run")
@@ -30,14 +33,6 @@ HYDRA_FLAGS = (
     "--shell-completion", "--config-dir", "--config-name", "--config-path", "--experimental-rerun",
 )  # fmt: skip
 """Long options that Hydra knows."""
-HELP = {
-    "help": "--help",
-    "version": "--version",
-    "list": "show",
-    "menu": "show",
-    "ls": "status --all",
-}
-"""Words of other programs -> what vitsweep has for them."""
 
 
 @dataclass
@@ -98,10 +93,10 @@ def read_line(arguments: Sequence[str]) -> Line:
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
         elif word.startswith("--") and flag not in HYDRA_FLAGS:
-            value = value if equals else next((w for w in words if not w.startswith("-")), "")
-            raise VitsweepError(
-                f"`{word}` is no option of vitsweep." + _meant_option(flag, value or "...")
-            )
+            follows = "" if equals else next(words, "")
+            is_value = follows and not follows.startswith("-") and "=" not in follows
+            meant = _meant_option(flag, follows if is_value else value, arguments)
+            raise VitsweepError(f"`{word}` is no option of vitsweep{meant}")
         elif word.startswith("-"):
             line.of_hydra = word
         elif is_override(word):
@@ -111,13 +106,34 @@ def read_line(arguments: Sequence[str]) -> Line:
     return line
 
 
-def _meant_option(flag: str, value: str) -> str:
-    """Return ` Did you mean ...?` for a flag; settings have no dashes."""
+def _meant_option(flag: str, value: str, arguments: Sequence[str]) -> str:
+    """Say what was meant with a flag; settings have no dashes."""
     _, dot, key = flag.partition(".")
-    typed = {f"--{name}{dot}{key}": f"{name}{dot}{key}={value}" for name in groups()}
-    typed |= {f"--sweep{dot}{key}": f"{'' if dot else '+'}sweep{dot}{key}={value}"}
+    typed = {f"--{name}{dot}{key}": f"{name}{dot}{key}={value or '...'}" for name in groups()}
+    typed |= {f"--sweep{dot}{key}": f"{'' if dot else '+'}sweep{dot}{key}={value or '...'}"}
     typed |= {name: name for name in ("--help", *HYDRA_FLAGS)}
-    return did_you_mean(flag, typed, lambda name: typed.get(name, name))
+    typed |= {flag: f"{flag}={value}" if value else flag} if flag not in typed else {}
+    others = [word for word in arguments if word.partition("=")[0] != flag and word != value]
+    valid = [name for name in typed if name != flag or typed[name][:1] != "-"]
+    return did_you_mean(
+        flag, valid, lambda name: typed[name], fits=_composing(others), rest=" ".join(others)
+    )
+
+
+def _composing(others: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether words can be typed with the others of a line: overrides are composed with them."""
+    overrides = [word for word in others if is_override(word)]
+
+    def fits(words: str) -> bool:
+        is_none = words.startswith(("-", "python ")) or words.endswith("=...")
+        return is_none or _composer().takes(words, overrides)
+
+    return fits
+
+
+@cache
+def _composer() -> Composer:
+    return Composer()
 
 
 def check_words(arguments: Sequence[str]) -> None:
@@ -199,18 +215,21 @@ def _refuse_words(arguments: Sequence[str]) -> None:
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
         if hint := _hint(word):
             raise VitsweepError(f"`{word}` {hint}")
-        known = ", ".join(f"`{verb}`" for verb in VERBS)
+        rest = " ".join(other for other in arguments if other != word)
         raise VitsweepError(
-            f"`{word}` is neither an override (`key=value`) nor a verb."
-            + did_you_mean(word, VERBS, lambda verb: f"python -m vitsweep {verb}")
-            + f" The verbs are {known} and come first."
+            f"`{word}` is neither an override (`key=value`) nor a verb"
+            + did_you_mean(
+                word,
+                VERBS,
+                lambda verb: f"python -m vitsweep {verb}",
+                f"the verbs are {', '.join(f'`{verb}`' for verb in VERBS)}",
+                rest=rest,
+            )
         )
 
 
 def _hint(word: str) -> str:
     """Say what was probably meant with a word that is no override, or nothing."""
-    if word in HELP:
-        return f"is no verb: `python -m vitsweep {HELP[word]}`."
     group, dot, key = word.lstrip("+").partition(".")
     if group not in groups():
         return ""
@@ -221,7 +240,7 @@ def _hint(word: str) -> str:
         )
     keys = re.findall(r"^(\w+):", text_of(conf_dir() / group / f"{plain_choice(group)}.yaml"), re.M)
     hint = did_you_mean(key, keys, lambda name: f"{group}.{name}=...")
-    return f"has no value: `{word}=...`.{hint if key not in keys else ''}"
+    return f"has no value{hint}"
 
 
 def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from vitsweep.errors import (
 )
 from vitsweep.results.provenance import trust_folders
 from vitsweep.streams import reader_has_gone
+from vitsweep.words import without_units
 
 TRUST = "--trust"
 """Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
@@ -34,7 +35,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         _require_folder()
         if TRUST in arguments:
             trust_folders()
-        return _dispatch([word for word in arguments if word != TRUST], environment)
+        return _dispatch([without_units(w) for w in arguments if w != TRUST], environment)
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return ExitCode.bad_input

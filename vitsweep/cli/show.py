@@ -7,9 +7,10 @@ from textwrap import TextWrapper
 
 from vitsweep.cli.verbs import VERBS, Options, Verb
 from vitsweep.composition import hydra
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.results.sweeps import sweep_names
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
+from vitsweep.words import did_you_mean
 
 # What `--help` prints: the verbs, and every group of conf/ with its default; and what `show` says.
 
@@ -198,16 +199,24 @@ def _shown(text: str) -> str:
     )
     if group not in known or not choices(group):
         raise BadValueError(
-            f"`{text}`: there is no group `{group}`."
-            + did_you_mean(group, known, lambda name: f"python -m vitsweep show {name}")
-            + " `python -m vitsweep show` lists them."
+            f"`{text}`: there is no group `{group}`"
+            + did_you_mean(
+                group,
+                known,
+                lambda name: f"python -m vitsweep show {name}",
+                "`python -m vitsweep show` lists them",
+            )
         )
     if not equals:
         return shown_group(group)
     if choice not in choices(group):
         raise BadValueError(
-            f"`{text}`: `{group}` has no choice `{choice}`."
-            + did_you_mean(choice, choices(group), lambda name: f"{group}={name}")
-            + f" It has {', '.join(f'`{name}`' for name in choices(group))}."
+            f"`{text}`: `{group}` has no choice `{choice}`"
+            + did_you_mean(
+                choice,
+                choices(group),
+                lambda name: f"{group}={name}",
+                f"it has {', '.join(f'`{name}`' for name in choices(group))}",
+            )
         )
     return shown_choice(group, choice)

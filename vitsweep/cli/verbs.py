@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from vitsweep import extras
 from vitsweep.cli.as_json import OPTION, result_alone
-from vitsweep.errors import BadValueError, VitsweepError, did_you_mean
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.words import did_you_mean, plain_number
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Options(ArgumentParser):
             rule = f"at least {least}" if most == math.inf else f"from {least} to {most:,}"
 
         def read(text: str) -> float:
-            value = kind(text)
+            value = kind(plain_number(option, text))
             if not (0 < value < math.inf if least is None else least <= value) or value > most:
                 raise BadValueError(f"`{option} {text}` must be {rule}.")
             return value
@@ -192,5 +193,5 @@ class Options(ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].split()
         option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
         meant = did_you_mean(option, self._option_string_actions, str)
-        text = f"{message[:1].upper()}{message[1:]}.{meant}"
+        text = f"{message[:1].upper()}{message[1:]}{meant}"
         raise VitsweepError(f"{text}\n{self.format_usage().strip()}")

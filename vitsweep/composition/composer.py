@@ -8,7 +8,9 @@ these parts. What is not shown to be local is composed by Hydra, with all that s
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -20,10 +22,18 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from vitsweep.composition import hydra
-from vitsweep.composition.hydra import hydra_error_sentence, unknown_choice, unknown_key
-from vitsweep.composition.overrides import parse_overrides
-from vitsweep.errors import BadValueError
+from vitsweep.composition.hydra import (
+    UnknownNameError,
+    hydra_error_sentence,
+    unknown_choice,
+    unknown_key,
+)
+from vitsweep.composition.overrides import key_of, parse_overrides
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir
+from vitsweep.spec.resolve import resolve
+from vitsweep.spec.resources import Machine
 
 # ComposedCell: the overrides of one cell and the configuration composed from them, not yet typed.
 
@@ -196,6 +206,19 @@ class HydraComposition:
     is_static: bool
 
 
+ANY_MACHINE = Machine(device="cuda", cores_per_node=8, devices_per_node=8)
+"""On which `Composer.takes` tries a cell."""
+
+
+def _refused(tree: Tree) -> str:
+    """Return which values of a tree are wrong on any machine; "" where none is."""
+    try:
+        cell_from_tree(resolve(tree, ANY_MACHINE))
+    except VitsweepError as error:
+        return str(error)
+    return ""
+
+
 class Composer:
     """Composes cells over one conf/: each part is composed, read, parsed or proved once.
 
@@ -233,10 +256,44 @@ class Composer:
         """
         if (texts := tuple(overrides)) not in self._cells:
             parsed = self.parse(texts)
-            tree, choices = self._composed(parsed)
-            self._refuse_unread_keys(tree, parsed)
+            try:
+                tree, choices = self._composed(parsed)
+                self._refuse_unread_keys(tree, parsed)
+            except UnknownNameError as error:
+                raise self._answered(error, texts) from error
             self._cells[texts] = ComposedCell(texts, choices, self._named(tree, choices))
         return self._cells[texts]
+
+    def refuse_unknown(self, overrides: Sequence[str]) -> None:
+        """Refuse a key whose group or section does not exist, as it was typed, sweeps included.
+
+        Raises:
+            BadValueError: there is one.
+        """
+        known = self._base().tree
+        for override in self.parse(overrides):
+            root = root_of(override)
+            if override.type is OverrideType.CHANGE and root not in (*known, "hydra"):
+                raise self._answered(unknown_key(override, [], root, known), overrides)
+
+    def _answered(self, error: UnknownNameError, overrides: Sequence[str]) -> UnknownNameError:
+        """Return an error whose suggestions compose with the other overrides."""
+        others = [text for text in overrides if key_of(text) != key_of(error.typed)]
+        return error.where(lambda words: self.takes(words, others))
+
+    def takes(self, words: str, others: Sequence[str] = ()) -> bool:
+        """Whether overrides, as typed, make a cell with the others of a line, or without them."""
+        for rest in (others, ()):
+            with suppress(VitsweepError, ValueError):
+                typed = self.parse(shlex.split(words))
+                first = self.parse(
+                    next(iter(hydra.axis_texts(o))) for o in (*self.parse(rest), *typed)
+                )
+                tree = self._named(*self._composed(first))
+                return not any(
+                    f"`{o.key_or_group}=" in _refused(tree) for o in typed if "." in o.key_or_group
+                )
+        return False
 
     @property
     def default_choices(self) -> Mapping[str, str]:

@@ -242,6 +242,7 @@ def expand(
         BadValueError: an override is wrong; the text names it as typed and the valid ones.
     """
     composer = composer or Composer()
+    composer.refuse_unknown(overrides)
     typed_axes = axes_of(composer, overrides)
     sweep = of_machine(composer.compose(_sweep_overrides(typed_axes)).tree["sweep"])
     settings = sweep_settings({"sweep": sweep})

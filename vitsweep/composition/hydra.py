@@ -4,7 +4,7 @@ Hydra has no public way to turn overrides into cells without running them (hydra
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -31,24 +31,61 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
+from vitsweep.words import did_you_mean
 
 # Error messages for unknown groups, choices and keys: as typed, the valid ones, the closest one.
 
 
-def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> BadValueError:
+class UnknownNameError(BadValueError):
+    """A group, choice or key does not exist.
+
+    Args:
+        typed: the override, as typed.
+        fault: what is wrong with it.
+        word: that is unknown.
+        valid: what stands in its place.
+        as_typed: writes one of these as the override has it.
+        otherwise: what there is, where nothing is close.
+        fits: whether what would be suggested composes.
+    """
+
+    def __init__(
+        self,
+        typed: str,
+        fault: str,
+        word: str,
+        valid: Iterable[str],
+        as_typed: Callable[[str], str],
+        otherwise: str = "",
+        fits: Callable[[str], bool] = lambda words: True,
+    ) -> None:
+        self.typed = typed
+        self._of_what = (typed, fault, word, list(valid), as_typed, otherwise)
+        end = did_you_mean(word, self._of_what[3], as_typed, otherwise, fits)
+        super().__init__(f"`{typed}`: {fault}{end}")
+
+    def where(self, fits: Callable[[str], bool]) -> "UnknownNameError":
+        """Return the same, with suggestions that fit."""
+        return UnknownNameError(*self._of_what, fits)
+
+
+def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> UnknownNameError:
     """Say which choices a group has."""
     names = list(valid)
-    return BadValueError(
-        f"`{group}={choice}`: `{group}` has no choice `{choice}`."
-        + did_you_mean(choice, names, lambda name: f"{group}={name}")
-        + f" It has {_listed(names)}."
+    return UnknownNameError(
+        f"{group}={choice}",
+        f"`{group}` has no choice `{choice}`",
+        choice,
+        names,
+        lambda name: f"{group}={name}",
+        f"it has {_listed(names)}",
     )
 
 
 def unknown_key(
     override: Override, path: Sequence[str], key: str, node: Mapping[str, Any], choice: str = ""
-) -> BadValueError:
+) -> UnknownNameError:
     """Say which keys stand where `key` was looked for.
 
     Args:
@@ -60,25 +97,24 @@ def unknown_key(
     """
     typed, names = str(override.input_line), [name for name in node if not name.startswith("_")]
     where = ".".join(path)
-    of_sweep = node.get("sweep") if not path else None
-    if isinstance(of_sweep, Mapping) and key in of_sweep:
-        return BadValueError(
-            f"`{typed}`: `{key}` stands in the section `sweep`: use `sweep.{typed.lstrip('+')}`."
-        )
-    if not names:
-        return BadValueError(
-            f"`{typed}`: `{where}{f'={choice}' if choice else ''}` has no key `{key}`, nor any other: "
-            f"give `{key}` to a choice of `{where}` that has it, in a command of its own where several "
-            "choices are swept."
-        )
-    where = f"{where}={choice}" if choice else where
-    fault = f"`{where}` has no key `{key}`" if where else f"there is no group or key `{key}`"
     _, _, value = typed.partition("=")
     rest = override.key_or_group.split(".")[len(path) + 1 :]
-    return BadValueError(
-        f"`{typed}`: {fault}."
-        + did_you_mean(key, names, lambda name: ".".join([*path, name, *rest]) + f"={value}")
-        + f" There are {_listed(names)}."
+    of_sweep = [] if path else [name for name in node.get("sweep", ()) if name not in node]
+
+    def as_typed(name: str) -> str:
+        keys = ["sweep", name] if name in of_sweep else [*path, name, *rest]
+        return f"{'.'.join(keys)}={value}"
+
+    has = f"there are {_listed(names)}" if names else f"another choice of `{where}` may have it"
+    return UnknownNameError(
+        typed,
+        f"`{where}{f'={choice}' if choice else ''}` has no key `{key}`"
+        if where
+        else f"there is no group or key `{key}`",
+        key,
+        [*names, *of_sweep],
+        as_typed,
+        has if where else "`python -m vitsweep show` lists all",
     )
 
 

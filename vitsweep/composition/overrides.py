@@ -14,8 +14,9 @@ from hydra.errors import HydraException
 
 from vitsweep.composition import hydra
 from vitsweep.composition.hydra import unknown_choice
-from vitsweep.errors import BadValueError, gone
+from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices
+from vitsweep.words import gone
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
 _READ_AS_OTHER_THAN_TEXT = ("null", "true", "false", "inf", "nan")
@@ -206,7 +207,7 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
 def other_sweeper(typed: str) -> BadValueError:
     """Say that vitsweep expands grids itself; `typed` chooses or sets another sweeper."""
     return BadValueError(
-        f"`{typed}`: vitsweep has one sweeper, its own, without settings: leave it out.{gone(typed)}"
+        f"`{typed}`: vitsweep has one sweeper, its own, without settings: leave it out{gone(typed) or '.'}"
     )
 
 
@@ -221,7 +222,7 @@ def _refuse_settings_of_what_is_not_chosen(
         raise BadValueError(
             f"`{override}`: the launcher of this machine has no such setting, only "
             f"{' and '.join(f'`hydra.launcher.{name}`' for name in LOCAL_SETTINGS)}. Those of a cluster "
-            f"need `hydra/launcher=slurm` beside them.{gone(f'hydra.launcher.{setting}')}"
+            f"need `hydra/launcher=slurm` beside them{gone(f'hydra.launcher.{setting}') or '.'}"
         )
 
 

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Lt
 
 from vitsweep import extras
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.results.record import RETRIABLE
 from vitsweep.spec.from_yaml import section_from_tree
+from vitsweep.words import did_you_mean
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200
@@ -199,7 +200,11 @@ def _retry_problem(statuses: tuple[str, ...], status: str) -> str:
     if status in RETRIABLE:
         return ""
     return (
-        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run again."
-        + did_you_mean(status, RETRIABLE, lambda name: f"sweep.retry=[{name}]")
-        + f" These are {', '.join(f'`{s}`' for s in RETRIABLE)}."
+        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run again"
+        + did_you_mean(
+            status,
+            RETRIABLE,
+            lambda name: f"sweep.retry=[{name}]",
+            f"these are {', '.join(f'`{s}`' for s in RETRIABLE)}",
+        )
     )

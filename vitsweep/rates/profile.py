@@ -30,9 +30,10 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
 from vitsweep.spec.from_yaml import sentence
+from vitsweep.words import did_you_mean
 
 PROFILES = Path(__file__).parent / "profiles"
 GENERIC = "generic_gpu"
@@ -245,12 +246,14 @@ def profile_named(name: str) -> Profile:
     known = profile_names()
     if name.lower() not in known:
         raise BadValueError(
-            f"`--hardware {name}`: unknown device."
-            + did_you_mean(name, known, lambda device: f"--hardware {device}")
-            + f" Known are {', '.join(known)}."
-            + f" For another device write a profile file: copy one of {PROFILES}, change its figures and "
-            "give its path, `--hardware my_gpu.yaml`; what you leave out is taken from "
-            f"{GENERIC}.yaml there."
+            f"`--hardware {name}`: unknown device"
+            + did_you_mean(
+                name,
+                known,
+                lambda device: f"--hardware {device}",
+                f"known are {', '.join(known)}, and for another one a copy of a file of {PROFILES} with "
+                "figures of your own (`--hardware my_gpu.yaml`)",
+            )
         )
     return _profiles()[name.lower()]
 
@@ -375,8 +378,8 @@ def _faults(error: ValidationError) -> Iterator[str]:
         match problem["type"]:
             case "extra_forbidden":
                 known = Figures.model_fields if place[0] == "figures" else Profile.model_fields
-                hint = did_you_mean(place[-1], list(known), str).strip().rstrip(".")
-                yield f"`{'.'.join(place)}` is nothing that a profile has. {hint}".rstrip(". ")
+                hint = did_you_mean(place[-1], list(known), str).rstrip(".")
+                yield f"`{'.'.join(place)}` is nothing that a profile has{hint}"
             case "model_type":
                 yield f"`{'.'.join(place)}` needs `value`, `source` and `confidence`"
             case "value_error":

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import seeded_generators
+from vitsweep.words import did_you_mean
 
 Tree = dict[str, Any]
 
@@ -176,17 +177,11 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         problems = "; or ".join(dict.fromkeys(sentence(problem) for problem in error.errors()))
-        if hint := _meant(value, path, error):
-            problems = f"{hint} It {problems}"
-        raise BadValueError(f"`{path}={_typed(value)}`: {problems}.") from error
-
-
-def _meant(value: Any, path: str, error: ValidationError) -> str:
-    """Return `Did you mean ...?` for a text that is close to one of those that are allowed."""
-    listed = [p["ctx"]["expected"] for p in error.errors() if p["type"] == "literal_error"]
-    allowed = re.findall(r"'(.+?)'", " ".join(listed))
-    typed = value if isinstance(value, str) else ""
-    return did_you_mean(typed, allowed, lambda name: f"{path}={name}").strip() if typed else ""
+        listed = [p["ctx"]["expected"] for p in error.errors() if p["type"] == "literal_error"]
+        allowed = re.findall(r"'(.+?)'", " ".join(listed))
+        typed = value if allowed and isinstance(value, str) else ""
+        meant = did_you_mean(typed, allowed, lambda name: f"{path}={name}") if typed else "."
+        raise BadValueError(f"`{path}={_typed(value)}`: {problems}{meant}") from error
 
 
 def _flat(value: Any) -> list[Any]:
@@ -243,8 +238,8 @@ def sentence(problem: Any) -> str:
 
 
 def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
-    hint = did_you_mean(key, known, lambda name: f"{path}.{name}")
-    return f"`{path}.{key}` does not exist.{hint} `{path}` has {_quoted(known)}."
+    has = f"`{path}` has {_quoted(known)}"
+    return f"`{path}.{key}` does not exist{did_you_mean(key, known, lambda name: f'{path}.{name}', has)}"
 
 
 def _quoted(names: Any) -> str:

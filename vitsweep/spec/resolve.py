@@ -12,6 +12,7 @@ from vitsweep.spec.from_yaml import part_from_tree, target_class
 from vitsweep.spec.measurement import AUTO as AUTO_MEASUREMENT
 from vitsweep.spec.measurement import AUTO_STEPS
 from vitsweep.spec.resources import AXES, LARGEST_WORLD, Device, Machine
+from vitsweep.words import did_you_mean
 
 Tree = dict[str, Any]
 AUTO = "auto"
@@ -79,8 +80,10 @@ def _resolve_resources(node: Tree, machine: Machine) -> None:
     if node.get("device") == AUTO:
         node["device"] = machine.device
     if node.get("device") not in get_args(Device):
-        known = ", ".join(f"`{device}`" for device in (AUTO, *get_args(Device)))
-        raise BadValueError(f"`resources.device={node.get('device')}`: must be one of {known}.")
+        known, typed = (AUTO, *get_args(Device)), str(node.get("device"))
+        listed = ", ".join(f"`{device}`" for device in known)
+        meant = did_you_mean(typed, known, lambda name: f"resources.device={name}")
+        raise BadValueError(f"`resources.device={typed}`: must be one of {listed}{meant}")
     node["cores_per_node"] = machine.cores_per_node
     node["devices_per_node"] = machine.devices_per_node
     ranks = node["ranks_per_node"] = ranks_per_node(node, machine)

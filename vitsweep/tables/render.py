@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from vitsweep.errors import BadValueError, did_you_mean
+from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import FLAGS, METRICS, heading, headings, own_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
@@ -51,6 +51,7 @@ from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, further
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
 from vitsweep.tables.valid_runs import checked_cells
+from vitsweep.words import did_you_mean
 
 BEST = 20
 """Rows that are shown unless all are asked for."""
@@ -525,8 +526,6 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
 
 
 def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
-    meant = did_you_mean(name, map(str, cells.columns), str)
-    return BadValueError(
-        f"`{option}`: the table has no column `{name}`.{meant} All columns stand in "
-        "`cells.parquet` of the sweep's folder."
-    )
+    all_of_them = "all columns stand in `cells.parquet` of the sweep's folder"
+    meant = did_you_mean(name, map(str, cells.columns), str, all_of_them)
+    return BadValueError(f"`{option}`: the table has no column `{name}`{meant}")

@@ -40,7 +40,7 @@ def test_a_plan_predicts_and_writes_all_columns(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--hardware", "h1000"], "Did you mean"),
+        (["--hardware", "h1000"], "did you mean"),
         (["--columns", "peak_gb", "--no-predict"], "there is no such column"),
         (["--frob"], "--frob"),
     ],

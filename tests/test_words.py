@@ -1,0 +1,157 @@
+"""The field's words lead to what vitsweep has for them; names that are gone say so; numbers have units."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cells import LAPTOP, composer
+from vitsweep.api.session import as_overrides
+from vitsweep.cli.cells import read_line
+from vitsweep.cli.main import run
+from vitsweep.cli.verbs import VERBS
+from vitsweep.composition.composer import ComposedCell
+from vitsweep.composition.grid import expand
+from vitsweep.errors import VitsweepError
+from vitsweep.rates.profile import profile_names
+from vitsweep.spec.menu import choices
+from vitsweep.spec.resolve import resolve
+from vitsweep.words import _table, _words, did_you_mean, gone_names, plain, plain_number
+
+LEFT_OUT = (Path(__file__).parents[1] / "docs" / "left_out.md").read_text()
+
+
+def test_names_that_are_gone_are_few_and_stand_in_the_page_of_what_is_left_out() -> None:
+    assert len(gone_names()) <= 40
+    for name, instead in gone_names().items():
+        assert name.removeprefix("python -m vitsweep ") in LEFT_OUT, name
+        assert instead.strip() == instead
+        assert not instead.endswith(".")
+
+
+def test_no_name_that_is_gone_is_there() -> None:
+    options = {o for v in VERBS.values() for o in v.parser()._option_string_actions}
+    for name in gone_names():
+        group, _, choice = name.partition("=")
+        assert choice not in choices(group)
+        assert name not in options
+        assert name.removeprefix("python -m vitsweep ") not in VERBS
+
+
+def test_a_name_that_is_gone_is_told_before_one_that_is_close() -> None:
+    told = did_you_mean("glyphs", ["glyph"], lambda name: f"data={name}")
+    assert told == f"; `data=glyphs` was left out: {gone_names()['data=glyphs']}."
+    assert did_you_mean("glyphs", ["glyph"], lambda name: f"mine={name}").startswith(
+        "; did you mean"
+    )
+
+
+NUMBERS = {"task.target_accuracy", "recipe.", "optimizer.", "sweep.minutes", "task.label_smoothing"}
+SETTINGS = {"optimizer.momentum": "optimizer=sgd_loop", "data.num_workers": "data=image_folder",
+            "data.prefetch_batches": "data=image_folder", "hydra.launcher": "hydra/launcher=slurm",
+            "tracker.project": "tracker=wandb"}  # fmt: skip
+"""What a setting is of, where that is not plain."""
+
+
+def test_every_answer_of_the_table_is_there_and_composes() -> None:
+    """No choice or setting that is renamed leaves a suggestion behind."""
+    table, wrong = _table(), []
+    for section in ("settings", "choices"):
+        for answer in table[section]:
+            words = _words(answer)
+            if words.startswith("--hardware"):
+                assert words.split()[1] in (*profile_names(), "*")
+                continue
+            key = words.split()[-1].partition("=")[0]
+            others = [choice for start, choice in SETTINGS.items() if key.startswith(start)]
+            value = "1" if not any(map(key.startswith, NUMBERS)) else "0.5"
+            value = "true" if key == "measurement.trace" else value
+            value = "/a" if key.endswith((".name", ".folder", ".resume_from")) else value
+            if not composer().takes(words.replace("*", value), others):
+                wrong.append(words)
+    assert not wrong
+    for answer in table["verbs"]:
+        rest = _words(answer).removeprefix("python -m vitsweep").split()
+        assert not rest or rest[0] in (*VERBS, "*", "-m", "--help", "--version")
+    assert all(
+        group in (*composer().default_choices, "resources.device") for group in table["groups"]
+    )
+    names = [plain(name) for others in table["choices"].values() for name in others]
+    assert all(names)
+
+
+SLIPS = """
+sharding=zero3 -> `sharding=fsdp`?
+zero_stage=2 -> `sharding=zero2`?
+strategy=ddp -> `sharding=ddp`?
+fsdp=true -> `sharding=fsdp`?
+precision=bf16-mixed -> `precision=bf16`?
+precision=half -> mixed: `precision=O1` or all in half: `precision=O3`?
+model=ViT-B/16 -> `model=vit_base`?
+model=vit_base_patch32_224 -> `model=vit_base model.patch_px=32`?
+model=facebook/dinov2-large -> `model=dinov2_large`?
+model=convnext_tiny -> `model=timm model.name=convnext_tiny`?
+bs=8 -> in all: `batch.images_per_step=8` or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
+lr=3e-4 -> `optimizer.learning_rate=3e-4`?
+lr=abc -> `python -m vitsweep show` lists all.
+seeds=1,2 -> `seed=1,2`?
+workers=2 data=image_folder -> `data.num_workers=2`?
+workers=2 -> `python -m vitsweep show` lists all.
+epochs=3 gpus=2 -> `task=train task.epochs=3`?
+compile=true -> `compilation=compile_model`?
+compile=false -> `compilation=eager`?
+attention=flash -> `attention=sdpa_flash`?
+resources.device=gpu -> `resources.device=cuda`?
+gradient_checkpointing=true -> `memory=recompute_blocks`?
+launcher=slurm -> `hydra/launcher=slurm`?
+--dry-run precision=O1,O2 -> `python -m vitsweep plan -m precision=O1,O2`?
+--fp16 precision=O2 -> `precision=O1`?
+--batch-size 8 -> or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
+train seed=3 -> `python -m vitsweep -m seed=3 task=train`?
+"""
+"""What is typed after `-m` -> how the sentence ends."""
+
+
+def cells_of(typed: str) -> list[ComposedCell]:
+    return expand(read_line(["-m", *typed.split()]).overrides, composer())
+
+
+@pytest.mark.parametrize("slip", SLIPS.strip().splitlines())
+def test_a_word_of_the_field_gets_the_words_to_type(slip: str) -> None:
+    typed, _, end = slip.partition(" -> ")
+    with pytest.raises(VitsweepError) as refused:
+        [resolve(cell.tree, LAPTOP) for cell in cells_of(typed)]
+    said = str(refused.value)
+    assert said.endswith(end)
+    assert len(said.splitlines()) == 1
+    assert ". " not in said
+
+
+def test_a_number_with_a_unit_is_the_plain_number_where_the_key_has_that_unit() -> None:
+    for key, typed, number in (
+        ("sweep.minutes", "5min", "5"),
+        ("sweep.minutes", "2h", "120"),
+        ("sweep.max_gpu_hours", "30min", "0.5"),
+        ("measurement.min_seconds", "500ms", "0.5"),
+        ("measurement.warmup_min_seconds", "2s", "2"),
+        ("resources.memory_gib_per_rank", "16GiB", "16"),
+        ("resources.memory_gib_per_rank", "16GB", repr(16e9 / 2**30)),
+        ("hydra.launcher.mem_gb", "64GB", "64"),
+        ("batch.resolution_px", "224px", "224"),
+        ("sweep.indifference", "5%", "0.05"),
+        ("--width", "5%", "0.05"),
+        ("--minutes", "1h", "60"),
+        ("sweep.minutes", "5GB", "5GB"),
+        ("model.width", "5%", "5%"),
+        ("seed", "5min", "5min"),
+        ("optimizer.eps", "1e-8", "1e-8"),
+    ):
+        assert plain_number(key, typed) == number, (key, typed)
+    assert as_overrides("sweep.minutes=2h,90s precision=O1", {}) == [
+        "sweep.minutes=120,1.5",
+        "precision=O1",
+    ]
+
+
+def test_a_unit_is_read_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep.minutes=2h", "sweep.indifference=500%"], {}) == 2
+    assert capsys.readouterr().err == "`sweep.indifference=5`: must be less than 1.0.\n"
