@@ -183,7 +183,7 @@ def test_what_is_no_list_of_overrides_is_refused(wrong):
         ({"minutes": 3}, "use `sweep={'minutes': 3}`."),
         ({"replicate": "seed"}, "`replicate` stands in the section `sweep`: use `sweep={'rep"),
         ({"retry": ["failed"], "only": "fits"}, "use `sweep={'retry': ['failed'], 'only': 'fits'}`."),
-        ({"overrides": "minutes=3"}, "`minutes` stands in the section `sweep`: use `sweep.minutes=3`."),
+        ({"overrides": "minutes=3"}, "no group or key `minutes`; did you mean `sweep.minutes=3`?"),
         ({"overrides": "+limit.first=3"}, "use `sweep.limit.first=3`."),
     ],
 )  # fmt: skip
