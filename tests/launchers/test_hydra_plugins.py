@@ -54,8 +54,7 @@ class Calls:
     @property
     def cells(self) -> list[ComposedCell]:
         [request] = self.requests
-        entries = request.plan.entries.values()
-        return [entry.composed for entry in entries if not entry.is_added_baseline]
+        return [entry.composed for entry in request.plan.named]
 
     def plan(self, session: Session, _: Any) -> list[dict[str, Any]]:
         self.planned.append(session.plan)

@@ -94,16 +94,12 @@ def collected(result: LaunchResult) -> "tuple[SweepTables, DataFrame]":
 def rows_of(cells: DataFrame, plan: SweepPlan) -> list[Row]:
     """Return the rows of the cells that the command named, in their order."""
     rows = {str(row["cell_id"]): row for row in cells.to_dict("records")}
-    return [rows[cell_id] for cell_id, entry in plan.entries.items() if not entry.is_added_baseline]
+    return [rows[entry.cell_id] for entry in plan.named]
 
 
 def submitted_rows(plan: SweepPlan) -> list[Row]:
     """Return a row for each cell that was named, where they still have to run somewhere else."""
-    return [
-        {"cell_id": cell_id, "status": SUBMITTED}
-        for cell_id, entry in plan.entries.items()
-        if not entry.is_added_baseline
-    ]
+    return [{"cell_id": entry.cell_id, "status": SUBMITTED} for entry in plan.named]
 
 
 def search_limits(session: Session, searches: Searches) -> list[Search]:
@@ -181,9 +177,7 @@ def sweep(
             print_lines(session.console, empty_metrics(tables.runs))
             if message := mirror(result.store, named_rows(cells), session.tracker):
                 session.console.print(message)
-        plan = result.plan
-    named = tuple(c for c, entry in plan.entries.items() if not entry.is_added_baseline)
-    return Sweep(result.store, named)
+    return Sweep(result.store, tuple(entry.cell_id for entry in result.plan.named))
 
 
 def plan(

@@ -251,9 +251,7 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     request = LaunchRequest(plan=plan, machine=machine, settings=settings, console=open_console())
     sweep = frozen_sweep(request)
     _run(sweep, request, parallel=1)
-    [cell_id] = [
-        entry.cell_id for entry in sweep.plan.entries.values() if not entry.is_added_baseline
-    ]
+    [cell_id] = [entry.cell_id for entry in sweep.plan.named]
     runs = list(sweep.store.runs(cell_id))
     if not any(run.status == Status.measured for run in runs):
         last = [f"{run.status}: {run.reason}" for run in runs[-1:]]

@@ -193,7 +193,7 @@ def freeze(
             "search": settings.search,
             "replicate": settings.replicate,
             **({"published": list(settings.published)} if settings.published else {}),
-            "cells": [e.cell_id for e in plan.entries.values() if not e.is_added_baseline],
+            "cells": [entry.cell_id for entry in plan.named],
             "baselines": plan.baselines,
             **({"metrics": new} if new else {}),
             **facts,

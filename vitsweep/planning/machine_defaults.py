@@ -258,8 +258,7 @@ def _sentence(typed: _Typed | None, plan: SweepPlan) -> str:
     specs = [entry.spec for entry in plan.runnable]
     if not typed or not specs:
         return ""
-    cells = [entry.composed for entry in plan.entries.values() if not entry.is_added_baseline]
-    names = dict.fromkeys(_title(cell.choices["model"]) for cell in cells)
+    names = dict.fromkeys(_title(entry.composed.choices["model"]) for entry in plan.named)
     ranks = _span({spec.resources.world_size for spec in specs})
     scope = ""
     if ranks != "1":

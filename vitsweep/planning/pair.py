@@ -12,7 +12,7 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.machine_defaults import with_sizes
-from vitsweep.planning.pending import ResumeState, has_typed_blocks, usable_runs
+from vitsweep.planning.pending import ResumeState, has_typed_blocks
 from vitsweep.planning.rounds import BoundedGrid
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.rates.profile import device_name
@@ -97,9 +97,7 @@ class PairRounds(BoundedGrid):
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the blocks of this machine's device with the width, or the number, that is wanted."""
         state = self._of_grid(records)
-        earlier = () if self._settings.remeasure else self.earlier
-        version = self._code["packages"]["torch"]
-        used = usable_runs([*earlier, *records], self._plan, version, accepts_any_code=False).own
+        used = self._used(records)
         here = [r.row() for r in used if (r.environment.get("device") or self._here) == self._here]
         found = compared_cells(DataFrame(here), *self._cells)
         slowdown, most = state.looks.get(self._cells[0], 0.0), self._settings.prune_slowdown

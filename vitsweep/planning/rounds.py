@@ -223,6 +223,12 @@ class _Grid:
             self._plan, self.earlier, self._settings, self._code, records, self._pending
         )
 
+    def _used(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Return the runs of the present code that count, oldest first."""
+        earlier = () if self._settings.remeasure else self.earlier
+        version = self._code["packages"]["torch"]
+        return usable_runs([*earlier, *records], self._plan, version, accepts_any_code=False).own
+
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the next look, then the next block of the round, or the first of the next round.
 
@@ -389,11 +395,7 @@ class BoundedGrid(_Grid):
         Returns:
             Cell id -> the least number of blocks after which they may.
         """
-        earlier = () if self._settings.remeasure else self.earlier
-        version = self._code["packages"]["torch"]
-        any_code = self._settings.accept_code == "any"
-        used = usable_runs([*earlier, *records], self._plan, version, any_code).own
-        rows = DataFrame([run.row() | {"any_look": True} for run in used])
+        rows = DataFrame([run.row() | {"any_look": True} for run in self._used(records)])
         decided, pairs = set[str](), dict[str, int]()
         if len(rows):
             table = speedup_over(rows, self._plan.baselines, [set(self._plan.entries)])

@@ -70,6 +70,11 @@ class SweepPlan:
         return [entry for entry in self.entries.values() if not entry.reasons]
 
     @property
+    def named(self) -> list[PlannedCell]:
+        """Cells that the command names, in its order."""
+        return [entry for entry in self.entries.values() if not entry.is_added_baseline]
+
+    @property
     def baselines(self) -> dict[str, str | None]:
         """Cell -> baseline cell."""
         return {key: entry.baseline_id for key, entry in self.entries.items()}
