@@ -25,7 +25,7 @@ from vitsweep.results.store import Store
         ("-m precision=O1,O2 batch.im", ["batch.images_per_step="]),
         ("plan -m classifier=", ["classifier=pooled", "classifier=token"]),
         ("+sweep=one", ["+sweep=one_at_a_time"]),
-        ("status --", ["--all", "--help", "--watch"]),
+        ("status --", ["--all", "--help", "--json", "--watch"]),
         ("compare --w", ["--width"]),
         ("retry first --set classifier=p", ["classifier=pooled"]),
         ("report fi", ["first"]),

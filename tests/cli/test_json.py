@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.builders import run as run_of
-from tests.command import Command
+from tests.command import NO_REPORT, Command
 from vitsweep.cli.as_json import SCHEMA
+from vitsweep.cli.cells import read_line
 from vitsweep.cli.compare import compared
 from vitsweep.cli.main import run
+from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
@@ -84,3 +86,14 @@ def test_compare_and_doctor(vitsweep: Command) -> None:
     done = vitsweep("doctor", "--json", quick=False)
     tree = json.loads(done.stdout)
     assert {*tree} == {"schema", "machine", "software", "cluster", "rates", "problems"}
+
+
+@pytest.mark.slow
+def test_a_quiet_sweep_prints_its_table_alone(vitsweep: Command) -> None:
+    done = vitsweep("-q", "precision=O1", "sweep.baseline=null", NO_REPORT)
+    assert done.returncode == 0, done.stderr
+    assert "img/s" in done.stdout
+    assert "O1 runs" not in done.stdout, "as progress says"
+    assert "in results/" not in done.stdout
+    with pytest.raises(VitsweepError, match="`plna` is neither"):
+        read_line(["-q", "plna"])

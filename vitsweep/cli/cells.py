@@ -22,6 +22,8 @@ from vitsweep.words import did_you_mean
 MULTIRUN = ("-m", "--multirun")
 ONE_RUN = ("-r", "--run")
 """Hydra's default, and vitsweep's: one cell."""
+QUIET = ("-q", "--quiet")
+"""Print results alone, without progress."""
 CONFIG_FLAGS = {
     "--config-dir": "config_dir",
     "-cd": "config_dir",
@@ -44,6 +46,7 @@ class Line:
         sweeps: whether several cells may be asked for.
         config_dir: of `--config-dir`.
         config_name: of `--config-name`.
+        is_quiet: whether progress is left out.
         of_hydra: a flag that Hydra alone knows, or the choice of a sweeper that is not vitsweep's.
     """
 
@@ -51,6 +54,7 @@ class Line:
     sweeps: bool = False
     config_dir: str | None = None
     config_name: str = CONFIG
+    is_quiet: bool = False
     of_hydra: str = ""
 
     def session(self, machine: Machine | None = None) -> Session:
@@ -60,8 +64,9 @@ class Line:
             NotOursError: Hydra alone can run them.
             VitsweepError: what was typed is wrong.
         """
-        conf = self.config_dir, self.config_name
-        return open_session(self.overrides, open_console(), *conf, command="", machine=machine)
+        conf, console = (self.config_dir, self.config_name), open_console()
+        console.quiet = self.is_quiet
+        return open_session(self.overrides, console, *conf, command="", machine=machine)
 
     def measured(self) -> int | None:
         """Measure and show the cells; return the exit code, or None where Hydra alone can run them."""
@@ -90,6 +95,8 @@ def read_line(arguments: Sequence[str]) -> Line:
             line.sweeps = True
         elif word in ONE_RUN:
             continue
+        elif word in QUIET:
+            line.is_quiet = True
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
         elif word.startswith("--") and flag not in HYDRA_FLAGS:
@@ -163,6 +170,7 @@ def finish(session: Session) -> int:
         from vitsweep.cli.summary import summarize_limits
 
         found = search_limits(session, searches)
+        session.console.quiet = False
         summarize_limits(session, searches.key)
         ended = all(not search.failure for search in found)
         return ExitCode.ok if ended else ExitCode.not_all_measured
@@ -170,6 +178,7 @@ def finish(session: Session) -> int:
         # loads the charts, for which no mistake waits
         from vitsweep.cli.summary import summarize
 
+        session.console.quiet = False
         rows = summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )
@@ -205,7 +214,7 @@ def is_override(argument: str) -> bool:
 def _refuse_words(arguments: Sequence[str]) -> None:
     """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
     for before, word in pairwise(["-m", *arguments]):
-        of_flag = before.startswith("-") and before not in MULTIRUN
+        of_flag = before.startswith("-") and before not in (*MULTIRUN, *ONE_RUN, *QUIET)
         if of_flag or word.startswith("-") or is_override(word):
             continue
         if before.endswith(","):

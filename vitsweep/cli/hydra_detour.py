@@ -18,7 +18,15 @@ from omegaconf.errors import OmegaConfBaseException
 from vitsweep import extras
 from vitsweep.api.functions import require_rounds
 from vitsweep.api.session import session_of
-from vitsweep.cli.cells import MULTIRUN, ONE_RUN, check_words, exit_code, finish, is_override
+from vitsweep.cli.cells import (
+    MULTIRUN,
+    ONE_RUN,
+    QUIET,
+    check_words,
+    exit_code,
+    finish,
+    is_override,
+)
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
 from vitsweep.composition.grid import named
@@ -100,7 +108,7 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
     overrides = without_noted(typed)
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
     refuse_ignored(overrides, has_own_conf=not adds_conf)
-    flags = [a for a in arguments if a not in (*typed, *MULTIRUN, *ONE_RUN)]
+    flags = [a for a in arguments if a not in (*typed, *MULTIRUN, *ONE_RUN, *QUIET)]
     return ["--multirun", *flags, *hide_from_hydra(overrides)]
 
 

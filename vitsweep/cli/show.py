@@ -129,7 +129,7 @@ def _in_two_columns(rows: dict[str, str], width: int) -> Iterator[str]:
 # sweeps and what follows a comma are added here.
 
 
-FLAGS = ("--help", "--multirun", "--trust", "--shell-completion", "-m")
+FLAGS = ("--help", "--multirun", "--trust", "--shell-completion", "-m", "--quiet")
 
 
 def typed_line() -> str:
