@@ -8,6 +8,7 @@ from vitsweep.charts.style import NOTHING, Bars, Chart, first_group
 from vitsweep.tables import cost
 from vitsweep.tables.formatting import number
 from vitsweep.tables.names import cell_names
+from vitsweep.tables.published import with_published
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 20
@@ -20,7 +21,9 @@ LARGE_IMAGE_PX = 128
 def table_of(tables: SweepTables) -> DataFrame:
     """Return hours per epoch where images have the size of ImageNet's."""
     large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
-    return cost.epoch_hours(large) if len(large) > 1 else NOTHING
+    if len(large) < 2:
+        return NOTHING
+    return with_published(cost.epoch_hours(large), tables.published, "epoch_hours_imagenet1k")
 
 
 def draw(hours: DataFrame) -> Figure:
@@ -29,6 +32,7 @@ def draw(hours: DataFrame) -> Figure:
     bars = Bars(
         column="epoch_hours", low="epoch_hours_low", high="epoch_hours_high", group=first_group(hours),
         label=style.axis_label("epoch_hours_imagenet1k"), note=lambda row: f"{number(row['epoch_hours'])} h",
+        mark="published",
     )  # fmt: skip
     return bars.draw(shown, cell_names(hours)[shown.index].tolist())
 
