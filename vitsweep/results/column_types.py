@@ -141,8 +141,9 @@ def _typed(values: "Series[Any]", kind: Type) -> "Series[Any]":
     if kind == "string":  # whole numbers became floats where one is missing beside them
         values = values.map(_text, na_action="ignore")
     try:
-        return values.astype(_PANDAS[kind])
-    except (TypeError, ValueError):  # of a record that somebody changed
+        with np.errstate(invalid="raise"):  # of a number beyond 64 bits
+            return values.astype(_PANDAS[kind])
+    except (TypeError, ValueError, ArithmeticError):  # of a record that somebody changed
         return values.map(lambda v: _fitting(v, kind)).astype(_PANDAS[kind])
 
 
@@ -153,4 +154,5 @@ def _text(value: Any) -> str:
 
 def _fitting(value: Any, kind: Type) -> Any:
     is_number = isinstance(value, _NUMBERS) and value == value
-    return value if is_number and (kind != "int64" or value == int(value)) else None
+    fits = is_number and (kind != "int64" or (abs(value) < 2**63 and value == int(value)))
+    return value if fits else None
