@@ -206,7 +206,13 @@ def test_no_setting_of_a_launcher_is_taken_from_somebody_else(theirs: Store) -> 
     assert len(keys) > 60
     words = " ".join(f"'{key}={HOSTILE}'" for key in keys)
     (theirs.root / "commands.jsonl").unlink()
-    theirs.append_command({"command": f"python -m vitsweep -m {words}", "cells": theirs.cell_ids()})
+    theirs.append_command(
+        {
+            "command": f"python -m vitsweep -m {words}",
+            "cells": theirs.cell_ids(),
+            "hydra": [f"{key}={HOSTILE}" for key in keys],
+        }
+    )
     assert str(retried(theirs)).count(HOSTILE) > 30, "this user's own"
     text = (theirs.root / "commands.jsonl").read_text()
     (theirs.root / "commands.jsonl").write_text(text.replace('"mark"', '"was"'))
@@ -214,12 +220,18 @@ def test_no_setting_of_a_launcher_is_taken_from_somebody_else(theirs: Store) -> 
 
 
 def test_cells_of_a_cluster_do_not_run_here_unless_that_is_typed(theirs: Store) -> None:
-    line = {"command": "python -m vitsweep -m hydra/launcher=slurm hydra.launcher.partition=a"}
+    line: dict[str, Any] = {"command": "python -m vitsweep -m hydra/launcher=slurm x"}
+    (theirs.root / "commands.jsonl").unlink()
+    theirs.append_command(line | {"cells": theirs.cell_ids()})
+    with pytest.raises(VitsweepError, match=r"hydra/launcher=slurm.*earlier version"):
+        retried(Store(theirs.root))
+    line["hydra"] = ["hydra/launcher=slurm", "hydra.launcher.partition=a", "hydra.mode=MULTIRUN"]
     (theirs.root / "commands.jsonl").unlink()
     theirs.append_command(line | {"cells": theirs.cell_ids()})
     text = (theirs.root / "commands.jsonl").read_text()
     [own] = retried(theirs)
     assert "hydra.launcher.partition=a" in own
+    assert "hydra.mode=MULTIRUN" not in own
     (theirs.root / "commands.jsonl").write_text(text.replace('"mark"', '"was"'))
     with pytest.raises(
         VitsweepError, match=r"hydra/launcher=slurm.*somebody else[^$]*hydra/launcher=local"

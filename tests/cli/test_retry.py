@@ -8,6 +8,7 @@ import pytest
 from tests.builders import run
 from tests.cells import TINY
 from vitsweep.cli.retry import retries
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
@@ -15,6 +16,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 
 MACHINE = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
@@ -32,6 +34,7 @@ def commanded(store: Store, composer: Composer, line: str, status: Status, *cell
     freeze(store, plan, sweep_settings(asked[0].tree), CODE)
     lines = store.commands()
     lines[-1]["command"] = line
+    lines[-1]["hydra"] = [word for word in line.split() if word.startswith("hydra")]
     (store.root / "commands.jsonl").unlink()
     for entry in lines:
         store.append_command(entry)
@@ -93,3 +96,15 @@ def test_an_unknown_sweep_or_status_is_refused(tmp_path: Path) -> None:
     Store(tmp_path / "mine").create()
     with pytest.raises(VitsweepError, match="--status measured"):
         retried(tmp_path / "mine", "--status", "measured")
+
+
+def test_a_command_keeps_the_folder_and_name_of_its_configuration(
+    tmp_path: Path, composer: Composer
+) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    found = Composer(hydra.open_loader(conf_dir(), folder), "mine", ["hydra.launcher.parallel=2"])
+    assert found.words == [
+        "--config-dir", str(folder), "--config-name", "mine", "hydra.launcher.parallel=2",
+    ]  # fmt: skip
+    assert composer.words == []

@@ -133,6 +133,7 @@ class Session:
             console=self.console,
             command=self.command,
             metrics=self.metrics,
+            hydra=self.composer.words,
         )
 
 

@@ -1,8 +1,7 @@
 """`vitsweep retry`: the cells of a sweep that were not measured, once more."""
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
 
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
@@ -24,6 +23,8 @@ An override makes new cells of them:
   python -m vitsweep retry vit_nano-precision --status out_of_memory --set memory=recompute_blocks
 """
 LAUNCHER = "hydra/launcher"
+OF_THE_COMMAND = ("hydra.mode", "hydra/sweeper", "hydra.sweeper")
+"""What Hydra or an earlier search set, which a retry is not."""
 SET_BY_RETRY = ("sweep.retry", "sweep.remeasure", "sweep.folder", "sweep.name")
 """Settings of a cell's own command that a retry replaces."""
 
@@ -83,7 +84,7 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     again = f"sweep.retry=[{','.join(statuses)}]"
     for command in store.commands()[-1:]:
-        if _words(command)[:1] == ["compare"]:
+        if "comparison" in command:
             line = command["command"] if is_own(command) else "the same command with"
             raise VitsweepError(
                 f"Sweep `{store.name}` was made by `compare`: type `{line} {again}` to measure again what "
@@ -124,42 +125,26 @@ def _launcher(store: Store, cell_id: str, overrides: Sequence[str]) -> list[str]
     Raises:
         VitsweepError: somebody else typed it, with a launcher, and none of `overrides` chooses one.
     """
-    commands = [c for c in store.commands() if _words(c)[:1] != ["retry"]]
+    commands = store.commands()
     of_cell = [c for c in commands if cell_id in (*c.get("cells", ()), *(c.get("baselines") or ()))]
     latest = (of_cell or commands)[-1:]
-    words = [word for command in latest for word in _words(command)]
-    kept = [word for word in words if _is_for_hydra(word)]
-    if all(map(is_own, latest)):
+    kept = [str(word) for command in latest for word in command.get("hydra", ())]
+    kept = [word for word in kept if not word.startswith(OF_THE_COMMAND)]
+    if all(is_own(command) and "hydra" in command for command in latest):
         return kept
-    chosen = [word for word in kept if key_of(word) == LAUNCHER]
+    typed = " ".join([*kept, *(str(command.get("command")) for command in latest)])
+    chosen = re.findall(rf"{LAUNCHER}=[\w.-]+", typed)
     if chosen and not any(key_of(word) == LAUNCHER for word in overrides):
         raise VitsweepError(
-            f"`{store.root}` was measured with `{plain_text(chosen[-1])}` by somebody else (or before "
-            "this user's key was lost), and settings of a launcher are not taken from there: type "
-            f"`{LAUNCHER}=local`, or your own, behind this command."
+            f"`{store.root}` was measured with `{plain_text(chosen[-1])}` by somebody else (or by an "
+            "earlier version, or before this user's key was lost), and no settings of a launcher are taken "
+            f"from there: type `{LAUNCHER}=local`, or your own, behind this command."
         )
     return []
 
 
-def _is_for_hydra(word: str) -> bool:
-    """Tell a flag, its value, or a setting of Hydra's own node; a retry is no search any more."""
-    if word.startswith("-") or "=" not in word:
-        return word not in ("-m", "--multirun", "--trust") and not word.startswith("~")
-    key = key_of(word)
-    return key.startswith(("hydra/", "hydra.")) and not key[6:].startswith("sweeper")
-
-
 def _is_sweep(text: str) -> bool:
     return key_of(text).split(".")[0] == "sweep"
-
-
-def _words(command: Mapping[str, Any]) -> list[str]:
-    """Return what was typed after `python -m vitsweep` (or `vitsweep`); nothing of what nobody typed."""
-    try:
-        words = shlex.split(command.get("command", ""))
-    except ValueError:  # a quotation without an end
-        return []
-    return words[3:] if words[:3] == ["python", "-m", "vitsweep"] else words[1:]
 
 
 def _statuses(text: str) -> tuple[str, ...]:

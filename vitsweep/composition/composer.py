@@ -300,6 +300,12 @@ class Composer:
         """Group -> choice of an empty command line, in the order of the defaults list."""
         return self._base().choices
 
+    @property
+    def words(self) -> list[str]:
+        """What is typed beside overrides of cells: folder and name of the configuration, Hydra's node."""
+        name = [] if self.config_name == "config" else ["--config-name", self.config_name]
+        return [*hydra.config_dir(self.loader), *name, *self.hydra_overrides]
+
     def parse(self, overrides: Iterable[str]) -> list[Override]:
         """Parse overrides with Hydra's grammar.
 

@@ -220,6 +220,12 @@ def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoade
     return ConfigLoaderImpl(search_path)
 
 
+def config_dir(loader: Any) -> list[str]:
+    """Return `--config-dir FOLDER` as typed; nothing where no folder was added."""
+    added = [p.path for p in loader.config_search_path.get_path() if p.provider == "command-line"]
+    return ["--config-dir", added[0].removeprefix("file://")] if added else []
+
+
 def parse(text: str, loader: ConfigLoader | None) -> Override:
     """Parse an override with Hydra's grammar; the loader lists the choices for `glob`."""
     return OverridesParser.create(config_loader=loader).parse_overrides([text])[0]

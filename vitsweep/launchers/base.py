@@ -20,6 +20,7 @@ from vitsweep.planning.pair import PairRounds, PlannedPair
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.provenance import masked_word
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held
@@ -39,6 +40,7 @@ class LaunchRequest:
         command: what to type for the same; empty where `sys.argv` says so.
         metrics: definitions of the user's columns (see `results.user_metrics`).
         pair: the two cells of `compare`, whose blocks are its own.
+        hydra: what was typed beside the overrides of cells (`Composer.words`).
     """
 
     plan: SweepPlan
@@ -48,6 +50,7 @@ class LaunchRequest:
     command: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     pair: PlannedPair | None = None
+    hydra: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +233,7 @@ def _frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
         plan = admit(plan, settings, request.console, machine, store)
     code = code_state()
     command = request.command or command_line()
-    facts = request.pair.facts if request.pair else {}
+    facts = {"hydra": [masked_word(word) for word in request.hydra]}
+    facts |= request.pair.facts if request.pair else {}
     freeze(store, plan, settings, code, request.metrics, command=command, **facts)
     return PreparedSweep(store=store, plan=plan, code=code)

@@ -64,7 +64,7 @@ def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, Swee
     settings = sweep_settings(cell.tree)
     store, code = open_store(settings), code_state()
     if rank == 0:
-        freeze(store, plan, settings, code)
+        freeze(store, plan, settings, code, hydra=composer.words)
     request = request_for(
         store,
         Run("", 0, entry.cell_id, ""),  # rank 0 names the run

@@ -248,7 +248,9 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     """
     machine = Machine.here()
     plan = plan_of([cell], machine, composer)
-    request = LaunchRequest(plan=plan, machine=machine, settings=settings, console=open_console())
+    request = LaunchRequest(
+        plan=plan, machine=machine, settings=settings, console=open_console(), hydra=composer.words
+    )
     sweep = frozen_sweep(request)
     _run(sweep, request, parallel=1)
     [cell_id] = [entry.cell_id for entry in sweep.plan.named]

@@ -29,7 +29,7 @@ _COMMAND: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("command", "time"), (str,)),
     **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
     **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
-    **dict.fromkeys(("cells", "published"), (list,)),
+    **dict.fromkeys(("cells", "published", "hydra"), (list,)),
 }
 
 
