@@ -1,8 +1,10 @@
 """`pip install .` gives a working command anywhere, with its menu inside."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -43,6 +45,16 @@ def test_the_wheel_carries_the_package_its_menu_and_the_plugin_and_nothing_else(
         n.removeprefix("vitsweep/conf/") for n in names if n.startswith("vitsweep/conf/")
     } >= conf
     assert {"vitsweep/py.typed", "vitsweep/tables/published.csv"} <= set(names)
+
+
+def test_the_source_distribution_takes_nothing_from_folders_of_the_same_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    include = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert all(pattern.startswith("/") and (ROOT / pattern[1:]).exists() for pattern in include)
+    readme = ROOT / project["project"]["readme"]
+    assert f"/{readme.name}" in include
+    links = re.findall(r"\]\(([^)]+)\)", readme.read_text())
+    assert all(link.startswith("https://") for link in links), "an index page has no folder"
 
 
 @pytest.mark.slow
