@@ -17,7 +17,7 @@ from vitsweep import extras
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("errors", "words", "streams", "console", "files", "foreign", "spec")
+GROUND = ("errors", "words", "streams", "console", "files", "foreign", "torch_compat", "spec")
 """Each may import those before it."""
 MAKING = (
     ("cell",),

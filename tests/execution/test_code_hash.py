@@ -134,6 +134,7 @@ ROOMS = {"cell.py", "collectives", "data", "equivalence.py", "execution", "measu
     "parallelize.py",
     "spec",
     "techniques",
+    "torch_compat.py",
     "training",
     "world.py",
 }

@@ -1,11 +1,14 @@
 """What cannot run is refused before anything starts, with a way out that works."""
 
-import importlib.util
 import re
+from importlib import metadata
 
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, TINY, entry
+from vitsweep import torch_compat
+from vitsweep.planning import freeze
+from vitsweep.spec import rules
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 from vitsweep.techniques.optimizer import apex_adamw
@@ -234,16 +237,52 @@ def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch
 FP8_OF_ALL = ("precision=fp8", "precision.layers=all")
 
 
-def test_fp8_is_refused_without_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
+def versions(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
+    def version(name: str) -> str:
+        if found.get(name) == "":
+            raise metadata.PackageNotFoundError(name)
+        return found.get(name) or metadata.version(name)
 
-    def without_torchao(name: str, *rest: object) -> object:
-        return None if name == "torchao" else find_spec(name, *rest)
+    for module in (torch_compat, rules, freeze):
+        monkeypatch.setattr(module, "version", version)
 
-    monkeypatch.setattr("vitsweep.techniques.precision.float8.find_spec", without_torchao)
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"torchao": ""}, "needs torchao: `pip install 'vitsweep[fp8]'`"),
+        ({"torch": "2.9.1+cu128", "torchao": "0.18.0"}, "`pip install 'torchao<0.18'`"),
+    ],
+)
+def test_fp8_is_refused_without_a_torchao_of_this_torch(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str], words: str
+) -> None:
+    versions(monkeypatch, **found)
     [reason] = reasons(*FP8_OF_ALL, "batch.images_per_step=128", machine=GPU_NODE)
-    assert reason.startswith("`precision=fp8` needs torchao: `pip install 'vitsweep[fp8]'`")
+    assert reason.startswith("`precision=fp8` needs torchao")
+    assert words in reason
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
+    if "torch" in found:
+        versions(monkeypatch, **found | {"torchao": "0.17.0"})
+        assert reasons(*FP8_OF_ALL, "batch.images_per_step=128", machine=GPU_NODE) == ()
+
+
+def test_what_an_older_torch_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = entry(*TINY, "sharding=fsdp", "sharding.symmetric_memory=true", machine=GPU_NODE).spec
+    assert not [*rules.lacking_here(cell)]
+    versions(monkeypatch, torch="2.9.1")
+    [reason] = rules.lacking_here(cell)
+    assert "`sharding=fsdp` with these settings needs torch 2.12 or newer, and this is" in reason
+
+
+def test_a_torch_newer_than_was_tried_is_said_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "torch_is_untried" not in freeze.code_state()
+    major, second = torch_compat.minor(torch_compat.NEWEST)
+    versions(monkeypatch, torch=f"{major}.{second + 1}.0a0+git")
+    with pytest.warns(
+        freeze.UntriedTorchWarning, match=rf"^torch {major}\.{second + 1}\.0a0\+git is "
+    ):
+        assert freeze.code_state()["torch_is_untried"]
 
 
 FP8 = (*FP8_OF_ALL, "resources.ranks_per_node=2")

@@ -1,6 +1,6 @@
 """Collectives on one tensor along any axis, without gradients, and what ranks tell each other.
 
-Spelled for torch 2.11 and 2.13.
+Spelled for torch 2.9 to 2.15.
 """
 
 import json
@@ -109,7 +109,7 @@ all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_ga
 reduce_scatter_single: Any = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
-"""torch 2.13 deprecates the old names of both, torch 2.11 does not have the new ones."""
+"""torch 2.13 deprecates the old names of both, torch 2.9 does not have the new ones."""
 
 
 def all_to_all(x: Tensor, split: int, concatenate: int, group: ProcessGroup) -> Tensor:

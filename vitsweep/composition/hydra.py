@@ -278,7 +278,10 @@ def launcher_of(config: DictConfig) -> Any:
         BadValueError: one of its settings cannot be read.
     """
     try:
-        return instantiate(config.hydra.launcher)
+        target = str(config.hydra.launcher._target_)
+        # Hydra 1.4 wants to be told what may be made, and 1.3 would give this to the launcher
+        allowed = {} if hydra.__version__.startswith("1.3.") else {"_execution_whitelist_": target}
+        return instantiate(config.hydra.launcher, **allowed)
     except (HydraException, OmegaConfBaseException) as error:
         raise BadValueError(hydra_error_sentence("The launcher cannot be set up", error)) from error
 

@@ -36,7 +36,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
-LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "streams"}
+LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "streams", "words"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
 REQUIRED = frozenset(

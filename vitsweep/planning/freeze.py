@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,7 @@ from vitsweep.results.user_metrics import (
 )
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import Machine
+from vitsweep.torch_compat import NEWEST, is_untried
 
 # What is kept with every cell to repeat it: the typed command, the code and its versions.
 
@@ -49,6 +51,16 @@ def command_line() -> str:
     return " ".join([typed, *(shlex.quote(masked_word(word)) for word in _TYPED[1:])])
 
 
+UNTRIED = (
+    f"is newer than {NEWEST}, the newest that vitsweep was tried with. Proofs compare each cell with plain "
+    "training all the same, and records name this version; `constraints.txt` has one that works."
+)
+
+
+class UntriedTorchWarning(UserWarning):
+    """The installed torch is newer than all that were tried."""
+
+
 def code_state() -> dict[str, Any]:
     """Return `git_commit`, `git_dirty`, `git_diff` and the package versions that measure now.
 
@@ -56,7 +68,12 @@ def code_state() -> dict[str, Any]:
     """
     commit = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain", "--untracked-files=no")
+    untried = {}
+    if is_untried():
+        warnings.warn(f"torch {version('torch')} {UNTRIED}", UntriedTorchWarning, stacklevel=2)
+        untried = {"torch_is_untried": True}
     return {
+        **untried,
         "git_commit": commit,
         "git_dirty": bool(status) if status is not None else None,
         "git_diff": _git("diff", "HEAD") or "",

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from vitsweep.collectives.parallel_linear import split_over_ranks
@@ -229,7 +229,8 @@ def clip_gradients(
     parameters = [p for group in groups for p in group["params"]]
     kinds = _by_kind(parameters)
     if world.shape.tensor == world.shape.pipeline == 1 and not in_slices and len(kinds) == 1:
-        clip_grad_norm_(parameters, limit)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        clip_grads_with_norm_(parameters, limit, _norm(gradients))
         return
     parts, wholes = (
         [p for g in groups if bool(g.get("split_over_tensor")) is split for p in g["params"]]
@@ -261,7 +262,11 @@ def _square(parameters: list[Tensor], world: World) -> Tensor:
     for kind in _by_kind(parameters):
         gradients = [p.grad for p in kind if p.grad is not None]
         if gradients:
-            norm = get_total_norm(gradients)
-            whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            total += whole.double().square()
+            total += _norm(gradients).double().square()
     return total
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of all; torch 2.9 would add the small number of a division to each shard's part."""
+    norm = get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

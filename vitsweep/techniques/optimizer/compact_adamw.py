@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
@@ -11,6 +10,7 @@ from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import OptimizerChoice, Technique
 from vitsweep.techniques.optimizer.adamw import AdamW
+from vitsweep.torch_compat import torchao_refusal
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -84,11 +84,7 @@ class CompactAdamW(OptimizerChoice):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a missing torchao, slices without blocks, and rounding of what is not bfloat16."""
-        if find_spec("torchao") is None:
-            yield (
-                f"`optimizer={self.name}` needs torchao: `pip install 'vitsweep[torchao]'`, or use "
-                "`optimizer=adamw_fused`."
-            )
+        yield from torchao_refusal(f"optimizer={self.name}", "torchao", "optimizer=adamw_fused")
         if self.state in BLOCKS and cell.sharding.shards_optimizer:
             yield (
                 f"`optimizer={self.name}` gives blocks of {BLOCKS[self.state]} numbers of a tensor one "

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import count
 from math import ceil, floor, gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -11,6 +10,7 @@ from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import FP8_CAPABILITY, gpu_capability
 from vitsweep.spec.technique import DType, Precision, PrecisionPlan
+from vitsweep.torch_compat import torchao_refusal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,11 +103,7 @@ class Float8(Precision):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse what lacks torchao, widths that are multiples of 16, or FP8 units."""
-        if find_spec("torchao") is None:
-            yield (
-                f"`precision={self.name}` needs torchao: `pip install 'vitsweep[fp8]'`, or use "
-                "`precision=bf16`."
-            )
+        yield from torchao_refusal(f"precision={self.name}", "fp8", "precision=bf16")
         for knob in ("width", "mlp_width"):
             size = getattr(cell.transformer, knob)
             if size % MULTIPLE:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Gt
 
-from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan, Sharding
 from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
+from vitsweep.torch_compat import is_older_than
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,11 @@ class Fsdp(Sharding):
             f"Under autocast (`precision={row['precision']}`) `sharding={row['sharding']}` gathers float32 "
             "parameters: `precision=bf16_masters` gathers half the bytes."
         )
+
+    @property
+    def needs_torch(self) -> str | None:
+        """`set_symm_mem_for_comm` of FSDP2."""
+        return "2.12" if self.symmetric_memory else None
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Shard blocks, then the rest; float32 norms inside a half model form units of their own."""
@@ -218,9 +223,6 @@ def shard_units(
 
     With master weights the shards *are* the masters: they stay float32 and are gathered in
     `plan.param_dtype`. Without, they have the dtype of the model already.
-
-    Raises:
-        VitsweepError: this version of torch lacks what is asked for.
     """
     import torch
     from torch import nn
@@ -229,6 +231,7 @@ def shard_units(
 
     from vitsweep.model.block import NORMS, layers_of
 
+    _keep_shards_in_place()
     reduced = choice.gradient_dtype or ("float32" if plan.master_weights else None)
     reduce_dtype = getattr(torch, reduced) if reduced else None
     policy = MixedPrecisionPolicy(param_dtype=_gather_dtype(plan), reduce_dtype=reduce_dtype)
@@ -265,6 +268,33 @@ def shard_units(
     _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
     if choice.symmetric_memory:
         _gather_from_symmetric_memory(model)
+
+
+def _keep_shards_in_place() -> None:
+    """Let FSDP2 of torch 2.9 leave shards where they are, as it does from 2.10 on.
+
+    Before the first forward pass it copied each shard that is shorter than the longest to other memory, and
+    what held the shards, such as an optimizer, went on with memory that nobody reads.
+    """
+    if not is_older_than("2.10"):
+        return
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    reset = FSDPParam.reset_sharded_param
+    if reset.__name__ == "reset_if_moved":
+        return
+
+    def reset_if_moved(self: Any) -> None:
+        here = getattr(self._module_info.module, self._module_info.param_name)
+        kept, now = self._sharded_param_data, here._local_tensor
+        same = (
+            not now.is_meta
+            and kept.untyped_storage().data_ptr() == now.untyped_storage().data_ptr()
+        )
+        if here is not self.sharded_param or not same:
+            reset(self)
+
+    FSDPParam.reset_sharded_param = reset_if_moved  # type: ignore[method-assign]
 
 
 def _without_views(module: "nn.Module", inputs: Any, outputs: Any) -> Any:
@@ -323,16 +353,10 @@ def _prefetch(units: list[Any], forward: int, backward: int) -> None:
 
 
 def _gather_from_symmetric_memory(model: "nn.Module") -> None:
-    import torch
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            if not hasattr(module, "set_symm_mem_for_comm"):
-                raise VitsweepError(
-                    f"`sharding.symmetric_memory=true` needs a newer torch than {torch.__version__}, "
-                    "whose FSDP2 cannot: use `sharding.symmetric_memory=false`."
-                )
             module.set_symm_mem_for_comm()
 
 
