@@ -11,6 +11,7 @@ import pytest
 
 from tests.builders import run
 from tests.sample_sweep import records_of, write
+from vitsweep import extras
 from vitsweep.errors import VitsweepError
 from vitsweep.report import html
 from vitsweep.report.answer import answers
@@ -74,6 +75,23 @@ def test_the_page_answers_covers_and_can_be_repeated(page):
     assert "`precision=fp8` needs a GPU." in text
     assert "python -m vitsweep -m precision=O2" in text
     assert "2 of 4 cells measured · left out: 1 out of memory, 1 invalid" in text
+
+
+def test_a_feature_of_every_sweep_has_its_section_in_every_report(tmp_path, monkeypatch):
+    """A row of the registry and a folder are all that it takes."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "__init__.py").write_text("")
+    (tmp_path / "made" / "table.py").write_text(
+        "from markupsafe import Markup\n"
+        "def section(tables): return Markup(f'<p>{len(tables.cells)} of them</p>')\n"
+    )
+    monkeypatch.setattr(extras, "__path__", [*extras.__path__, str(tmp_path)])
+    feature = extras.Feature(words=(), section="table:section", heading="What it costs")
+    monkeypatch.setitem(extras.FEATURES, "made", feature)
+    store = Store(tmp_path / "sweep").create()
+    store.save_run(run("base", "b0"))
+    page = write_report(store.root).read_text()
+    assert '<h2 id="what-it-costs">What it costs</h2>\n<p>1 of them</p>' in page
 
 
 def test_the_first_screen_has_the_answer_the_first_rows_and_one_chart(page):

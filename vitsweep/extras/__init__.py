@@ -44,7 +44,7 @@ class Feature:
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
             prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
         recorded: a key of the samples of a run that has something of the feature: a report without such a
-            run, and without `kept`, loads neither section nor chart.
+            run, and without `kept`, loads neither section nor chart. With neither key every report does.
         kept: a file of the sweep's folder that has something of the feature.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.

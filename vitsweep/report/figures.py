@@ -43,11 +43,12 @@ CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART
 
 
 def shown_features(tables: SweepTables) -> list[str]:
-    """Return the optional features of which the runs of these sweeps hold something."""
+    """Return the optional features of which these sweeps hold something, and those of every sweep."""
     found = {key for record in tables.records for key in record.samples}
     kept = {f.kept for f in FEATURES.values() if f.kept}
     found |= {file for store in tables.stores for file in kept if (store.root / file).exists()}
-    return [name for name, f in FEATURES.items() if {f.recorded, f.kept} & found]
+    asked = {name: {f.recorded, f.kept} - {""} for name, f in FEATURES.items()}
+    return [name for name, keys in asked.items() if not keys or keys & found]
 
 
 def charts_of(tables: SweepTables) -> list[Chart]:
@@ -63,11 +64,8 @@ def charts_of(tables: SweepTables) -> list[Chart]:
 
 def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
     """Return heading and HTML of each section of a report that an optional feature adds."""
-    named = [
-        (FEATURES[name].heading, f"{name}.{FEATURES[name].section}")
-        for name in shown_features(tables)
-    ]
-    made = [(heading, load(place)(tables)) for heading, place in named if heading]
+    shown = [(name, FEATURES[name]) for name in shown_features(tables)]
+    made = [(f.heading, load(f"{name}.{f.section}")(tables)) for name, f in shown if f.section]
     return [(heading, body) for heading, body in made if body]
 
 
