@@ -34,7 +34,7 @@ from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_b
 from gpu_turns import Contender, ours, theirs, time_in_turns
 
 from vitsweep.model.attention import Attention
-from vitsweep.rates.operators import calibrate
+from vitsweep.rates.reached import calibrate
 from vitsweep.spec.resources import MeshShape
 from vitsweep.world import World
 

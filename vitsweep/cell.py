@@ -68,7 +68,7 @@ class RunContext:
     """What a run needs to know beside its cell.
 
     Attributes:
-        calibration: rates of this machine (see `rates.operators.calibrate`).
+        calibration: rates of this machine (see `rates.reached.calibrate`).
         proved: how the cell was proved equal to plain training before ("" where it was not).
         folder: where weights go, and a profiler trace if `measurement.trace` is true.
         proved_exactly: the same of a cell that differs from it in its precision alone.

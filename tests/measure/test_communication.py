@@ -29,7 +29,7 @@ from vitsweep.measure.communication import (
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.rates.operators import calibrate
+from vitsweep.rates.reached import calibrate
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World

@@ -72,7 +72,7 @@ class RunRequest:
             `supervise` fills them in.
         proved: how the cell was proved equal to plain training earlier, or "".
         proved_exactly: how a cell that differs in its precision alone was, by the same command, or "".
-        calibration: rates of this machine (see `rates.operators.calibrate`).
+        calibration: rates of this machine (see `rates.reached.calibrate`).
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time
             and the code.
         earlier: folders of earlier attempts of the same run, newest first.

@@ -388,7 +388,7 @@ def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> R
 def calibration_for(
     cell: CellSpec, folder: Path, host: str, on_wait: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """Return the rates of the cell's ranks on this machine (see `rates.operators.calibrate`).
+    """Return the rates of the cell's ranks on this machine (see `rates.reached.calibrate`).
 
     They are measured unless the device's calibration holds some of the last hour. If that fails they are
     {}: cells still run, and columns relative to a measured rate are empty.
@@ -450,7 +450,7 @@ def calibrate_rank(
     cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int
 ) -> None:
     """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
-    from vitsweep.rates.operators import calibrate
+    from vitsweep.rates.reached import calibrate
 
     end_with_launcher()
     # not that of the cell's runs

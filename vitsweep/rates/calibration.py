@@ -45,7 +45,7 @@ FRESH = "fresh memory"
 
 
 MEASURE = (
-    "import json; from vitsweep.rates.operators import matmul_gflops_per_core as f; "
+    "import json; from vitsweep.rates.reached import matmul_gflops_per_core as f; "
     "print(json.dumps(f()))"
 )
 
@@ -57,8 +57,8 @@ class RankSetup:
     Attributes:
         ranks: ranks at work on the node while it was measured.
         threads: of each rank.
-        operators: as `rates.operators.operator_times` returns them.
-        collectives: as `rates.operators.collective_times` returns them.
+        operators: as `operators.operator_times` returns them.
+        collectives: as `operators.collective_times` returns them.
         dispatch_us: host time of one dispatched operator beside what the operators take alone.
         scale: computing time in training steps relative to operators alone.
         message_us: what each exchange adds within a step: ranks wait for one another and for cores.
@@ -98,10 +98,10 @@ class Calibration:
         date: day of that measurement, ISO 8601.
         cores: of the node.
         setups: times of operators by number of ranks.
-        matmul: GFLOP/s of one CPU core by dtype, see `rates.operators.matmul_gflops_per_core`.
+        matmul: GFLOP/s of one CPU core by dtype, see `rates.reached.matmul_gflops_per_core`.
         timed: ranks, threads and torch (see `timed_key`) -> times of operators at the shapes of planned
             cells, and of collectives, as in `RankSetup`.
-        quick: host, ranks and threads -> what `rates.operators.calibrate` returned, and `time`, when it did.
+        quick: host, ranks and threads -> what `rates.reached.calibrate` returned, and `time`, when it did.
     """
 
     device: str

@@ -404,7 +404,7 @@ def measure_rank(
     It writes after each part, so that a rank that is ended has left what it had. `end` is a time of
     `time.monotonic`, which all processes of a machine share.
     """
-    from vitsweep.rates.operators import collective_times, common_shapes, operator_times
+    from vitsweep.extras.predict.operators import collective_times, common_shapes, operator_times
 
     end_with_launcher()
     limit = replace(cells[0].measurement, timeout_min=(end - time.monotonic() + LATE_SECONDS) / 60)

@@ -1,13 +1,12 @@
 """Which operators are timed: each on tensors of the size that is written beside its time."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitsweep.rates import operators
+from vitsweep.extras.predict import operators
 
 SIZES = (1 << 8, 1 << 12)
 
@@ -59,13 +58,6 @@ def test_weights_and_states_are_read_from_more_memory_than_caches_hold() -> None
     for _ in range(4):
         work()
     assert turns == [0, 1, 2, 0]
-
-
-def test_products_in_float8_take_the_second_operand_by_columns() -> None:
-    world = SimpleNamespace(device=torch.device("meta"))
-    product = operators._matmul(64, torch.float8_e4m3fn, world)()  # type: ignore[arg-type]
-    assert isinstance(product, torch.Tensor)
-    assert (product.shape, product.dtype) == ((64, 64), torch.bfloat16)
 
 
 def test_the_time_of_one_thread_holds_nothing_of_what_others_do(
