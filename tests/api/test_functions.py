@@ -184,7 +184,7 @@ def test_what_is_no_list_of_overrides_is_refused(wrong):
         ({"replicate": "seed"}, "`replicate` stands in the section `sweep`: use `sweep={'rep"),
         ({"retry": ["failed"], "only": "fits"}, "use `sweep={'retry': ['failed'], 'only': 'fits'}`."),
         ({"overrides": "minutes=3"}, "no group or key `minutes`; did you mean `sweep.minutes=3`?"),
-        ({"overrides": "+limit.first=3"}, "use `sweep.limit.first=3`."),
+        ({"overrides": "+limit.first=3"}, "did you mean `sweep.limit.first=3`?"),
     ],
 )  # fmt: skip
 def test_a_key_of_sweep_at_top_level_says_where_it_stands(settings, words):

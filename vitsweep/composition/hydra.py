@@ -102,8 +102,8 @@ def unknown_key(
     of_sweep = [] if path else [name for name in node.get("sweep", ()) if name not in node]
 
     def as_typed(name: str) -> str:
-        keys = ["sweep", name] if name in of_sweep else [*path, name, *rest]
-        return f"{'.'.join(keys)}={value}"
+        keys = ["sweep"] if name in of_sweep else path
+        return f"{'.'.join([*keys, name, *rest])}={value}"
 
     has = f"there are {_listed(names)}" if names else f"another choice of `{where}` may have it"
     return UnknownNameError(
