@@ -32,7 +32,6 @@ from vitsweep.tables.stats import (
     moments,
     spread_factor,
     two_sided,
-    welch,
 )
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -40,6 +39,7 @@ if "gate" in extras.FEATURES:
     UNDECIDED, WORSE, gate, verdicts = (
         extras.load(f"gate.gate:{name}") for name in ("UNDECIDED", "WORSE", "gate", "verdicts")
     )
+    welch = extras.load("gate.sweep_diff:welch")
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]

@@ -439,37 +439,3 @@ def _error(weights: Mapping[Any, float], used: Mapping[Any, Sample]) -> tuple[fl
     total = sum(parts.values())
     spread = sum(part**2 / (used[c].num_blocks - 1) for c, part in parts.items())
     return sqrt(total), total**2 / spread if spread else 1.0
-
-
-def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
-    """Return `ratio, low, high, p_value, detectable`: exp(mean of b - mean of a), sample by sample.
-
-    A true ratio further from a limit than the factor `detectable` has its whole interval beyond the limit
-    with probability `POWER`. The interval is Welch's with Satterthwaite's degrees of freedom. Where
-    either side has fewer than `MIN_BLOCKS` values it is empty.
-
-    Args:
-        a: `mean, variance, count` of logs, one row per sample.
-        b: the same of the other side, with the same index.
-        level: probability that an interval misses the truth.
-    """
-    a, b = a.astype(float), b.astype(float)  # an empty side has no numbers
-    counts = [side["count"].fillna(0).astype(int) for side in (a, b)]
-    comparable = (counts[0] >= MIN_BLOCKS) & (counts[1] >= MIN_BLOCKS)
-    errors = [side["variance"] / side["count"] for side in (a, b)]
-    squared = errors[0] + errors[1]
-    # identical runs have no variance, and any number of degrees does
-    spread = sum(e**2 / (side["count"] - 1) for e, side in zip(errors, (a, b), strict=True))
-    degrees = (squared**2 / spread).where(squared > 0, 1.0)
-    middle, error = b["mean"] - a["mean"], np.sqrt(squared)
-    half = half_width(error, degrees, level).where(comparable)
-    p_value = Series(two_sided(middle, error, degrees), middle.index)
-    return DataFrame(
-        {
-            "ratio": np.exp(middle),
-            "low": np.exp(middle - half),
-            "high": np.exp(middle + half),
-            "p_value": p_value.where(comparable),
-            "detectable": np.exp(half + error * special.stdtrit(degrees, POWER)).where(comparable),
-        }
-    )

@@ -17,12 +17,14 @@ from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
+    POWER,
     SHOWN,
     Claim,
     chosen,
+    half_width,
     holm,
     moments,
-    welch,
+    two_sided,
 )
 from vitsweep.tables.valid_runs import checked_runs, valid_runs
 
@@ -218,6 +220,42 @@ def changes(
     found = welch(before, after, LEVEL / tested if jointly else LEVEL)
     ends = {"low": "ratio_low", "high": "ratio_high"}
     return found.rename(columns=ends).assign(**counts).reset_index()
+
+
+def welch(a: DataFrame, b: DataFrame, level: float = LEVEL) -> DataFrame:
+    """Return `ratio, low, high, p_value, detectable`: exp(mean of b - mean of a), sample by sample.
+
+    A true ratio further from a limit than the factor `detectable` has its whole interval beyond the limit
+    with probability `POWER`. The interval is Welch's with Satterthwaite's degrees of freedom. Where
+    either side has fewer than `MIN_BLOCKS` values it is empty.
+
+    Args:
+        a: `mean, variance, count` of logs, one row per sample.
+        b: the same of the other side, with the same index.
+        level: probability that an interval misses the truth.
+    """
+    a, b = a.astype(float), b.astype(float)  # an empty side has no numbers
+    counts = [side["count"].fillna(0).astype(int) for side in (a, b)]
+    comparable = (counts[0] >= MIN_BLOCKS) & (counts[1] >= MIN_BLOCKS)
+    errors = [side["variance"] / side["count"] for side in (a, b)]
+    squared = errors[0] + errors[1]
+    # identical runs have no variance, and any number of degrees does
+    spread = sum(e**2 / (side["count"] - 1) for e, side in zip(errors, (a, b), strict=True))
+    degrees = (squared**2 / spread).where(squared > 0, 1.0)
+    middle, error = b["mean"] - a["mean"], np.sqrt(squared)
+    half = half_width(error, degrees, level).where(comparable)
+    p_value = Series(two_sided(middle, error, degrees), middle.index)
+    return DataFrame(
+        {
+            "ratio": np.exp(middle),
+            "low": np.exp(middle - half),
+            "high": np.exp(middle + half),
+            "p_value": p_value.where(comparable),
+            "detectable": np.exp(half + half_width(error, degrees, 2 * (1 - POWER))).where(
+                comparable
+            ),
+        }
+    )
 
 
 def _moments(good: DataFrame, metric: str, baselines: Mapping[str, str | None]) -> DataFrame:
