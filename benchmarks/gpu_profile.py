@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from vitsweep.extras.explain.kernel_kinds import kind_of_kernel, kind_of_operator
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.extras.explain.time_class import TimeClass
 
 
 def profile(run: Run) -> None:

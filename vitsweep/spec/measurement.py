@@ -1,7 +1,6 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -32,26 +31,6 @@ LONGER = 3
 """How many times longer warm-up and window are of a cell whose first run shows that it needs more."""
 LOOK_SECONDS = 1.0
 """`max_seconds` of a look."""
-
-POOLED, BETWEEN = "(smaller)", "(between operators)"
-"""What a trace calls the small operators of a class together, and the time between operators."""
-
-
-class TimeClass(StrEnum):
-    """What the time of a traced step is spent on; each instant belongs to one class."""
-
-    products = "matrix products"
-    attention = "attention"
-    elementwise = "normalization and element-wise"
-    copies = "casts and copies"
-    fused = "fused kernels"
-    other = "other operators"
-    recomputation = "recomputation"
-    optimizer = "optimizer"
-    communication = "exposed communication"
-    ranks = "waiting for ranks"
-    data = "waiting for data"
-    host = "launch gaps (host)"
 
 
 @dataclass(frozen=True, kw_only=True)

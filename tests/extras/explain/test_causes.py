@@ -23,7 +23,7 @@ from vitsweep.extras.explain.causes import (
     traced_run,
 )
 from vitsweep.extras.explain.charts import causes as chart
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.extras.explain.time_class import TimeClass
 from vitsweep.tables.sweep_tables import SweepTables
 
 PRODUCTS, OPTIMIZER, HOST = (

@@ -16,11 +16,11 @@ from tests.ranks import on_ranks
 from vitsweep.collectives.primitives import gathered
 from vitsweep.extras.explain import instrument
 from vitsweep.extras.explain.causes import Explanation, explained, traced_pairs
+from vitsweep.extras.explain.time_class import TimeClass
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.measurement import TimeClass
 from vitsweep.training.timed_steps import endless, mean_step_ms
 from vitsweep.training.trainer import Trainer, unwrapped
 from vitsweep.world import World

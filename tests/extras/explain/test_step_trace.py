@@ -29,7 +29,7 @@ from vitsweep.extras.explain.step_trace import (
     step_rows,
     work_of,
 )
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.extras.explain.time_class import TimeClass
 
 MS = 1_000_000
 

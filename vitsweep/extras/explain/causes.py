@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.explain.time_class import BETWEEN, POOLED, TimeClass
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 from vitsweep.tables.formatting import (
     Column,
     count,

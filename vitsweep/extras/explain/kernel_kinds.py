@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitsweep.spec.measurement import TimeClass
+from vitsweep.extras.explain.time_class import TimeClass
 
 KINDS: tuple[tuple[TimeClass, str], ...] = (
     (TimeClass.communication, r"nccl|gloo|c10d|record_param_comms|symm_mem|multimem|all_reduce"),

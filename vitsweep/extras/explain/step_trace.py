@@ -25,8 +25,8 @@ from vitsweep.extras.explain.kernel_kinds import (
     kind_of_operator,
     work_of,
 )
+from vitsweep.extras.explain.time_class import BETWEEN, POOLED, TimeClass
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
-from vitsweep.spec.measurement import BETWEEN, POOLED, TimeClass
 
 STEP = "vitsweep.step"
 """Mark between two steps."""
