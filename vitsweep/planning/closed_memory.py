@@ -10,12 +10,9 @@ from typing import Literal
 from vitsweep.model.flops import num_parameters
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
-from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import AXES, MeshShape
 
 RECOMPUTE = {"keep_all": "none", "recompute_selected": "selected", "recompute_blocks": "blocks"}
-SAFETY = 2.0
-"""How many times the formula's memory a device must have, for a cell to fit without being traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +251,3 @@ def _working(s: Sizes) -> float:
     if s.recompute != "none":
         working += _kept(replace(s, recompute="none"))
     return working
-
-
-def surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
-    """Whether a formula says that a rank needs much less than `limit_bytes`; False where it cannot tell."""
-    if not isinstance(cell.model, TransformerSpec):
-        return False
-    # Kernels that write scores to memory say that they do not compute them again.
-    sizes = replace(Sizes.of(cell), fused_attention=cell.attention.recomputes_scores)
-    return SAFETY * memory(sizes).peak < limit_bytes

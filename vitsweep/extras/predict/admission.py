@@ -22,18 +22,22 @@ from vitsweep.extras.predict.prediction import (
     predict_cells,
     process_bytes,
 )
-from vitsweep.planning.closed_memory import surely_fits
+from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import code_state, planned_store
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import HERE, Machine
 
 # Cells that their predictions leave out: too large, or beyond `sweep.max_gpu_hours`.
 
 Predictions = Mapping[str, CellPrediction]
 """Cell id -> prediction; cells without one stay in a plan."""
+SAFETY = 2.0
+"""How many times the formula's memory a device must have, for a cell to fit without being traced."""
 
 
 def without_left_out(
@@ -300,7 +304,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
         if resources.device == "cpu" and resources.memory_gib_per_rank is None:
             continue  # what a node of the cluster has is not known here
         limit = limit_bytes(entry.spec, gib_per_device=machine.gib_per_device)
-        if limit and not surely_fits(entry.spec, limit - process_bytes(entry.spec)):
+        if limit and not _surely_fits(entry.spec, limit - process_bytes(entry.spec)):
             doubtful[entry.cell_id] = entry.spec
     if not doubtful:
         return plan
@@ -312,3 +316,12 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             gib_per_device=machine.gib_per_device,
         )
     return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
+
+
+def _surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
+    """Whether a formula says that a rank needs much less than `limit_bytes`; False where it cannot tell."""
+    if not isinstance(cell.model, TransformerSpec):
+        return False
+    # Kernels that write scores to memory say that they do not compute them again.
+    sizes = replace(Sizes.of(cell), fused_attention=cell.attention.recomputes_scores)
+    return SAFETY * memory(sizes).peak < limit_bytes
