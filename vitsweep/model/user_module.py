@@ -1,7 +1,6 @@
 """Building a module of the user's, and finding what it stacks (needs torch)."""
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -370,7 +369,7 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             f"`data.num_classes`), and `{spec.typed}` returned {look.logits}: return them, or in a "
             "mapping as `logits`."
         )
-    yield from _look_problems(spec, cell, look)
+    yield from look_problems(spec, cell, look)
     proves = cell.measurement.prove == "twin"
     if look.rewritten and proves:
         yield (
@@ -388,38 +387,8 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             )
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Copy a module to `meta`, without its weights.
-
-    Raises:
-        BadValueError: its parameters have no shape yet.
-        Exception: whatever a module raises that cannot be copied, as one that keeps results of operations.
-    """
-    if lazy := shapeless(module):
-        raise BadValueError(f"The {type(module).__name__} {LAZY.format(listed(lazy))}")
-    memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in module.buffers()}
-    memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
-    return deepcopy(module, memo)
-
-
-def look_at_given(
-    copy: nn.Module, cell: "CellSpec", batch: Any = None, loss: Any = None
-) -> tuple[Look, list[str]]:
-    """Look at a module of which this is a copy; return what is seen, and why techniques cannot take it.
-
-    Args:
-        copy: of the module, see `copied`.
-        cell: with its description.
-        batch: that it is trained on; without one it is not run.
-        loss: of outputs and batch.
-    """
-    spec: ModuleSpec = cell.model  # type: ignore[assignment]
-    mark_layers(find_blocks(copy, spec))
-    look = look_at(deepcopy(copy).float(), tree_map_only(torch.Tensor, in_float32, batch), loss)
-    return look, [*_look_problems(spec, cell, look)]
-
-
-def _look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[str]:
+def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[str]:
+    """Yield why techniques of a cell cannot take a module, from what was seen of it."""
     if cell.sharding.shards_parameters:
         if look.unshardable:
             yield (

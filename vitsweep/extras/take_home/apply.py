@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.execution.process import joined_process_group, own_world
@@ -20,11 +22,11 @@ from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.block import mark_layers
 from vitsweep.model.initialize import plain_name
-from vitsweep.model.module_look import listed, logits_of
+from vitsweep.model.module_look import Look, listed, logits_of, look_at, shapeless
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import set_process_flags
 from vitsweep.model.restored import as_it_was
-from vitsweep.model.user_module import copied, find_blocks, images_of, look_at_given
+from vitsweep.model.user_module import LAZY, find_blocks, images_of, in_float32, look_problems
 from vitsweep.parallelize import parallelize
 from vitsweep.results.provenance import trusting
 from vitsweep.spec.cell_spec import CellSpec
@@ -510,3 +512,34 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
         return tree_map_only(torch.Tensor, cut, batch)
 
     return [part(number) for number in range(parts)]
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Copy a module to `meta`, without its weights.
+
+    Raises:
+        BadValueError: its parameters have no shape yet.
+        Exception: whatever a module raises that cannot be copied, as one that keeps results of operations.
+    """
+    if lazy := shapeless(module):
+        raise BadValueError(f"The {type(module).__name__} {LAZY.format(listed(lazy))}")
+    memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in module.buffers()}
+    memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
+    return deepcopy(module, memo)
+
+
+def look_at_given(
+    copy: nn.Module, cell: CellSpec, batch: Any = None, loss: Any = None
+) -> tuple[Look, list[str]]:
+    """Look at a module of which this is a copy; return what is seen, and why techniques cannot take it.
+
+    Args:
+        copy: of the module, see `copied`.
+        cell: with its description.
+        batch: that it is trained on; without one it is not run.
+        loss: of outputs and batch.
+    """
+    spec: ModuleSpec = cell.model  # type: ignore[assignment]
+    mark_layers(find_blocks(copy, spec))
+    look = look_at(deepcopy(copy).float(), tree_map_only(torch.Tensor, in_float32, batch), loss)
+    return look, [*look_problems(spec, cell, look)]
