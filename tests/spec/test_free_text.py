@@ -60,6 +60,11 @@ def test_what_the_menu_says_is_no_free_text() -> None:
     ] == []
 
 
+def test_variables_of_ranks_are_free_text() -> None:
+    tree = entry("runtime.variables={NCCL_ALGO:Ring,A:1}").tree
+    assert [*free_text(tree)] == ["runtime.variables={'NCCL_ALGO': 'Ring', 'A': 1}"]
+
+
 def test_text_in_any_field_of_any_class_is_named() -> None:
     """Generated from the annotations, so that a new field needs no line here."""
     path = HOSTILE[0]

@@ -293,7 +293,7 @@ def context_for(cell: CellSpec) -> Context:
 
     All others are forked before they compile: the server has neither threads nor a compiler's processes.
     """
-    if cell.runtime.environment():
+    if cell.runtime.rank_environment:
         return multiprocessing.get_context("spawn")
     return fork_server()
 

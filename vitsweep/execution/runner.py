@@ -70,7 +70,7 @@ class RunEnding(Exception):
 def start_local_ranks(request: RunRequest, cell: CellSpec) -> Ranks:
     """Start all ranks of a cell on this machine."""
     ranks = range(cell.resources.world_size)
-    environment = cell.runtime.environment()
+    environment = cell.runtime.rank_environment
     return LocalRanks(context_for(cell), rank_main, (request,), ranks, request.folder, environment)
 
 

@@ -4,15 +4,18 @@ Modules that hold a technique import torch inside their methods only, so that a 
 be composed, checked and planned on a login node without loading it.
 """
 
+import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
 
 from vitsweep.errors import VitsweepError
+from vitsweep.spec.variables import Variables
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -443,12 +446,20 @@ class Compilation(Technique):
         return optimizer.step
 
 
+@dataclass(frozen=True, kw_only=True)
 class Runtime(Technique):
     """Settings of a rank's process and of its host, under which the same model trains.
 
     Itself the plain choice: cores, memory and garbage collection are as the system gives them, but that
     Python collects no garbage within the timed steps.
+
+    Attributes:
+        variables: environment variables of the ranks, beside those of the choice; None for none.
     """
+
+    variables: Variables | None = field(
+        default=None, hash=False, metadata={"identity": "where set"}
+    )
 
     colour = 1
 
@@ -461,14 +472,31 @@ class Runtime(Technique):
         return 0
 
     def environment(self) -> Mapping[str, str]:
-        """Variables that a rank must find when it starts; the ranks are new processes then."""
+        """Variables that the choice itself sets."""
         return {}
+
+    @property
+    def rank_environment(self) -> Mapping[str, str]:
+        """Variables that a rank must find when it starts; the ranks are new processes then."""
+        return {**(self.variables or {}), **self.environment()}
 
     def set_up(self, cell: "CellSpec", local_rank: int) -> None:
         """Prepare the process of a rank, before it joins the others.
 
         Raises:
-            VitsweepError: the node lacks what is needed.
+            VitsweepError: the node lacks what is needed, or the process was started without its variables.
         """
         for reason in self.lacking_here(cell):
             raise VitsweepError(reason)
+        lacking = {k: v for k, v in (self.variables or {}).items() if os.environ.get(k) != v}
+        if lacking:
+            raise not_started_so("runtime.variables", lacking)
+
+
+def not_started_so(setting: str, variables: Mapping[str, str]) -> VitsweepError:
+    """Return what to say of a rank that something else has started without its variables."""
+    typed = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
+    return VitsweepError(
+        f"`{setting}` must be set before a rank starts, and this one was started without: put "
+        f"`{typed}` before the command that starts the ranks."
+    )

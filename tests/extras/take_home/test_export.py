@@ -327,6 +327,13 @@ def test_files_are_short_clean_and_know_nothing_of_vitsweep(device: str, tmp_pat
         assert done.returncode == 0, done.stdout
 
 
+def test_variables_travel_as_comments() -> None:
+    spec = cell("sharding=ddp", "runtime.variables={NCCL_ALGO:'Ring;Tree',A:1}")
+    text = written(spec, "train.py", [])
+    assert "#     export NCCL_ALGO='Ring;Tree'\n#     export A=1\n" in text
+    assert "os.environ.setdefault" not in text
+
+
 def test_cells_are_named_by_best_id_and_settings() -> None:
     cells = pd.DataFrame(
         {

@@ -52,6 +52,22 @@ def test_resources_follow_the_cell(sweep: Sweep, sizes: tuple[int, ...]) -> None
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
 
 
+@pytest.mark.slow
+def test_ranks_of_a_job_have_the_variables_of_their_cell(sweep: Sweep) -> None:
+    seen = sweep.command.folder / "seen"
+    done = sweep.command(
+        "-m", *SMALL, "runtime.variables={NCCL_ALGO:Ring},{NCCL_ALGO:Tree}", "model=module",
+        "model.target=tests.variables_seen.build", f"++model.arguments.seen_in='{seen}'",
+        "data=digits", "batch.images_per_step=8", "resources.ranks_per_node=2", NO_REPORT,
+        "sweep.baseline=null", "measurement=smoke", "measurement.prove=none", quick=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = sweep.command.cells()
+    assert set(cells["status"]) == {"measured"}
+    assert set(cells["runtime.variables.NCCL_ALGO"]) == {"Ring", "Tree"}
+    assert {"Ring unset", "Tree unset"} <= {*seen.read_text().splitlines()}
+
+
 @pytest.mark.full
 def test_a_job_warms_its_node_up_before_it_compares_cells(sweep: Sweep) -> None:
     cells = sweep.run("sharding=ddp,fsdp", "measurement.blocks=3")

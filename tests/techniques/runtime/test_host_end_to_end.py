@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Command
+from tests.command import NO_REPORT, Command
 from tests.data.pictures import write_folder
 from vitsweep.techniques.runtime.memory import find_allocator, huge_pages_of_kernel
 
@@ -30,6 +30,26 @@ def test_settings_of_a_process_are_in_force_and_recorded(tmp_path: Path) -> None
         else:
             assert cells["host_allocator"][name] == name
     assert set(cells["attention_kernel"]) == {"flash (cpu)"}
+
+
+def test_variables_of_a_cell_are_those_of_its_ranks_and_stand_in_its_record(
+    vitsweep: Command,
+) -> None:
+    seen = vitsweep.folder / "seen"
+    swept = "runtime.variables=null,{NCCL_ALGO:Ring,CUDA_DEVICE_MAX_CONNECTIONS:1}"
+    done = vitsweep(
+        "-m", swept, "model=module", "model.target=tests.variables_seen.build", "data=digits",
+        "batch.images_per_step=8", "measurement=smoke", "measurement.blocks=1", *NO_BASELINE,
+        f"++model.arguments.seen_in='{seen}'", NO_REPORT, quick=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(seen.read_text().splitlines()) == {"unset unset", "Ring 1"}
+    cells = vitsweep.cells().set_index("runtime.variables.NCCL_ALGO")
+    assert set(cells["status"]) == {"measured"}
+    assert cells["runtime.variables.CUDA_DEVICE_MAX_CONNECTIONS"]["Ring"] == "1"
+    assert "NCCL_ALGO=Ring" in done.stdout
+    again = vitsweep(*done.args, quick=False)
+    assert "measured already" in again.stdout, again.stdout
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, entry
 from tests.choices import choice
 from tests.ranks import on_ranks
-from vitsweep.errors import VitsweepError
+from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
+from vitsweep.spec.cell_spec import flatten
 from vitsweep.techniques.runtime import memory, process
 from vitsweep.training.timed_steps import garbage_collector_off
 from vitsweep.training.trainer import ScheduledCollection
@@ -115,6 +117,62 @@ def test_a_process_that_was_started_without_is_refused(
         runtime.set_up(None, 0)
     with variables(runtime.environment()):
         runtime.set_up(None, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{RANK:0,A:b}", "`RANK` cannot be set for a cell: the launcher sets it"),
+        ("{slurm_job_id:1}", "`slurm_job_id` cannot"),
+        ("{MASTER_ADDR:a}", "`MASTER_ADDR` cannot"),
+        ("{LD_PRELOAD:a}", "`LD_PRELOAD` cannot be set for a cell: it loads code"),
+        ("{PYTHONPATH:a}", "`PYTHONPATH` cannot"),
+        ("{OMP_NUM_THREADS:2}", "`resources.threads_per_rank` sets it"),
+        ("{CUDA_VISIBLE_DEVICES:0}", "`CUDA_VISIBLE_DEVICES` cannot"),
+        ("{VITSWEEP_PREDICT:never}", "vitsweep sets it"),
+        ("{HF_TOKEN:a}", "a secret would stand in every record"),
+        ("{A:1.0}", "put it into quotes, as in `A:'1.0'`"),
+        ("{A:'b\tc'}", "must be one line of printable characters"),
+        ("{}", "names no variable: use null"),
+        ("a", "must be a section"),
+    ],
+)
+def test_variables_that_others_own_are_refused_by_name(value: str, said: str) -> None:
+    with pytest.raises(BadValueError, match=re.escape(said)):
+        cell(f"runtime.variables={value}")
+
+
+def test_variables_are_part_of_the_identity_where_set() -> None:
+    ids = [
+        cell(*words).cell_id
+        for words in (
+            (),
+            ("runtime.variables=null",),
+            ("runtime.variables={NCCL_ALGO:Ring}",),
+            ("runtime.variables={NCCL_ALGO:Tree}",),
+            ("runtime.variables={A:1}",),
+            ("runtime.variables={A:'1'}",),
+        )
+    ]
+    assert ids[0] == ids[1]
+    assert ids[4] == ids[5]
+    assert len(set(ids)) == 4
+    spec = cell("runtime.variables={NCCL_ALGO:Ring}")
+    assert flatten(spec)["runtime.variables.NCCL_ALGO"] == "Ring"
+    assert context_for(spec).get_start_method() == "spawn"
+
+
+def test_a_variable_of_the_choice_itself_is_a_conflict() -> None:
+    said = refusals("runtime=huge_pages", "runtime.variables={THP_MEM_ALLOC_ENABLE:0}")
+    assert "`THP_MEM_ALLOC_ENABLE`, which `runtime=huge_pages` sets" in said
+
+
+def test_ranks_that_something_else_started_without_the_variables_are_refused() -> None:
+    spec = cell("runtime.variables={NCCL_ALGO:'Ring;Tree'}")
+    with pytest.raises(VitsweepError, match="put `NCCL_ALGO='Ring;Tree'` before the command"):
+        spec.runtime.set_up(spec, 0)
+    with variables(spec.runtime.rank_environment):
+        spec.runtime.set_up(spec, 0)
 
 
 def test_garbage_is_collected_every_few_steps_and_not_between() -> None:

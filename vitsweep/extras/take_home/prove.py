@@ -214,7 +214,7 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) ->
     paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = captured(
         [sys.executable, *launcher, *arguments],
-        env={**os.environ, **cell.runtime.environment(), "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, **cell.runtime.rank_environment, "PYTHONPATH": os.pathsep.join(paths)},
         timeout=60 * cell.measurement.timeout_min,
     )
     if done.returncode:

@@ -1,6 +1,7 @@
 """From a cell to the text of a file that trains as it does: what the templates are given."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pprint import pformat
@@ -73,6 +74,7 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
     text = environment.get_template("file.py.j2").render(
         docstring=docstring,
         environment=known["environment"],
+        variables=[f"{k}={shlex.quote(v)}" for k, v in (cell.runtime.variables or {}).items()],
         code=code,
         settings="\n".join(settings),
         imports=_imports(code, known["own_imports"]),

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vitsweep.errors import VitsweepError
-from vitsweep.spec.technique import Runtime
+from vitsweep.spec.technique import Runtime, not_started_so
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
@@ -21,14 +20,6 @@ PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 JEMALLOC = "oversize_threshold:1,background_thread:true,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"
 """PyTorch's performance tuning guide: freed memory is kept for the next step."""
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-def _not_started_so(name: str, variables: Mapping[str, str]) -> VitsweepError:
-    typed = " ".join(f"{key}={value}" for key, value in variables.items())
-    return VitsweepError(
-        f"`runtime={name}` must be set before a rank starts, and this one was started without: put "
-        f"`{typed}` before the command that starts the ranks."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +61,9 @@ class HostAllocator(Runtime):
         super().set_up(cell, local_rank)
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         if self.library not in maps:
-            raise _not_started_so(self.name, self.environment() or {"LD_PRELOAD": self.library})
+            raise not_started_so(
+                f"runtime={self.name}", self.environment() or {"LD_PRELOAD": self.library}
+            )
 
 
 @cache
@@ -113,8 +106,9 @@ class CudaAllocator(Runtime):
         Raises:
             VitsweepError: it was.
         """
+        super().set_up(cell, local_rank)
         if os.environ.get("PYTORCH_CUDA_ALLOC_CONF") != self.settings:
-            raise _not_started_so(self.name, self.environment())
+            raise not_started_so(f"runtime={self.name}", self.environment())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +146,7 @@ class HugePages(Runtime):
         """
         super().set_up(cell, local_rank)
         if os.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
-            raise _not_started_so(self.name, self.environment())
+            raise not_started_so(f"runtime={self.name}", self.environment())
 
 
 def huge_pages_of_kernel(path: Path = HUGE_PAGES) -> str:

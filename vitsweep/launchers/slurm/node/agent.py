@@ -159,7 +159,7 @@ class Agent:
                 (request,),
                 order["ranks"],
                 request.folder,
-                cell.runtime.environment(),
+                cell.runtime.rank_environment,
             )
 
     def _kill_ranks(self) -> None:
