@@ -95,11 +95,15 @@ def test_blocks_that_are_there_already_are_used(
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=2") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"seed=1 has 1.50x \[1.48\d, 1.52\d\] the throughput of seed=2 over 6 ", told)
+    assert re.search(r"seed=1 has 1.50x \[1.48, 1.52\] the throughput of seed=2 over 6 ", told)
     assert "The interval is +- 1.4 %; +- 5 % was asked for." in told
     assert "Report: results/compare/report/index.html" in told
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == 12, "nothing ran"
     assert in_report(tmp_path, told, "seed=1")
+    ids = plan_pair(comparison_request(["seed=1", "seed=2"])).cells
+    cells = comparison_request([*ids, "--sweep", "compare", "--config-dir", "conf"])
+    assert cells.names == ("seed=1", "seed=2"), "as `explain` and `export` name cells"
+    assert cells.config_dir == "conf"
 
 
 def in_report(folder: Path, printed: str, variant: str) -> bool:

@@ -10,20 +10,28 @@ from vitsweep.cli.summary import summarize
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
-from vitsweep.planning.pair import DEFAULT_MINUTES, DEFAULT_WIDTH, ComparisonRequest, plan_pair
+from vitsweep.planning.pair import (
+    DEFAULT_MINUTES,
+    DEFAULT_WIDTH,
+    ComparisonRequest,
+    cells_named,
+    plan_pair,
+    with_cells,
+)
 
 HELP = """\
 Measure two settings in turns and say how their throughputs compare, with a 95 % interval.
 
-A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. What
-follows holds for both. The runs go into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing
-and the same command continues with the blocks so far. First each setting has one short look; settings
-that differ by more than `sweep.prune_slowdown` (4x) stay at it. The 95 % interval is valid at any look:
-repeat the command as often as you like. It assumes independent blocks; a warning says where
-neighbouring blocks correlate.
+A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. Or
+they are cells of a sweep, as in `explain`: `O2`, `O2 fsdp`, an id. What follows holds for both. The runs go
+into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing and the same command continues with the
+blocks so far. First each setting has one short look; settings that differ by more than
+`sweep.prune_slowdown` (4x) stay at it. The 95 % interval is valid at any look: repeat the command as often
+as you like. It assumes independent blocks; a warning says where neighbouring blocks correlate.
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60
+  python -m vitsweep compare O2 baseline --sweep first
   python -m vitsweep compare precision=O1 precision=O1      the same twice: a test of the comparison
 """
 
@@ -42,6 +50,8 @@ def add_options(options: Options) -> None:
         "budget of this command: no block that would end later, windows short enough for three "
         "blocks (default %(default)g)",
     )
+    options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
+    options.add_config_dir()
     options.add_json()
 
 
@@ -59,13 +69,16 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
             + options.format_usage().strip()
         )
     variant, baseline, *common = found.settings
-    return ComparisonRequest(
+    request = ComparisonRequest(
         variant=_overrides(variant),
         baseline=_overrides(baseline),
         common=tuple(common),
         width=found.width,
         minutes=found.minutes,
+        config_dir=found.config_dir,
     )
+    store = cells_named(variant, baseline, found.sweep)
+    return request if store is None else with_cells(request, store, variant, baseline)
 
 
 def _overrides(setting: str) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ _CORE = (
          "run cells again that were not measured"),
     Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
     Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
-    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--json]",
+    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--sweep SWEEP] [--config-dir FOLDER] "
+         "[--json]",
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
          names_a_sweep=False),
@@ -150,6 +151,10 @@ class Options(ArgumentParser):
             metavar="SWEEP",
             help="name under results/ or folder (that of the latest command)",
         )
+
+    def add_config_dir(self) -> None:
+        """Take `--config-dir`."""
+        self.add_argument("--config-dir", metavar="FOLDER", help="with choices of your own")
 
     def add_json(self) -> None:
         """Take `--json`."""

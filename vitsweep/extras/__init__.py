@@ -116,7 +116,7 @@ KNOWN: dict[str, Feature] = {
             AddedVerb(
                 "explain",
                 "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
-                "[--operators N] [--json]",
+                "[--operators N] [--config-dir FOLDER] [--json]",
                 "say why A is faster than B, cause by cause; of A alone, its roofline",
                 names_a_sweep=False,
             ),

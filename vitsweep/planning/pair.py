@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pandas import DataFrame
 
+from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
+from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.grid import merge_overrides
+from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block
@@ -17,8 +21,13 @@ from vitsweep.planning.rounds import BoundedGrid
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import RunRecord
+from vitsweep.results.store import Store
+from vitsweep.results.sweeps import find_sweep
+from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.comparison import blocks_wanted, compared_cells
+from vitsweep.tables.names import find_cell
+from vitsweep.tables.sweep_tables import SweepTables
 
 DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
 FOLDER = "sweep.name=compare"
@@ -35,6 +44,7 @@ class ComparisonRequest:
         common: overrides of both.
         width: half of the interval that is narrow enough, relative: 0.05 is +- 5 %.
         minutes: budget of this command.
+        config_dir: folder with more choices, or None.
         traced_blocks: so many blocks with traced steps are measured, whatever the width; 0 for none.
     """
 
@@ -43,6 +53,7 @@ class ComparisonRequest:
     common: tuple[str, ...]
     width: float = DEFAULT_WIDTH
     minutes: float = DEFAULT_MINUTES
+    config_dir: str | Path | None = None
     traced_blocks: int = 0
 
     @property
@@ -124,13 +135,51 @@ class PairRounds(BoundedGrid):
         return is_first or super()._ends_in_time(block, records)
 
 
+def cells_named(a: str, b: str, sweep: str | None) -> Store | None:
+    """Return the sweep whose cells A and B are: the latest where a word is no setting; None for overrides."""
+    words = [word for text in (a, b) for word in text.split()]
+    is_cell = sweep is not None or any("=" not in w and not w.startswith("~") for w in words)
+    return find_sweep(sweep) if is_cell else None
+
+
+def with_cells(request: ComparisonRequest, store: Store, a: str, b: str) -> ComparisonRequest:
+    """Return a request of two cells of a sweep; what both of them set is common.
+
+    Raises:
+        BadValueError: a text names no cell of the sweep, or several.
+    """
+    cells = SweepTables.of(store).cells
+    ids = [find_cell(cells, text) for text in (a, b)]
+    words = typed_words(store, ids)
+    apart = ("sweep.", "sweep=", "hydra", "measurement.traced_steps")
+    first, second = (
+        tuple(text for text in words[cell] if not text.lstrip("+~").startswith(apart))
+        for cell in ids
+    )
+    both = () if first == second else tuple(text for text in first if text in second)
+    where: tuple[str, ...] = ()
+    if request.traced_blocks and store.baselines().get(ids[0]) == ids[1]:
+        # the pair belongs to the sweep; another would be a new one
+        where = (
+            value_override("sweep.folder", str(store.root.parent)),
+            value_override("sweep.name", store.name),
+        )
+    return replace(
+        request,
+        variant=tuple(text for text in first if text not in both),
+        baseline=tuple(text for text in second if text not in both),
+        common=("machine=cpu", *both, *where, *request.common),
+    )
+
+
 def plan_pair(request: ComparisonRequest) -> PlannedPair:
     """Type and check the two cells of a comparison.
 
     Raises:
         VitsweepError: a setting is wrong or cannot run.
     """
-    composer, machine = Composer(), Machine.here()
+    composer = Composer(hydra.open_loader(conf_dir(), request.config_dir))
+    machine = Machine.here()
     typed = [*request.common, *request.variant, *request.baseline]
     _require_single_cells(typed, composer)
     composed = [

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
+from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
@@ -254,3 +255,52 @@ def named(changes: Changes) -> str:
 
 def _changes(row: Row, base: Row) -> Changes:
     return frozenset(f"{c}={value}" for c, value in row.items() if value != base[c])
+
+
+# Which cell a user means.
+
+
+def find_cell(cells: DataFrame, text: str) -> str:
+    """Return the id of the cell that a text names: an id, a name as in tables, or settings.
+
+    Of several cells that have the settings, the one counts that changes least beside them.
+
+    Args:
+        cells: one row per cell.
+        text: such as `3f2a9c`, `O2 · fsdp`, `precision=O2`, `O2 fsdp`; the empty text for a baseline.
+
+    Raises:
+        BadValueError: it names no cell, or several.
+    """
+    found = cells_named(cells, text)
+    columns = varying_columns(cells) or ["model"]
+    known = dict(zip(cells["cell_id"], text_rows(cells[columns]), strict=True))
+    changes = {
+        str(cell): sum(known[cell].get(c) != known.get(base, {}).get(c) for c in columns)
+        for cell, base in zip(found["cell_id"], found["baseline_cell_id"], strict=True)
+    }
+    least = [cell for cell, number in changes.items() if number == min(changes.values())]
+    if len(least) == 1:
+        return least[0]
+    labels = cell_names(cells)
+    listed = ", ".join(f"`{x}`" for x in (labels[found.index] if len(found) else labels).head(12))
+    fault = "names several cells" if len(found) else "names no cell"
+    raise BadValueError(f"`{text}` {fault} of the sweep: type one of {listed}, or a cell id.")
+
+
+def cells_named(cells: DataFrame, text: str) -> DataFrame:
+    """Return the rows of the cells that a text may mean, see `find_cell`."""
+    for hits in (cells["cell_id"].astype(str) == text, cell_names(cells) == text):
+        if hits.any():
+            return cells[hits]
+    words = [word for word in text.replace("·", " ").replace("+", " ").split() if word]
+    set_ = {word.partition("=")[0] for word in words if "=" in word}
+    columns = {*(varying_columns(cells) or ["model"]), *CHOICES, *set_}
+    rows = text_rows(cells[[c for c in cells if c in columns]])
+    return cells[[all(_has(row, word) for word in words) for row in rows]]
+
+
+def _has(row: Row, word: str) -> bool:
+    """Return whether a row has a setting, `precision=O2`, or a choice, `O2`."""
+    key, is_setting, value = word.partition("=")
+    return row.get(key) == value if is_setting else word in row.values()

@@ -18,12 +18,12 @@ from vitsweep.extras.explain.causes import (
     cause_text,
     explain_cells,
     explained,
-    find_cell,
     operator_text,
     traced_run,
 )
 from vitsweep.extras.explain.charts import causes as chart
 from vitsweep.extras.explain.time_class import TimeClass
+from vitsweep.tables.names import find_cell
 from vitsweep.tables.sweep_tables import SweepTables
 
 PRODUCTS, OPTIMIZER, HOST = (

@@ -348,13 +348,13 @@ def test_cells_are_named_by_best_id_and_settings() -> None:
     )
     found = {
         words: chosen(cells, words.split())["cell_id"]
-        for words in ("best", "a", "precision=O2 sharding=fsdp", "best precision=O1")
+        for words in ("best", "a", "O2 fsdp", "precision=O2", "baseline", "best O1", "best ddp")
     }
-    assert list(found.values()) == ["b", "a", "c", "a"]
+    assert list(found.values()) == ["b", "a", "c", "b", "a", "a", "b"]
     for words, said in (
-        ("precision=O2", "2 cells"),
-        ("precison=O2", "no column"),
-        ("d", "no such cell"),
+        ("precison=O2", "names no cell"),
+        ("d", "`O2 . fsdp`, or a cell id"),
+        ("best fsdp", "was measured"),
     ):
         with pytest.raises(BadValueError, match=said):
             chosen(cells, words.split())

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.errors import VitsweepError
 from vitsweep.extras.explain.time_class import BETWEEN, POOLED, TimeClass
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import (
@@ -25,11 +25,10 @@ from vitsweep.tables.formatting import (
     number,
     plain_rows,
     text_columns,
-    text_rows,
     values,
     with_interval,
 )
-from vitsweep.tables.names import CHOICES, cell_names, names_by_id, varying_columns
+from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import Claim, mean_interval
@@ -400,49 +399,6 @@ def section(tables: SweepTables) -> Markup:
     ]
     link = '<p><a href="#causes">Cause by cause</a></p>'
     return Markup("").join([*said, Markup(link)] if said else [])
-
-
-def find_cell(cells: DataFrame, text: str) -> str:
-    """Return the id of the cell that a text names: an id, a name as in tables, or settings.
-
-    Of several cells that have the settings, the one counts that changes least beside them.
-
-    Args:
-        cells: one row per cell.
-        text: such as `3f2a9c`, `O2 · fsdp`, `precision=O2`, `O2 fsdp`; the empty text for a baseline.
-
-    Raises:
-        BadValueError: it names no cell, or several.
-    """
-    labels = cell_names(cells)
-    ids = cells["cell_id"].astype(str)
-    for hits in (ids == text, labels == text):
-        if hits.any():
-            return str(ids[hits].iloc[0])
-    columns = varying_columns(cells) or ["model"]
-    words = [word for word in text.replace("·", " ").replace("+", " ").split() if word]
-    records = text_rows(cells[[c for c in cells if c in columns or c in CHOICES]])
-    keep = Series(
-        [all(_has(row, word) for word in words) for row in records], cells.index, dtype=bool
-    )
-    found = cells[keep]
-    known = dict(zip(ids, records, strict=True))
-    changes = {
-        str(cell): sum(known[str(cell)].get(c) != known.get(str(base), {}).get(c) for c in columns)
-        for cell, base in zip(found["cell_id"], found["baseline_cell_id"], strict=True)
-    }
-    least = [cell for cell, number in changes.items() if number == min(changes.values())]
-    if len(least) == 1:
-        return least[0]
-    listed = ", ".join(f"`{name}`" for name in (labels[keep] if len(found) else labels).head(12))
-    fault = "names several cells" if len(found) else "names no cell"
-    raise BadValueError(f"`{text}` {fault} of the sweep: type one of {listed}, or a cell id.")
-
-
-def _has(row: Mapping[str, str], word: str) -> bool:
-    """Return whether a row has a setting, `precision=O2`, or a choice, `O2`."""
-    key, is_setting, value = word.partition("=")
-    return row.get(key) == value if is_setting else word in row.values()
 
 
 def cause_text(found: Explanation) -> DataFrame:

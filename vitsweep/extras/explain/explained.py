@@ -8,12 +8,12 @@ from pandas import DataFrame
 
 from vitsweep.charts import roofline, style
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.extras.explain.causes import Explanation, explain_cells, find_cell
+from vitsweep.extras.explain.causes import Explanation, explain_cells
 from vitsweep.extras.explain.cell_roofline import CellRoofline, cell_roofline
 from vitsweep.extras.explain.charts import causes
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
-from vitsweep.tables.names import names_by_id
+from vitsweep.tables.names import find_cell, names_by_id
 from vitsweep.tables.sweep_tables import SweepTables
 
 

@@ -1,18 +1,21 @@
 """Why one cell is faster than another: traced blocks are measured where they lack, and taken apart."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from vitsweep.api.compare import StopReason, compared_settings
-from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.extras.explain.causes import explain_cells, find_cell
+from vitsweep.extras.explain.causes import explain_cells
 from vitsweep.extras.explain.explained import Explained, explain_stored
-from vitsweep.planning.pair import DEFAULT_MINUTES, ComparisonRequest, plan_pair
-from vitsweep.results.sweeps import find_sweep
+from vitsweep.planning.pair import (
+    DEFAULT_MINUTES,
+    ComparisonRequest,
+    cells_named,
+    plan_pair,
+    with_cells,
+)
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -32,6 +35,7 @@ class ExplainRequest:
             else `DEFAULT_BLOCKS`.
         steps: traced steps at the end of each run.
         minutes: budget of this command.
+        config_dir: folder with more choices, or None.
     """
 
     a: str
@@ -41,13 +45,7 @@ class ExplainRequest:
     blocks: int = 0
     steps: int = DEFAULT_STEPS
     minutes: float = DEFAULT_MINUTES
-
-    @property
-    def names_cells(self) -> bool:
-        """Whether A and B are cells or settings of a sweep."""
-        return self.sweep is not None or any(
-            "=" not in word for text in (self.a, self.b) for word in text.split()
-        )
+    config_dir: str | None = None
 
 
 def explain(request: ExplainRequest, console: Console) -> tuple[Explained, StopReason | None]:
@@ -88,31 +86,12 @@ def _comparison(request: ExplainRequest) -> ComparisonRequest | Explained:
         baseline=tuple(request.b.split()),
         common=(*request.common, *traces),
         minutes=request.minutes,
+        config_dir=request.config_dir,
         traced_blocks=request.blocks or DEFAULT_BLOCKS,
     )
-    if not request.names_cells:
+    store = cells_named(request.a, request.b, request.sweep)
+    if store is None:
         return asked
-    store = find_sweep(request.sweep)
     if known := explain_stored(store, request.a, request.b, request.blocks or MIN_BLOCKS):
         return known
-    cells = SweepTables.of(store).cells
-    a, b = (find_cell(cells, text) for text in (request.a, request.b))
-    words = typed_words(store, (a, b))
-    where: tuple[str, ...] = ()
-    if store.baselines().get(a) == b:  # the pair belongs to the sweep; another would be a new one
-        where = (
-            value_override("sweep.folder", str(store.root.parent)),
-            value_override("sweep.name", store.name),
-        )
-    return replace(
-        asked,
-        variant=_overrides(words[a]),
-        baseline=_overrides(words[b]),
-        common=("machine=cpu", *where, *asked.common),
-    )
-
-
-def _overrides(words: Sequence[str]) -> tuple[str, ...]:
-    """Return what to type for a cell, without settings of the sweep and of traces."""
-    apart = ("sweep.", "sweep=", "hydra", "measurement.traced_steps")
-    return tuple(text for text in words if not text.lstrip("+~").startswith(apart))
+    return with_cells(asked, store, request.a, request.b)

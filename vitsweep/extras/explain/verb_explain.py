@@ -62,6 +62,7 @@ def add_options(options: Options) -> None:
         "--steps", DEFAULT_STEPS, "traced steps per run (default %(default)s)", 1, MOST_TRACED_STEPS
     )
     options.number("--minutes", DEFAULT_MINUTES, "budget of this command (default %(default)g)")
+    options.add_config_dir()
     options.number("--operators", 0, "also show the N operators that differ most", 0, metavar="N")
     options.flag("--json", help="print JSON: difference_ms, causes, operators")
 
@@ -107,7 +108,7 @@ def _request(options: Options, asked: Namespace) -> ExplainRequest:
         )
     a, b, *common = asked.settings
     words = vars(asked)
-    facts = {name: words[name] for name in ("sweep", "blocks", "steps", "minutes")}
+    facts = {name: words[name] for name in ("sweep", "blocks", "steps", "minutes", "config_dir")}
     return ExplainRequest(a=a, b=b, common=tuple(common), **facts)
 
 

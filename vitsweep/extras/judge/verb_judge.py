@@ -65,7 +65,7 @@ def add_options(options: Options) -> None:
         options.add_argument(
             f"--python-{side}", metavar="PYTHON", help=f"interpreter of the {side}"
         )
-    options.add_argument("--config-dir", metavar="FOLDER", help="with choices of your own")
+    options.add_config_dir()
     options.add_argument(
         "--series",
         type=Path,

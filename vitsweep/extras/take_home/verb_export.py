@@ -10,7 +10,7 @@ from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, Vitswe
 from vitsweep.execution.run_request import read_cell
 from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.results.sweeps import find_sweep
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.names import cell_names, cells_named, find_cell
 from vitsweep.tables.render import ranked
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -27,10 +27,10 @@ started beside the cell from equal weights and batches, on a small twin and in i
 gradients and weights are compared, then both are timed in turns. What was found stands in its header.
 
   python -m vitsweep export first --cell best --to train.py
-  python -m vitsweep export first --cell precision=O2 sharding=fsdp --to train.py
+  python -m vitsweep export first --cell O2 fsdp --to train.py
   python -m vitsweep export first --cell best sharding=ddp --to train.py --minutes 0
 """
-MINUTES = 5.0
+BEST, MINUTES = "best", 5.0
 
 
 def add_options(options: Options) -> None:
@@ -41,7 +41,7 @@ def add_options(options: Options) -> None:
         nargs="+",
         required=True,
         metavar="CELL",
-        help="`best`, an id, or settings that one cell has; `best` with settings: the best of those",
+        help="as in `explain`: `O2`, `precision=O2 sharding=fsdp`, an id; `best`, alone or of those",
     )
     options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
     options.flag("--no-prove", help="write the file, and start nothing")
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         first = text(unproved or "Not proved: `vitsweep export` did not come to its end.")
     except ImpossibleCellError as error:
-        others = _written_ones(store, cells, typed.cell) if "best" in typed.cell else []
+        others = _written_ones(store, cells, typed.cell) if BEST in typed.cell else []
         raise VitsweepError("\n".join([*error.reasons, *others])) from error
     typed.to.write_text(first, encoding="utf-8")
     print(f"Wrote cell {cell.cell_id} to {typed.to} ({len(first.splitlines())} lines).", flush=True)
@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
     """Name the best cell of those that were meant which is plain PyTorch."""
-    for row in _meant(cells, words).to_dict("records"):
+    for row in _measured(cells, words).to_dict("records"):
         if not refusals(read_cell(store, row["cell_id"])):
             return [f"The best cell that is: `--cell {row['cell_id']}` ({row['cell']})."]
     return []
@@ -114,31 +114,21 @@ def chosen(cells: "DataFrame", words: Sequence[str]) -> "dict[Any, Any]":
     Raises:
         BadValueError: none does, or several.
     """
-    found, typed = _meant(cells, words), f"`--cell {' '.join(words)}`"
-    if found.empty:
-        raise BadValueError(f"{typed}: the sweep has no such cell. `vitsweep collect` lists them.")
-    if len(found) > 1 and "best" not in words:
-        some = ", ".join(f"{row.cell_id} ({row.cell})" for row in found.head(5).itertuples())
-        raise BadValueError(
-            f"{typed} is true of {len(found)} cells, such as {some}: give an id, or `best` as well."
-        )
+    if BEST in words:
+        found = _measured(cells, words)
+        if found.empty:
+            raise BadValueError(
+                f"`--cell {' '.join(words)}`: no such cell of the sweep was measured."
+            )
+    else:
+        found = cells[cells["cell_id"].map(str) == find_cell(cells, " ".join(words))]
     row: dict[Any, Any] = found.iloc[0].to_dict()
     return row
 
 
-def _meant(cells: "DataFrame", words: Sequence[str]) -> "DataFrame":
-    """Return the cells of which all words are true, the fastest first.
-
-    Raises:
-        BadValueError: a setting is no column of the table.
-    """
+def _measured(cells: "DataFrame", words: Sequence[str]) -> "DataFrame":
+    """Return the measured cells that words but `best` may mean, the fastest first."""
     named = cells.assign(cell=cell_names(cells))
-    for word in words:
-        key, equals, value = word.partition("=")
-        if word == "best":
-            named = named[named["speedup"].notna() | named["images_per_second"].notna()]
-        elif equals and key not in named:
-            raise BadValueError(f"`--cell {word}`: the table of the sweep has no column `{key}`.")
-        else:
-            named = named[named[key].map(str) == value if equals else named["cell_id"] == word]
-    return ranked(named) if len(named) else named
+    found = cells_named(named, " ".join(word for word in words if word != BEST))
+    found = found[found["speedup"].notna() | found["images_per_second"].notna()]
+    return ranked(found) if len(found) else found
