@@ -16,7 +16,7 @@ import yaml
 from tests.cells import LAPTOP
 from tests.data.pictures import write_folder
 from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks, written
-from tests.extras import ABSENT_VERBS
+from tests.extras import ABSENT_FOLDERS, ABSENT_SETTINGS, ABSENT_VERBS
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
@@ -101,6 +101,8 @@ def _write_files(folder: Path, below: str = "") -> None:
 def _check(command: str, block: Block) -> None:
     words = shlex.split(command.split("&&")[-1], comments=True)
     if words[:3] != ["python", "-m", "vitsweep"] or words[3] in ABSENT_VERBS:
+        return
+    if any(word.startswith(ABSENT_SETTINGS) for word in words):
         return
     overrides = _overrides(words[3:])
     if not overrides:
@@ -212,7 +214,8 @@ def _missing(text: str, folder: Path) -> set[str]:
     meant = {
         p
         for p in quoted
-        if not re.search(
+        if not p.removeprefix("vitsweep/").startswith(ABSENT_FOLDERS)
+        and not re.search(
             r"^(cells|jobs|code)/|NAME|GROUP|VERB|SWEEP|NVIDIA|img/s|results/|site/|/data/", p
         )
     }
