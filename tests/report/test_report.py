@@ -3,8 +3,11 @@ import re
 import shutil
 import subprocess
 from cProfile import Profile
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from pstats import Stats
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,7 +20,7 @@ from vitsweep.report import html
 from vitsweep.report.answer import answers
 from vitsweep.report.html import render, write_report
 from vitsweep.report.views import collect
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -118,8 +121,99 @@ def test_of_several_settings_the_first_rows_are_the_fastest_of_each(tmp_path):
     assert "A faster cell is shown in 4 of 10 settings." in text
     first = text.partition('id="best"')[2].partition("</table>")[0]
     assert first.count("<tr>") == 1 + 8
-    assert "none shown (O2)" in first
+    assert "none (highest: O2)" in first
     assert "32 px" in first
+    assert "2 more settings" in text
+    assert answers(SweepTables.of(store))[-1] == "A faster cell is shown in 4 of 10 settings."
+
+
+FIRST = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+
+
+def first_rows(folder: Path, *runs: RunRecord, base: str = "base", **command: Any) -> list[str]:
+    """Write a report of runs whose cells are named `SETTING.CELL`; return the rows of its first table."""
+    store = Store(folder).create()
+    for record in runs:
+        store.save_run(record)
+    ids = dict.fromkeys(r.cell_id for r in runs)
+    baselines = {cell: f"{cell.partition('.')[0]}.{base}" for cell in ids}
+    store.append_command({"baselines": baselines, "cells": list(ids)} | command)
+    text = write_report(store).read_text()
+    table = text.partition('id="best"')[2].partition("</table>")[0]
+    rows = [
+        " | ".join(re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)) for row in FIRST.findall(table)
+    ]
+    return [unescape(e) for e in (*re.findall(r'<p class="answer">(.*?)</p>', text)[:1], *rows)]
+
+
+def setting(name: str, ratios: dict[str, Any], **facts: Any) -> list[RunRecord]:
+    """Runs of a setting, in five blocks, of cells with these ratios to its baseline `base`."""
+    return [
+        run(f"{name}.{cell}", f"{name}{n}", r and (100 + n % 2) * r, minute=n,
+            precision="fp32" if cell == "base" else cell, model=name, **facts)
+        for cell, some in {"base": [1.0] * 5, **ratios}.items()
+        for n, r in enumerate(some)
+    ]  # fmt: skip
+
+
+SURE, ALIKE = (1.301, 1.299, 1.302, 1.298, 1.3), (1.3, 1.302, 1.298, 1.3, 1.301)
+UNSURE = [(0.95, 1.05, 1.0, 0.97, 1.03)] * 8
+
+
+def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
+    noisy = (1.0, 2.6, 1.1, 2.5, 1.4)
+    accuracy = {"base": 0.97, "O1": 0.3}
+    lost = [
+        replace(r, metrics=r.metrics | {"accuracy_top1": accuracy[r.cell_id[2:]]})
+        for r in setting("d", {"O1": SURE})
+    ]
+    failed = [
+        replace(r, status=Status.failed, metrics={}) if r.cell_id == "e.base" else r
+        for r in setting("e", {"O1": SURE})
+    ]
+    likely = {"O1": (1.02, 1.1, 1.06, 1.03, 1.12)} | {f"o{n}": r for n, r in enumerate(UNSURE)}
+    said, head, *rows = first_rows(
+        tmp_path / "s",
+        *setting("a", {"O1": SURE, "O2": ALIKE}),
+        *setting("b", {"O1": SURE, "O2": noisy}),
+        *setting("c", likely),
+        *lost,
+        *failed,
+        *setting("f", {"O2": noisy}),
+    )
+    assert said == "A faster cell is shown in 2 of 6 settings.", (
+        "not: probably, failed, less accurate"
+    )
+    assert head == "setting | fastest shown | speedup | claim"
+    rows = {row.partition(" | ")[0][0]: row.partition(" | ")[2] for row in rows}
+    assert re.match(
+        r"O[12] \(not told apart: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"]
+    )
+    assert rows["b"].startswith("O1 | 1.30x [1.30, 1.30] | faster")
+    assert re.match(
+        r"none \(probably: O1\) \| 1.07x \[1\.0\d, 1.1\d\] \| probably faster", rows["c"]
+    )
+    assert re.match(r"none \(less accurate: O1\) \| .* \| faster, with top-1 30.0 %", rows["d"])
+    assert rows["e"] == "none compared |  | no speedup: its baseline is failed"
+    assert "inconclusive, it varies by" in rows["f"]
+
+
+def test_settings_of_two_devices_are_told_apart(tmp_path):
+    said, _, *rows = first_rows(
+        tmp_path / "s",
+        *setting("a", {"O1": SURE}, environment={"device": "V100"}),
+        *(
+            replace(r, block=f"x{r.block}", run_id=f"x{r.run_id}", status=status, reason="no room")
+            for r in setting("a", {"O1": SURE}, environment={"device": "A100"})
+            for status in (Status.failed if r.cell_id == "a.base" else Status.measured,)
+        ),
+    )
+    assert said == "A faster cell is shown in 1 of 2 settings."
+    assert [row.partition(" | ")[0] for row in rows] == ["V100", "A100"]
+    assert rows[1].endswith("no speedup: its baseline was measured elsewhere")
+    told = " ".join(answers(SweepTables.of(Store(tmp_path / "s"))))
+    assert "img/s against" not in told
+    assert "130 against 100 img/s" in told
 
 
 def test_charts_follow_the_theme_of_the_page(page):
@@ -231,7 +325,7 @@ def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
     cells = pd.DataFrame([run("base", precision=p).row() for p in ("fp32", "O2")] * 500)
     names = {"cell_id": [f"c{i}" for i in range(1000)]}
     table = cells.assign(
-        **names, claim="faster", speedup=1.5, speedup_low=1.4, speedup_high=1.6, blocks=5
+        **names, claim="slower", speedup=0.7, speedup_low=0.6, speedup_high=0.8, blocks=5
     )
     page = tmp_path / "page.html"
     table = table.assign(num_pairs=5, baseline_cell_id="c0", speedup_note="")

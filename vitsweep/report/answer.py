@@ -112,9 +112,9 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     if cells is None and (result := search_result(tables)):
         return result.lines
     cells = tables.cells if cells is None else cells
-    measured, states = _measured(tables, cells)
+    measured, every = _measured(tables, cells)
     if measured.empty:
-        return [say("nothing_measured", why=formatting.tally(states))]
+        return [say("nothing_measured", why=formatting.tally(every["status"]))]
     compared = _compared(measured)
     several = measured["device"].nunique() > 1
     on = measured["device"].map(lambda device: f" on {device}" if several else "")
@@ -130,43 +130,85 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     for key, group, leaders, base in _settings(tables, cells, measured):
         is_topped = bool(top.get(key, 0) > group["images_per_second"].max())
         found.append(_over_baseline(group, leaders, base, where, is_topped))
-    return [*lost, *found][:MOST]
+    if len(lost) + len(found) > MOST:
+        return [*[*found, *lost][: MOST - 1], winners(tables, cells)[0]]
+    return [*lost, *found]
 
 
-def winners(tables: SweepTables) -> tuple[str, DataFrame]:
+def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, DataFrame]:
     """Return one sentence over the settings of a sweep, and the answer of each as a row of text.
 
+    Args:
+        tables: of one sweep.
+        cells: as in `answers`.
+
     Returns:
-        "" and an empty table where the sweep has one baseline or none. Else `setting`, `fastest`, `speedup`
-        with its interval among all cells, and `claim`, of at most `MOST` settings.
+        "" and an empty table where cells are compared with one baseline or none, and where a search has a
+        result of its own. Else `setting`, `fastest shown`, `speedup` with its own interval, and `claim`
+        with what `answers` says beside it. Settings in which nothing could be compared come last.
     """
-    measured, _ = _measured(tables, tables.cells)
-    found = [*_settings(tables, tables.cells, measured)] if len(measured) else []
-    if len(found) < 2 or tables.limit_key:
+    if cells is None and (tables.limit_key or search_result(tables)):
         return "", DataFrame()
-    rows = []
-    for _, group, leaders, base in found:
-        best = leaders if len(leaders) else group.sort_values("speedup", ascending=False)
-        first = best.iloc[0]
-        ends = None if first["claim"] in NO_INTERVAL else (first["claim_low"], first["claim_high"])
-        own = first["speedup_low"], first["speedup_high"]
-        size = ratio(first["speedup"], *(own if ends and missing(ends[0]) else ends or ()))
-        name = first["name"] if len(leaders) else f"none shown ({first['name']})"
-        setting = first["match"] or base.get("name", "")
-        rows.append({"setting": setting, "fastest": name, "speedup": size, "claim": first["claim"]})
-    shown = sum(len(leaders) > 0 for _, _, leaders, _ in found)
-    text = say("settings_shown", shown=shown, all=len(found))
-    return text, DataFrame(rows[:MOST]).astype(str)
+    cells = tables.cells if cells is None else cells
+    if cells.empty:
+        return "", DataFrame()
+    measured, every = _measured(tables, cells)
+    found = [*_settings(tables, cells, measured)]
+    several = every["device"].dropna().nunique() > 1
+    rows = [_winner(group, leaders, base, several) for _, group, leaders, base in found]
+    rest = every[every["baseline_cell_id"].notna()]
+    rest = rest[rest["baseline_cell_id"] != rest["cell_id"]]
+    keys = row_keys(rest, "baseline_cell_id")
+    known = {*row_keys(_compared(measured), "baseline_cell_id")}
+    known |= {key[0] for key in known}  # of rows that never ran, on no device
+    alone = np.array([(k if k[2] else k[0]) not in known for k in keys], dtype=bool)
+    others = rest[alone].groupby(keys[alone], sort=False)
+    rows += [_not_compared(some, several) for _, some in others]
+    if len(rows) < 2:
+        return "", DataFrame()
+    shown = sum((leaders["claim"] == Claim.faster).any() for _, _, leaders, _ in found)
+    return say("settings_shown", shown=shown, all=len(rows)), DataFrame(rows).astype(str)
 
 
-def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, Series]:
-    """Return the measured cells or settings with their names, and the status of each row."""
+def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -> dict[str, str]:
+    """Return the row of one setting in `winners`."""
+    first = leaders.iloc[0] if len(leaders) else _highest(group)
+    label = "probably" if len(leaders) else "less accurate" if first["lost_accuracy"] else "highest"
+    name = f"none ({label}: {first['name']})"
+    if first["claim"] == Claim.faster and len(leaders):
+        name = first["name"]
+        if len(leaders) > 1:
+            name += f" (not told apart: {_listed(leaders['name'].iloc[1:])})"
+    ends = () if first["claim"] in NO_INTERVAL else (first["speedup_low"], first["speedup_high"])
+    return {
+        "setting": _setting(first, several),
+        "fastest shown": name,
+        "speedup": ratio(first["speedup"], *ends),
+        "claim": f"{_claimed(first)}{_accuracy(first, base)}{_notes(first)}",
+    }
+
+
+def _not_compared(rows: DataFrame, several: bool) -> dict[str, str]:
+    """Return the row of a setting without a ratio in `winners`."""
+    notes = [note for note in rows["speedup_note"] if not missing(note) and note]
+    why = notes[0] if notes else formatting.tally(rows["status"])
+    named = {"setting": _setting(rows.iloc[0], several), "fastest shown": "none compared"}
+    return named | {"speedup": "", "claim": why}
+
+
+def _setting(row: Series, several: bool) -> str:
+    """Return what tells a setting apart from the others, its device where there are several."""
+    device = row["device"] if several and not missing(row["device"]) else ""
+    return " · ".join(filter(None, (row["match"], device))) or f"baseline {row['baseline_cell_id']}"
+
+
+def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the measured cells or settings with their names, and all."""
     table = replicates(cells, tables.replicate_key)
     table = checked_cells(table if len(table) else cells, *COMPARED)
-    measured = table[table["status"] == Status.measured]
-    if len(measured):
-        measured = measured.join(name_parts(table)).assign(name=cell_names(table))
-    return measured, table["status"]
+    if len(table):
+        table = table.join(name_parts(table)).assign(name=cell_names(table))
+    return table[table["status"] == Status.measured], table
 
 
 def _compared(measured: DataFrame) -> DataFrame:
@@ -286,10 +328,11 @@ def _over_baseline(
     higher = group[(group["speedup"] > first["speedup"]) & ~group.index.isin(leaders.index)]
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
     is_probable = first["claim"] == Claim.probably_faster
-    what = "probably faster" if is_probable else "fastest, not told apart"
-    if len(leaders) == 1 and not is_probable:
-        what = "fastest" if higher.empty and not is_topped else "the fastest shown"
-    names = f"{first['name']} is" if len(leaders) == 1 else f"{_listed(leaders['name'])} are"
+    what = "probably faster" if is_probable else "fastest"
+    what += ", not told apart" if len(leaders) > 1 and not is_probable else ""
+    if not is_probable and (len(higher) or is_topped):
+        what = what.replace("fastest", "the fastest shown")
+    names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"
     told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
     text = say("named", size=_sizes(leaders), **told)
     return f"{text}{_accuracy(first, base)}{_notes(first)}{_unnamed(higher, base)}."
@@ -304,22 +347,38 @@ def _without_tf32(group: DataFrame, base: Series) -> str:
 
 def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     """Return the sentence where no cell is named: the highest estimate, and why it shows nothing."""
-    faster = group["lost_accuracy"] & group["claim"].isin([Claim.faster, Claim.probably_faster])
-    if faster.any():
-        return say("none_shown", base=against, best=_unnamed(group[faster], base)[2:])
-    best = group.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+    faster = _less_accurate(group)
+    if len(faster):
+        return say("none_shown", base=against, best=_unnamed(faster, base)[2:])
+    best = _highest(group)
     estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}"
     told = {"name": best["name"], "which": "the highest", "others": ""}
     text = say("estimate", size=estimate, why=_why(best), **told)
     return say("none_shown", base=against, best=text)
 
 
+def _less_accurate(group: DataFrame) -> DataFrame:
+    faster = group["claim"].isin([Claim.faster, Claim.probably_faster])
+    return group[group["lost_accuracy"] & faster]
+
+
+def _highest(group: DataFrame) -> Series:
+    """Return the cell that is spoken of where none is named."""
+    faster = _less_accurate(group)
+    rows = faster if len(faster) else group
+    return rows.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
+
+
 def _why(row: Series) -> str:
     """Return what is claimed of a cell that is not named, and what was measured that says why."""
+    return _claimed(row) + _notes(row)
+
+
+def _claimed(row: Series) -> str:
     claim = INCONCLUSIVE if is_inconclusive(row) else str(row["claim"])
     if row["claim"] == Claim.no_difference_shown and row["block_noise"] > NOISY:
         claim += f", {say('noisy', noise=100 * row['block_noise'])}"
-    return claim + _notes(row)
+    return claim
 
 
 def _unnamed(rows: DataFrame, base: Series) -> str:
@@ -390,7 +449,7 @@ def _sizes(rows: DataFrame) -> str:
 def _listed(names: Series) -> str:
     shown, more = names.head(MOST_NAMES).tolist(), len(names) - MOST_NAMES
     last = count(more, "other cell") if more > 0 else shown.pop()
-    return f"{', '.join(shown)} and {last}"
+    return f"{', '.join(shown)} and {last}" if shown else last
 
 
 def _rates(row: Series, base: Series) -> str:
@@ -427,8 +486,7 @@ def _fastest(measured: DataFrame) -> str:
     if missing(most):
         return say("nothing_measured", why="no steps counted")
     names = measured.loc[measured["images_per_second"] == most, "name"].sort_values()
-    said = names.iloc[0] if len(names) == 1 else _listed(names)
-    return say("no_baseline", names=said, rate=number(most))
+    return say("no_baseline", names=_listed(names), rate=number(most))
 
 
 def next_command(cells: DataFrame, typed: str) -> str:

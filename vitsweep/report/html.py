@@ -26,6 +26,7 @@ from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
     any_value,
+    count,
     csv_text,
     markdown,
     missing,
@@ -154,12 +155,13 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
     said = answers(tables)
     if best.empty:
         best = cell_text(tables.settings)
-        best = best[[c for c in FIRST_SCREEN if c in best]].head(MOST)
+        best = best[[c for c in FIRST_SCREEN if c in best]]
+    more = len(best) - MOST
     return {
         "answer": sentence or said[0],
-        "answers": said if sentence else said[1:],
-        "best": best.to_dict("split"),
-        "num_more": 0 if sentence else max(0, len(tables.settings) - MOST),
+        "answers": [s for s in said if s != sentence] if sentence else said[1:],
+        "best": best.head(MOST).to_dict("split"),
+        "more": count(more, f"more {'setting' if sentence else 'cell'}") if more > 0 else "",
     }
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
+from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.blocks import ROW
 from vitsweep.tables.cost import with_repayment
@@ -42,8 +43,8 @@ def cells(
     the peak memory of a run that ran out of memory is a result); `throughput_spread` is the relative
     standard deviation of images/s over them; a validity flag is set where any of these runs had it,
     but `drifting` where most had it: warm-up shows in every run, a passing disturbance in one; spec
-    and environment are those of the latest run. `blocks` counts the blocks measured, `num_pairs`
-    the blocks shared with the baseline.
+    and environment are those of the latest run, of those that were measured if any was. `blocks` counts
+    the blocks measured, `num_pairs` the blocks shared with the baseline.
 
     Args:
         runs: one row per run.
@@ -138,7 +139,8 @@ def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
 def _latest(runs: DataFrame) -> DataFrame:
     measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
-    last = runs.groupby(ROW, sort=False, observed=True).tail(1)
+    measured_last = runs["status"].eq(Status.measured).sort_values(kind="stable").index
+    last = runs.loc[measured_last].groupby(ROW, sort=False, observed=True).tail(1)
     return last.drop(
         columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore"
     )

@@ -425,7 +425,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         if elsewhere and other in ("never run", Status.measured):
             why = f"ran on {', '.join(elsewhere)}"
         elif other == "never run":
-            why = "never ran"
+            why = "was measured elsewhere" if devices.get(baseline) else "never ran"
         elif other != Status.measured:
             why = f"is {other.replace('_', ' ')}"
         else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.builders import run
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.race.charts import race as chart
 from vitsweep.extras.race.table import (
@@ -16,6 +17,8 @@ from vitsweep.extras.race.table import (
     race_text,
     read_race,
 )
+from vitsweep.report.html import write_report
+from vitsweep.results.store import Store
 
 
 def of_cell(cell: str, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -99,3 +102,22 @@ def test_a_race_without_what_its_table_shows_is_damaged(tmp_path: Path) -> None:
         (tmp_path / RACE).write_text(json.dumps({"num_blocks": 1, "cells": cells, "leader": "x"}))
         with pytest.raises(VitsweepError, match="is damaged"):
             read_race(tmp_path)
+
+
+def test_the_report_begins_with_the_race_whatever_settings_it_had(
+    tmp_path: Path, race: dict[str, Any]
+) -> None:
+    store = Store(tmp_path / "s").create()
+    for model in ("p", "q"):
+        for block in range(5):
+            for cell, speed in (("base", 100.0), ("fast", 130.0)):
+                rate = speed + block % 2
+                store.save_run(
+                    run(model + cell, f"{model}{block}", rate, model=model, precision=cell)
+                )
+    baselines = {m + c: f"{m}base" for m in "pq" for c in ("base", "fast")}
+    store.append_command({"baselines": baselines, "cells": list(baselines), "search": "race"})
+    (store.root / RACE).write_text(json.dumps(race))
+    text = write_report(store).read_text()
+    assert f'<p class="answer">{race_lines(race)[0]}</p>' in text
+    assert "settings." not in text.partition('<h2 id="table">')[0]
