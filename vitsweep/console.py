@@ -57,6 +57,19 @@ def open_console(*, stderr: bool = False) -> Console:
     )
 
 
+def beside_results(console: Console) -> Console:
+    """Return where progress goes: to stderr while results go to stdout, else where they go.
+
+    Args:
+        console: of the results; a quiet one shows no progress either.
+    """
+    if not isinstance(console, CommandConsole) or console.stderr:
+        return console
+    other = open_console(stderr=True)
+    other.quiet = console.quiet
+    return other
+
+
 def print_lines(console: Console, lines: Iterable[str]) -> None:
     """Print sentences; a terminal breaks them between words, but no command, which can be copied so."""
     for line in lines:

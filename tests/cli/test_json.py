@@ -89,11 +89,16 @@ def test_compare_and_doctor(vitsweep: Command) -> None:
 
 
 @pytest.mark.slow
-def test_a_quiet_sweep_prints_its_table_alone(vitsweep: Command) -> None:
-    done = vitsweep("-q", "precision=O1", "sweep.baseline=null", NO_REPORT)
+def test_progress_goes_to_stderr_and_a_quiet_sweep_has_none(vitsweep: Command) -> None:
+    asked = "sweep.baseline=null", NO_REPORT
+    done = vitsweep("precision=O2", *asked)
+    assert "[1/" in done.stderr
+    assert "[1/" not in done.stdout
+    assert "img/s" in done.stdout
+    done = vitsweep("-q", "precision=O1", *asked)
     assert done.returncode == 0, done.stderr
     assert "img/s" in done.stdout
-    assert "O1 runs" not in done.stdout, "as progress says"
+    assert "[1/" not in done.stdout + done.stderr, "as progress says"
     assert "in results/" not in done.stdout
     with pytest.raises(VitsweepError, match="`plna` is neither"):
         read_line(["-q", "plna"])

@@ -281,7 +281,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> tuple[b
     alike = AlikeFailures(plan, runner.records, begin.not_measured, doubts=not is_measured)
     runner.passes_over = alike.passes_over
     planned = alike.ending(blocks_in_turn(rounds, runner.records, resumed, progress.expects))
-    stopped = runner.run(_packed(planned, sweep.store, runner.records, console), progress)
+    stopped = runner.run(_packed(planned, sweep.store, runner.records, progress.console), progress)
     if alike.said:
         console.print(alike.said)
     elif not stopped and not request.pair:

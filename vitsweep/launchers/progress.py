@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from vitsweep.console import can_be_redrawn, periodic_status
+from vitsweep.console import beside_results, can_be_redrawn, periodic_status
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell
@@ -43,7 +43,7 @@ class Progress:
     """State of every cell, and how long the rest will take.
 
     Args:
-        console: where to show it.
+        console: of the results; progress goes beside them, to stderr.
         labels: cell id -> what tells it apart.
         total_runs: runs of this command.
         seconds: budget of this command.
@@ -52,7 +52,7 @@ class Progress:
     def __init__(
         self, console: Console, labels: dict[str, str], total_runs: int, seconds: float = inf
     ) -> None:
-        self.console = console
+        self.console = beside_results(console)
         self._labels = labels
         self._states = dict.fromkeys(labels, WAITING)
         self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}
