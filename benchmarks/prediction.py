@@ -28,12 +28,12 @@ from scipy.stats import spearmanr
 from benchmarks.kept import keep
 from vitsweep.composition.composer import Composer
 from vitsweep.extras.predict.calibrate import measure_steps
+from vitsweep.extras.predict.calibration import load_calibration
 from vitsweep.extras.predict.machine import calibrate
 from vitsweep.extras.predict.prediction import predict_cell, predict_cells
 from vitsweep.extras.predict.step_time import StepTimePrediction, StepTrace
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.calibration import load_calibration
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine

@@ -35,7 +35,7 @@ from vitsweep.execution.rank_processes import (
 from vitsweep.execution.run_request import Run, RunRequest, earlier_folders, request_for
 from vitsweep.execution.worker import rank_main
 from vitsweep.files import remove, write_atomically
-from vitsweep.rates.calibration import kept_calibration
+from vitsweep.rates.calibration import kept_rates
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import LOOK, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
@@ -401,13 +401,13 @@ def calibration_for(
     """
     device, key = str(device_name(cell.resources.device)), calibration_key(cell, host)
     with suppress(ValueError):
-        if known := kept_calibration(device).quick_rates(key):
+        if known := kept_rates(device).quick_rates(key):
             return known
     with rendezvous() as init_method:
         rates = calibrated(cell, folder, init_method, on_wait=on_wait)
     if rates:
         with suppress(ValueError):  # the file is damaged: nothing is kept there
-            kept_calibration(device).keep_quick(key, rates)
+            kept_rates(device).keep_quick(key, rates)
     return rates
 
 

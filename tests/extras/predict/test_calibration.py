@@ -12,17 +12,16 @@ import pytest
 
 from tests.extras.predict.traces import exchange, moved, product, trace_of
 from vitsweep.extras.predict.calibrate import fitted
-from vitsweep.extras.predict.measured_rates import CalibratedRates
-from vitsweep.extras.predict.step_time import StepTrace, predict_step
-from vitsweep.rates import calibration as calibration_module
-from vitsweep.rates.calibration import (
+from vitsweep.extras.predict.calibration import (
     Calibration,
     RankSetup,
     kept_calibration,
     load_calibration,
-    matmul_rates,
-    path_for,
 )
+from vitsweep.extras.predict.measured_rates import CalibratedRates
+from vitsweep.extras.predict.step_time import StepTrace, predict_step
+from vitsweep.rates import calibration as calibration_module
+from vitsweep.rates.calibration import kept_rates, matmul_rates, path_for
 from vitsweep.rates.profile import Curve
 
 GFLOPS, GB_S = 100, 10
@@ -267,7 +266,7 @@ def test_quick_rates_are_kept_for_an_hour_beside_the_times_of_operators(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibration().save()
-    kept_calibration("A CPU @ 2.5GHz").keep_quick("host cpu 2x1", {"float32": 0.1})
+    kept_rates("A CPU @ 2.5GHz").keep_quick("host cpu 2x1", {"float32": 0.1})  # as a run does
     found = kept_calibration("A CPU @ 2.5GHz")
     assert found.quick_rates("host cpu 2x1") == {"float32": 0.1}
     assert found.quick_rates("host cpu 1x1") == {}

@@ -6,9 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.extras.predict import calibrate, operators
+from vitsweep.extras.predict.calibration import BY_WEIGHT
 from vitsweep.extras.predict.operators import operator_times
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.calibration import BY_WEIGHT
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tests.extras.predict.traces import exchange, moved, product, trace_of
+from vitsweep.extras.predict.calibration import FRESH, RankSetup
 from vitsweep.extras.predict.measured_rates import CalibratedRates
 from vitsweep.extras.predict.profile_rates import OVERHEAD, TableRates
 from vitsweep.extras.predict.step_time import fresh_bytes, predict_step, student_80
-from vitsweep.rates.calibration import FRESH, RankSetup
 from vitsweep.rates.profile import profile_named
 
 H100 = TableRates(profile_named("h100"), overhead=1.0)

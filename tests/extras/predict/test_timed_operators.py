@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from tests.cells import TINY, composer
-from vitsweep.extras.predict import calibrate
+from vitsweep.extras.predict import calibrate, calibration
+from vitsweep.extras.predict.calibration import kept_calibration, timed_key
 from vitsweep.extras.predict.measured_rates import exchanges_of, shapes_of
 from vitsweep.extras.predict.prediction import CellPrediction, predict_cells
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates import calibration
-from vitsweep.rates.calibration import kept_calibration, timed_key
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine

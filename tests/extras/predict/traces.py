@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from vitsweep.extras.predict.calibration import Calibration, timed_key
 from vitsweep.extras.predict.measured_rates import timed_ranks
 from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, StepTrace
 from vitsweep.planning.closed_memory import MemoryParts
-from vitsweep.rates.calibration import Calibration, timed_key
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 

@@ -19,15 +19,7 @@ from typing import Any
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.execution.runner import calibration_for
-from vitsweep.extras.predict.measured_rates import (
-    CalibratedRates,
-    exchanges_of,
-    shapes_of,
-    timed_ranks,
-)
-from vitsweep.extras.predict.step_time import StepTrace, predict_step
-from vitsweep.files import write_atomically
-from vitsweep.rates.calibration import (
+from vitsweep.extras.predict.calibration import (
     NOT_TIMED,
     Calibration,
     Exchanges,
@@ -37,6 +29,14 @@ from vitsweep.rates.calibration import (
     timed_key,
     torch_here,
 )
+from vitsweep.extras.predict.measured_rates import (
+    CalibratedRates,
+    exchanges_of,
+    shapes_of,
+    timed_ranks,
+)
+from vitsweep.extras.predict.step_time import StepTrace, predict_step
+from vitsweep.files import write_atomically
 from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.stats import non_negative

@@ -11,6 +11,7 @@ from itertools import product
 from math import ceil, prod
 
 from vitsweep.errors import BadValueError
+from vitsweep.extras.predict.calibration import BY_WEIGHT
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import (
     CollectiveTotal,
@@ -21,7 +22,6 @@ from vitsweep.extras.predict.step_time import (
     predict_step,
 )
 from vitsweep.planning.closed_memory import Sizes, memory
-from vitsweep.rates.calibration import BY_WEIGHT
 from vitsweep.rates.profile import Profile
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel

@@ -19,11 +19,11 @@ from vitsweep.extras.predict.calibrate import (
     SHORT_TRAININGS,
     calibrate_machine,
 )
+from vitsweep.extras.predict.calibration import Calibration, RankSetup, kept_calibration
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.environment import busy_seconds, own_seconds
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.calibration import Calibration, RankSetup, kept_calibration
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import number

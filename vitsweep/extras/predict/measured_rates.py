@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, Rates, StepTrace
-from vitsweep.rates.calibration import (
+from vitsweep.extras.predict.calibration import (
     BY_WEIGHT,
     FRESH,
     Calibration,
@@ -18,6 +17,7 @@ from vitsweep.rates.calibration import (
     Shapes,
     timed_key,
 )
+from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, Rates, StepTrace
 from vitsweep.rates.profile import Curve
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
-from vitsweep.rates.calibration import BY_WEIGHT, FRESH, Exchanges, Shapes
+from vitsweep.extras.predict.calibration import BY_WEIGHT, FRESH, Exchanges, Shapes
 from vitsweep.rates.reached import CHUNKS, SMALL_SIDE
 from vitsweep.world import World, allow_tf32
 

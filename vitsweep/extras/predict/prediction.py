@@ -8,6 +8,7 @@ import psutil
 
 from vitsweep.execution.rank_processes import Context
 from vitsweep.extras.predict.calibrate import time_operators
+from vitsweep.extras.predict.calibration import kept_calibration, load_calibration, torch_here
 from vitsweep.extras.predict.measured_rates import measured_rates
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import (
@@ -26,7 +27,6 @@ from vitsweep.planning.run_duration import (
     SETUP_SECONDS,
     run_seconds,
 )
-from vitsweep.rates.calibration import kept_calibration, load_calibration, torch_here
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES

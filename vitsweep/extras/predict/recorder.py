@@ -19,6 +19,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vitsweep.extras.predict.calibration import BY_WEIGHT
 from vitsweep.extras.predict.step_time import (
     CollectiveTotal,
     OperatorKind,
@@ -26,7 +27,6 @@ from vitsweep.extras.predict.step_time import (
     Phase,
 )
 from vitsweep.measure.communication import CollectiveReader
-from vitsweep.rates.calibration import BY_WEIGHT
 from vitsweep.spec.resources import AXES
 from vitsweep.world import World
 
