@@ -25,7 +25,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,13 +159,18 @@ def _reached(module: str) -> dict[str, str]:
         seen |= new
         waiting += sorted(new)
         for missing in () if inside else sorted(filter(_is_missing, imports.needed)):
-            warnings.warn(
-                f"`{path}` imports `{missing}`, which is not found: no edit of it makes a measurement "
-                "stale. Put its folder on `PYTHONPATH`, or install it.",
-                MissingImportWarning,
-                stacklevel=2,
-            )
+            _say_missing(path, missing)
     return found
+
+
+@cache  # Python's own memory of what was said ends with each `catch_warnings`
+def _say_missing(path: str, missing: str) -> None:
+    warnings.warn(
+        f"`{path}` imports `{missing}`, which is not found: no edit of it makes a measurement "
+        "stale. Put its folder on `PYTHONPATH`, or install it.",
+        MissingImportWarning,
+        stacklevel=2,
+    )
 
 
 def _path_of(name: str, root: str) -> str | None:
