@@ -184,7 +184,7 @@ def test_a_cell_that_never_ran_makes_no_field_vary():
     assert varying_columns(pd.concat([known, DataFrame([waiting])])) == ["sharding"]
 
 
-def test_fields_that_were_set_together_are_all_shown():
+def test_fields_that_were_set_together_are_all_shown() -> None:
     def cell(name: str, rate: float, decay: float, images: int, pixels: int) -> RunRecord:
         fields = {"optimizer.learning_rate": rate, "optimizer.weight_decay": decay}
         sizes = {"images_per_step": images, "resolution_px": pixels, "num_tokens": pixels**2}
@@ -193,6 +193,20 @@ def test_fields_that_were_set_together_are_all_shown():
     runs = table(cell("a", 0.1, 0, 64, 8), cell("b", 0.2, 0.5, 64, 8), cell("c", 0.2, 0.5, 16, 16))
     sizes = ["images_per_step", "resolution_px"]
     assert varying_columns(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]
+
+
+def test_a_field_set_beside_another_choice_is_part_of_the_name() -> None:
+    """What `resolve` fills by another choice, and what a refused cell lacks, is not."""
+    cut, eps = "layout.patch_embedding", "optimizer.eps"
+    runs = table(
+        run("base", **{cut: "convolution", eps: 1e-8}),
+        run("a", precision="O3", **{cut: "convolution", eps: 1e-4}),
+        run("b", precision="O1", **{cut: "linear", eps: 1e-8}),
+        run("c", sharding="fsdp", **{eps: 1e-8}),
+    )
+    names = names_by_id(cells(runs, dict.fromkeys("abc", "base") | {"base": "base"}))
+    assert [names[key] for key in "ab"] == ["O3", "O1 + patch_embedding=linear"]
+    assert varying_columns(runs) == ["precision", "sharding", cut]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
+FROM_OTHERS = ("optimizer.eps", "sequence_parallel.segments", "sharding.gradient_as_bucket_view")
+"""Columns of those groups that other groups fill where their choice says `auto`, see `resolve`."""
 BOOKKEEPING = ("measurement", *(f"measurement.{name}" for name in OF_COMMAND))
 """Spec columns that change how precisely a cell is measured, not what is run."""
 
@@ -57,10 +59,11 @@ def environment_columns(table: DataFrame) -> list[str]:
 def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
-    A column determined by the choices (`precision.master_weights` by `precision`) is left out, and
+    A field determined by its own choice (`precision.master_weights` by `precision`) is left out, and
     so is a size determined by the columns before it (`num_tokens` by `resolution_px`). Fields of
     techniques and models, and the resolution, are kept also where they vary together (a learning
-    rate and a weight decay): the table cannot know which of them made the difference.
+    rate and a weight decay) or with other choices (`layout.patch_embedding` and `precision`): the table
+    cannot know which of them made the difference.
     """
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     choices = [c for c in columns if c in CHOICES and _varies(table[c])]
@@ -74,7 +77,12 @@ def varying_columns(table: DataFrame) -> list[str]:
     by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
-        if not _follows(by_choices if was_set else by_kept, codes[column]):
+        is_kept = not _follows(by_choices if was_set else by_kept, codes[column])
+        if was_set and "." in column and column not in FROM_OTHERS and not is_kept:
+            known = table[column].notna().to_numpy()  # a refused cell may lack the field
+            own = codes.get(column.partition(".")[0], one_group)
+            is_kept = not _follows(_grouped(one_group[known], own[known]), codes[column][known])
+        if is_kept:
             kept.append(column)
             by_kept = _grouped(by_kept, codes[column])
     return kept
