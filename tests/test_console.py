@@ -35,13 +35,13 @@ class Written(io.StringIO):
 
 def test_a_silent_command_says_what_it_does() -> None:
     out = Written("still [busy]\nstill [busy]")
-    with periodic_status(Console(file=out), lambda: "still [busy]", every_seconds=0.001):
+    with periodic_status(lambda text: print(text, file=out), lambda: "still [busy]", 0.001):
         assert out.seen.wait(60)
 
 
 def test_nothing_is_printed_after_the_block_and_where_there_is_nothing_to_say() -> None:
     out = io.StringIO()
-    with periodic_status(Console(file=out), lambda: "", every_seconds=0.001):
+    with periodic_status(lambda text: print(text, file=out), lambda: "", 0.001):
         pass
     assert out.getvalue() == ""
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from textwrap import wrap
 from typing import IO, Any, cast
 
@@ -92,13 +93,20 @@ def can_be_redrawn(console: Console) -> bool:
 
 
 @contextmanager
+def notebook_line() -> Iterator[Callable[[str], None]]:
+    """Give one line of a notebook's output, whose text the next one replaces."""
+    handle = import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
+    yield lambda text: handle.update({"text/plain": text}, raw=True)
+
+
+@contextmanager
 def periodic_status(
-    console: Console, what: Callable[[], str], every_seconds: float = SILENT_SECONDS
+    show: Callable[[str], None], what: Callable[[], str], every_seconds: float = SILENT_SECONDS
 ) -> Iterator[None]:
     """Print what is going on in regular intervals until the block is left.
 
     Args:
-        console: where to print.
+        show: prints a line.
         what: returns the line; empty where there is nothing to say.
         every_seconds: length of the intervals.
     """
@@ -107,7 +115,7 @@ def periodic_status(
     def repeat() -> None:
         while not left.wait(every_seconds):
             if line := what():
-                console.print(line, highlight=False, markup=False)
+                show(line)
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

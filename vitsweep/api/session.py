@@ -29,6 +29,7 @@ from vitsweep.composition.overrides import (
     without_noted,
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.console import beside_results
 from vitsweep.errors import BadValueError
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.limit_search import Searches, limit_of
@@ -36,7 +37,7 @@ from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
-from vitsweep.spec.from_yaml import target_class
+from vitsweep.spec.from_yaml import target_class, title_of
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.words import without_units
@@ -115,7 +116,19 @@ class Session:
         Raises:
             BadValueError: a value is wrong; all wrong values of all cells are named.
         """
+        if own := self._own_code():
+            beside_results(self.console).print(f"Importing and trying {own}.")
         return self.planned_for(self.machine)
+
+    def _own_code(self) -> str:
+        """Name models and data of packages or the user's: their import takes seconds."""
+        trees = [
+            (cell.choices.get(g), cell.tree[g]["target"])
+            for cell in self.cells
+            for g in ("model", "data")
+            if cell.tree.get(g, {}).get("target")
+        ]
+        return " and ".join(dict.fromkeys(title_of(str(name), target) for name, target in trees))
 
     def planned_for(self, machine: Machine) -> SweepPlan:
         """Return the same for another node."""

@@ -62,9 +62,18 @@ class Inspected:
         elif not self.entries and self.shape != wanted:
             yield (
                 f"`data.target={data.target}` gives images of shape {self.shape}, and `data.num_channels="
-                f"{data.num_channels}` with `batch.resolution_px={side}` says {wanted}: set these "
-                "two, or let the dataset resize."
+                f"{data.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
+                f"{self._set(*wanted[:2])}let the dataset resize."
             )
+
+    def _set(self, channels: int, side: int) -> str:
+        """Return the settings to type for images of this shape; "" where they are no squares."""
+        if len(self.shape) != 3 or self.shape[1] != self.shape[2]:
+            return ""
+        wanted = {"data.num_channels": channels, "batch.resolution_px": side}
+        found = zip(wanted, self.shape, strict=False)
+        typed = [f"{key}={own}" for key, own in found if own != wanted[key]]
+        return f"set `{' '.join(typed)}`, or "
 
     def differs(self, model: ModuleSpec, resolution_px: int) -> str:
         """Say how a batch of `model.twin_batch` differs from what the data give; "" where it does not."""

@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import exp, inf, log
 from statistics import fmean, median
 
@@ -11,7 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from vitsweep.console import beside_results, can_be_redrawn, periodic_status
+from vitsweep.console import (
+    beside_results,
+    can_be_redrawn,
+    notebook_line,
+    periodic_status,
+)
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell
@@ -67,6 +73,9 @@ class Progress:
         self._beside, self._least_setup = BESIDE_SECONDS, inf
         self._of_first: list[float] = []
         self._live: Live | None = None
+        self._show: Callable[[str], None] = partial(
+            self.console.print, highlight=False, markup=False
+        )
 
     @property
     def seconds_of_budget_left(self) -> float:
@@ -76,8 +85,12 @@ class Progress:
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
         """Show the table until the block is left."""
+        if self.console.is_jupyter and not self.console.quiet:
+            with notebook_line() as self._show, periodic_status(self._show, self.line, 1.0):
+                yield self
+            return
         if not can_be_redrawn(self.console):
-            with periodic_status(self.console, self.line):
+            with periodic_status(self._show, self.line):
                 yield self
             return
         with Live(get_renderable=self._table, console=self.console, refresh_per_second=4) as live:
@@ -176,7 +189,7 @@ class Progress:
             self._print(f"{self._place()} ", cell_id, f": {outcome}")
 
     def _print(self, before: str, cell: str, after: str) -> None:
-        self.console.print(self._named(before, cell, after), markup=False)
+        self._show(self._named(before, cell, after))
 
     def _named(self, before: str, cell: str, after: str) -> str:
         room = max(LINE - len(before) - len(after), LEAST_NAME)

@@ -348,9 +348,16 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
         if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
             yield (
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
-                f"(2, {spec.num_classes}), (batch, `model.num_classes`): see `model.arguments`, "
-                "`model.shape_arguments` and `model.output`."
+                f"(2, {spec.num_classes}), (batch, classes of `data`): {_set(given)}"
+                "`model.arguments`, `model.shape_arguments` and `model.output`."
             )
+
+
+def _set(given: tuple[int, ...] | str) -> str:
+    is_logits = len(given) == 2 and given[0] == 2
+    return (
+        f"set `data.num_classes={given[1]}` where it has so many, or see " if is_logits else "see "
+    )
 
 
 def _shape(outputs: Any) -> tuple[int, ...] | str:

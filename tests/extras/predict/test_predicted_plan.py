@@ -1,5 +1,6 @@
 """Predictions in a plan: columns, files, other hardware, cells that do not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.extras.predict.columns import fastest_predicted, sums
 from vitsweep.rates.profile import profile_named
 from vitsweep.report.html import plan_page
+from vitsweep.spec.resources import HERE, Machine
 
 
 def test_a_plan_predicts_and_writes_all_columns(
@@ -115,10 +117,24 @@ def test_faster_is_not_predicted_where_intervals_overlap() -> None:
         return {"cell": cell, "state": "runnable", "runs": 1, "reasons": []} | step | speed | other
 
     rows = [row("O1", 46, 21, 102), row("fp32", 138, 60, 300), row("O2", 45, 21, 100)]
-    assert sums(rows, "one rank") == [
+    node = Machine(
+        device="cuda", cores_per_node=96, devices_per_node=8, described_by="partition main"
+    )
+    assert sums(rows, node) == [
         "Which is fastest is not predicted: the 80 % intervals of O2, O1 and 1 other overlap. Measure them."
     ]
     apart = [row("O1", 46, 41, 52), row("fp32", 138, 120, 160), row("big", 9, 8, 10, reasons=["-"])]
-    assert sums(apart, "one rank") == ["Predicted to be fastest: O1."]
-    assert sums(apart[:1], "one rank") == []
+    assert sums(apart, node) == ["Predicted to be fastest: O1."]
+    assert sums(apart[:1], node) == []
+    hours = {
+        "device_hours": 1.12,
+        "device_hours_low": 1,
+        "device_hours_high": 2,
+        "hours": 1.12,
+        "cost_low_usd": None,
+    }
+    said = "0.14 node-hours = 1.1 GPU-hours of partition main (1.0 to 2.0), 1 h 07 min"
+    assert said in sums([row("O1", 46, 41, 52, **hours)], node)[0]
+    here = replace(node, device="cpu", devices_per_node=0, described_by=HERE)
+    assert "runs: 1.1 rank-hours of this machine" in sums([row("O1", 46, 41, 52, **hours)], here)[0]
     assert "of a and b overlap" in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])

@@ -291,7 +291,7 @@ def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
         news, said[0] = text != said[0], text
         return text if news else ""
 
-    with periodic_status(console, line):
+    with periodic_status(console.print, line):
         yield progress
 
 

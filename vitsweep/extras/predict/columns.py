@@ -45,7 +45,7 @@ def predicted(
     kept = without_left_out(plan, settings, predictions, missing)
     runs = found.looks + runs_per_cell(kept, missing, settings.cells_per_block)
     rows = with_predictions(found.rows, plan, kept, predictions, runs)
-    return rows, sums(rows, "one rank" if machine.described_by == HERE else machine.described_by)
+    return rows, sums(rows, machine)
 
 
 def with_predictions(
@@ -103,21 +103,23 @@ def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
     )
 
 
-def sums(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
+def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
     """Say what the runs that are missing take, and what could not be predicted.
 
     Args:
         rows: with predictions.
-        device: name of what they run on.
+        machine: the node that they run on.
     """
     counted = [row for row in rows if row.get("device_hours") and row["state"] == RUNNABLE]
     lines = []
     if counted:
-        total, low, high = (
-            number(sum(row[f"device_hours{end}"] for row in counted), 2)
-            for end in ("", "_low", "_high")
-        )
-        line = f"Predicted for the missing runs: {total} hours of {device} ({low} to {high})"
+        hours = [sum(row[f"device_hours{end}"] for row in counted) for end in ("", "_low", "_high")]
+        total, low, high = (number(each, 2) for each in hours)
+        line = "Predicted for the missing runs: "
+        if machine.devices_per_node > 1:
+            line += f"{number(hours[0] / machine.devices_per_node, 2)} node-hours = "
+        unit = "GPU-hours" if machine.device == "cuda" else "rank-hours"
+        line += f"{total} {unit} of {machine.described_by} ({low} to {high})"
         line += f", {duration(3600 * sum(row['hours'] for row in counted))} one run after the other"
         if all(row["cost_low_usd"] is not None for row in counted):
             cost = [

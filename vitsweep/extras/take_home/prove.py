@@ -137,13 +137,14 @@ def prove(
         VitsweepError: a side failed; its last words are in the text.
     """
     with TemporaryDirectory(prefix="vitsweep-export-") as folder:
-        legs = compared({Path(folder, name): spec for name, spec in sizes(cell).items()})
+        legs = compared({Path(folder, name): spec for name, spec in sizes(cell).items()}, say)
         for leg in legs:
             say(str(leg))
         proof = Proof(legs=tuple(legs), throughput=None)
         if not (minutes and proof.equal):
             return proof
-        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes)
+        say(f"timing both in turns, for {minutes:g} min at most")
+        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes, say)
         say(f"throughput {throughput}")
     return replace(proof, throughput=throughput)
 
@@ -156,23 +157,28 @@ def sizes(cell: CellSpec) -> dict[str, CellSpec]:
     return {f"twin in {dtype}": exact, "twin": twin, OWN_SIZE: cell}
 
 
-def compared(specs: Mapping[Path, CellSpec]) -> list[Leg]:
+def compared(
+    specs: Mapping[Path, CellSpec], say: Callable[[str], None] = lambda text: None
+) -> list[Leg]:
     """Let both sides train in folders that are named after what they show, and compare them.
 
     Folders that hold results already are not trained in again.
 
     Args:
         specs: folder -> cell, all with as many ranks.
+        say: told what begins.
 
     Raises:
         VitsweepError: a side failed; its last words are in the text.
     """
     for folder, spec in specs.items():
         if not folder.exists():
+            say(f"drawing weights and batches: {folder.name}")
             _prepare(folder, spec)
     for side in ("file", "cell"):
         folders = [folder for folder in specs if not (folder / f"{side}.pt").exists()]
         if folders:
+            say(f"the {side} trains: {', '.join(folder.name for folder in folders)}")
             start(side, specs[folders[0]], folders, 0.0)
     return [_compared(folder.name, spec, folder) for folder, spec in specs.items()]
 
@@ -255,7 +261,9 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     )
 
 
-def _throughput(cell: CellSpec, folder: Path, minutes: float) -> Throughput:
+def _throughput(
+    cell: CellSpec, folder: Path, minutes: float, say: Callable[[str], None]
+) -> Throughput:
     """Time both in turns, in a balanced order, until the margin decides or the minutes are over."""
     order, ratios = BalancedOrder(), list[float]()
     now = first = time.monotonic()
@@ -270,6 +278,7 @@ def _throughput(cell: CellSpec, folder: Path, minutes: float) -> Throughput:
         begun, now = now, time.monotonic()
         if throughput.equivalent is not None or 2 * now - begun > first + 60 * minutes:
             return throughput
+        say(f"so far {throughput.found} of the cell's throughput, {count(len(ratios), 'turn')}")
 
 
 # What an exported file says of itself: cell, code, speedup, proof, and its difference to the baseline.

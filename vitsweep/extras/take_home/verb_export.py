@@ -58,10 +58,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     typed = VERBS["export"].read(arguments)
     _check(typed)
+    store = find_sweep(typed.sweep)
+    print(
+        f"Reading the cells of {store.name}.", flush=True
+    )  # torch is imported, which takes seconds
     from vitsweep.extras.take_home.prove import header, not_provable, prove
     from vitsweep.extras.take_home.write import written
 
-    store = find_sweep(typed.sweep)
     cells = SweepTables.of(store).cells
     row = chosen(cells, typed.cell)
     cell = read_cell(store, str(row["cell_id"]))
