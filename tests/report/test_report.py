@@ -198,6 +198,14 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
     assert "inconclusive, it varies by" in rows["f"]
 
 
+def test_without_a_ratio_the_first_rows_are_cells(tmp_path):
+    runs = [r for name in "ab" for r in setting(name, {"O1": SURE}) if r.cell_id[2:] != "base"]
+    said, head, *rows = first_rows(tmp_path / "s", *runs)
+    assert "had the highest throughput" in said
+    assert head.startswith("cell | img/s")
+    assert len(rows) == 2
+
+
 def test_settings_of_two_devices_are_told_apart(tmp_path):
     said, _, *rows = first_rows(
         tmp_path / "s",

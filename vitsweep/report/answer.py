@@ -143,9 +143,10 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
         cells: as in `answers`.
 
     Returns:
-        "" and an empty table where cells are compared with one baseline or none, and where a search has a
-        result of its own. Else `setting`, `fastest shown`, `speedup` with its own interval, and `claim`
-        with what `answers` says beside it. Settings in which nothing could be compared come last.
+        "" and an empty table where cells are compared with one baseline or none, where no ratio is known, and
+        where a search has a result of its own. Else `setting`, `fastest shown`, `speedup` with its own
+        interval, and `claim` with what `answers` says beside it. Settings in which nothing could be compared
+        come last.
     """
     if cells is None and (tables.limit_key or search_result(tables)):
         return "", DataFrame()
@@ -164,7 +165,7 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     alone = np.array([(k if k[2] else k[0]) not in known for k in keys], dtype=bool)
     others = rest[alone].groupby(keys[alone], sort=False)
     rows += [_not_compared(some, several) for _, some in others]
-    if len(rows) < 2:
+    if not found or len(rows) < 2:
         return "", DataFrame()
     shown = sum((leaders["claim"] == Claim.faster).any() for _, _, leaders, _ in found)
     return say("settings_shown", shown=shown, all=len(rows)), DataFrame(rows).astype(str)
