@@ -10,7 +10,13 @@ from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.tables.cells import cells
-from vitsweep.tables.names import baseline_settings, cell_names, names_by_id, varying_columns
+from vitsweep.tables.names import (
+    baseline_settings,
+    cell_names,
+    name_parts,
+    names_by_id,
+    varying_columns,
+)
 from vitsweep.tables.valid_runs import final_status
 
 BASELINES = {"base": "base", "fast": "base"}
@@ -52,6 +58,15 @@ def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_r
 def test_cells_that_no_column_tells_apart_are_named_by_their_ids():
     runs = table(run("a", precision="O1"), run("b", precision="O1"), run("c", precision="O2"))
     assert cell_names(cells(runs, {})).tolist() == ["O1 · a", "O1 · b", "O2"]
+
+
+def test_names_are_found_once_per_table_and_anew_for_what_is_made_from_it() -> None:
+    of_three = cells(table(run("a"), run("b", precision="O1"), run("c", precision="O2")), {})
+    assert name_parts(of_three) is name_parts(of_three)
+    assert varying_columns(of_three) is varying_columns(of_three)
+    assert cell_names(of_three).tolist() == ["fp32", "O1", "O2"]
+    assert cell_names(of_three.assign(sharding=["ddp", "fsdp", "fsdp"])).iloc[1] == "O1 · fsdp"
+    assert varying_columns(of_three.iloc[:1]) == []
 
 
 def test_a_name_is_the_difference_from_the_baseline_whichever_cells_are_beside() -> None:

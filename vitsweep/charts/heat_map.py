@@ -1,6 +1,7 @@
 """Speedup over two techniques, one cell of the grid per combination."""
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import combinations, product
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
@@ -20,25 +21,23 @@ SLOWER_FASTER = LinearSegmentedColormap.from_list(
 )
 
 
-def two_groups(cells: DataFrame) -> tuple[str, str]:
-    """Return the two technique groups whose combinations are covered best, the larger first."""
+def two_groups(cells: DataFrame) -> tuple[str, ...]:
+    """Return the two technique groups whose combinations are covered best; () where fewer vary."""
     groups = [c for c in varying_columns(cells) if c in GROUPS]
-    pairs = [(a, b) for i, a in enumerate(groups) for b in groups[i + 1 :]]
-    return max(pairs, key=lambda pair: len(cells[list(pair)].astype(str).drop_duplicates()))
+    return max(combinations(groups, 2), key=lambda pair: _num_filled(cells, pair), default=())
+
+
+def _num_filled(cells: DataFrame, pair: Sequence[str]) -> int:
+    return len(cells[[*pair]].astype(str).drop_duplicates())
 
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the cells where two technique groups form a grid that is filled by two thirds."""
-    cells = tables.settings
-    if (
-        len([c for c in varying_columns(cells) if c in GROUPS]) < 2
-        or not cells["speedup"].notna().any()
-    ):
+    cells, pair = tables.settings, two_groups(tables.settings)
+    if not pair or not cells["speedup"].notna().any():
         return NOTHING
-    pair = list(two_groups(cells))
-    combinations = len(cells[pair].astype(str).drop_duplicates())
-    size = cells[pair[0]].nunique() * cells[pair[1]].nunique()
-    return cells if combinations >= 4 and combinations >= 2 / 3 * size else NOTHING
+    filled, size = _num_filled(cells, pair), cells[pair[0]].nunique() * cells[pair[1]].nunique()
+    return cells if filled >= 4 and filled >= 2 / 3 * size else NOTHING
 
 
 def draw(cells: DataFrame, rows: str, columns: str) -> Figure:

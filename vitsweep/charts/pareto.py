@@ -30,7 +30,8 @@ def draw(table: DataFrame) -> Figure:
     Where the table has `on_front_probability`, it stands behind the names, and the other points are
     filled as far as they may be on the front too.
     """
-    named, styles = table.assign(name=cell_names(table), series=labels(table)), looks(table)
+    named = table.assign(name=cell_names(table), series=labels(table))
+    styles = looks(table, named["series"])
     figure, axes = style.new_figure(8.8, 4.4)
     for _, row in named[~table["on_front"]].iterrows():
         look = styles[row["series"]]

@@ -33,7 +33,7 @@ from vitsweep.tables.formatting import (
     span,
     tally,
 )
-from vitsweep.tables.names import CHOICES, cell_names, varying_columns
+from vitsweep.tables.names import CHOICES, series_names, varying_columns
 from vitsweep.tables.render import baseline_line, common_settings
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -505,7 +505,7 @@ def first_group(cells: DataFrame) -> str:
 
 def labels(cells: DataFrame) -> Series:
     """Return the series each cell belongs to, `O1 · fsdp`."""
-    return cell_names(cells, choice_columns(cells))
+    return series_names(cells, choice_columns(cells))
 
 
 def settings(cells: DataFrame) -> Series:
@@ -514,7 +514,7 @@ def settings(cells: DataFrame) -> Series:
     Trainings that differ in a learning rate or in the images of a step have no mean in common.
     """
     varied = varying_columns(cells.drop(columns="seed", errors="ignore"))
-    return cell_names(cells, varied)
+    return series_names(cells, varied)
 
 
 def looks(cells: DataFrame, series: Series | None = None) -> dict[str, Look]:

@@ -17,7 +17,7 @@ from vitsweep.tables.accuracy import WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, missing, number, percent, ratio
 from vitsweep.tables.limits import limit_answer
-from vitsweep.tables.names import cell_names, name_parts, varying_columns
+from vitsweep.tables.names import name_parts, varying_columns
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import further, one_look
@@ -208,7 +208,7 @@ def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFra
     table = replicates(cells, tables.replicate_key)
     table = checked_cells(table if len(table) else cells, *COMPARED)
     if len(table):
-        table = table.join(name_parts(table)).assign(name=cell_names(table))
+        table = table.join(name_parts(table))
     return table[table["status"] == Status.measured], table
 
 

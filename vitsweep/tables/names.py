@@ -1,8 +1,9 @@
 """Short names of cells, and what a cell changes against its baseline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from itertools import compress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,21 @@ def environment_columns(table: DataFrame) -> list[str]:
     return [str(c) for c in table if c not in other]
 
 
+Found = TypeVar("Found")
+
+
+def _once(function: Callable[[DataFrame], Found]) -> Callable[[DataFrame], Found]:
+    """Keep what a function finds of a table with the table; whatever is made from it is another table."""
+
+    @wraps(function)
+    def found(table: DataFrame) -> Found:
+        known: dict[object, Found] = table.__dict__.setdefault("_found", {})
+        return known[function] if function in known else known.setdefault(function, function(table))
+
+    return found
+
+
+@_once
 def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
@@ -137,23 +153,19 @@ def in_menu_order(group: str, names: Iterable[str]) -> list[str]:
 Row = dict[str, str]
 
 
-def cell_names(cells: DataFrame, columns: Sequence[str] | None = None) -> Series:
+def cell_names(cells: DataFrame) -> Series:
     """Return the name of each cell: what differs from its baseline, `O1 + adamw_foreach`, or `baseline`.
 
     Where baselines differ, what a cell shares with its own follows: `O1 · 2 ranks`. Without a baseline in
     the table a name has every varying column: `O1 · fsdp`. Cells that no column tells apart, such as two
     classes of one choice, have their ids as well.
-
-    Args:
-        cells: one row per cell.
-        columns: spec columns to name them by; by default `varying_columns`.
     """
-    parts = name_parts(cells, columns)
-    return Series(
-        [" · ".join(filter(None, row)) for row in parts.to_numpy().tolist()],
-        cells.index,
-        dtype=object,
-    )
+    return name_parts(cells)["name"]
+
+
+def series_names(cells: DataFrame, columns: Sequence[str]) -> Series:
+    """Return the name of each cell by some spec columns; cells that these do not tell apart share one."""
+    return _joined_parts(_parts(cells, columns))
 
 
 def names_by_id(cells: DataFrame) -> dict[str, str]:
@@ -177,13 +189,28 @@ def named_rows(cells: DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFrame:
-    """Return the two parts of a cell's name, `change` and `match`.
+@_once
+def name_parts(cells: DataFrame) -> DataFrame:
+    """Return a cell's `name` (`cell_names`) and its two parts, `change` and `match`.
 
     The first is what differs from its baseline, `O1 + fsdp`; the second is the baseline's own setting
     where baselines differ, `4 ranks · 64 images`.
     """
-    named = [c for c in (varying_columns(cells) if columns is None else columns) if c in cells]
+    names = _parts(cells, varying_columns(cells))
+    if "cell_id" in cells:
+        ids = cells["cell_id"].astype(str)
+        alike = ids.groupby([names["change"], names["match"]]).transform("nunique") > 1
+        names["change"] = names["change"].mask(alike, names["change"] + " · " + ids)
+    return names.assign(name=_joined_parts(names))
+
+
+def _joined_parts(parts: DataFrame) -> Series:
+    texts = [" · ".join(filter(None, row)) for row in parts.to_numpy().tolist()]
+    return Series(texts, parts.index, dtype=object)
+
+
+def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
+    named = [c for c in columns if c in cells]
     rows = text_rows(cells[named])
     ids = cells.get("cell_id", Series(None, cells.index, dtype=object))
     own = cells.get("baseline_cell_id", Series(None, cells.index, dtype=object))
@@ -208,12 +235,7 @@ def name_parts(cells: DataFrame, columns: Sequence[str] | None = None) -> DataFr
         texts = [(match or change, "") for change, match in texts]
     unnamed = _alone(cells.iloc[0]) if len(cells) else ""
     texts = [(change or ("" if match else unnamed), match) for change, match in texts]
-    names = DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
-    if columns is None and "cell_id" in cells:
-        ids = ids.astype(str)
-        alike = ids.groupby([names["change"], names["match"]]).transform("nunique") > 1
-        names["change"] = names["change"].mask(alike, names["change"] + " · " + ids)
-    return names
+    return DataFrame(texts, cells.index, columns=["change", "match"], dtype=object)
 
 
 def _alone(cell: Series) -> str:

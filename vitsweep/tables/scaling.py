@@ -24,7 +24,7 @@ from vitsweep.tables.formatting import (
     values,
     with_interval,
 )
-from vitsweep.tables.names import cell_names, comparable, spec_columns, varying_columns
+from vitsweep.tables.names import comparable, series_names, spec_columns, varying_columns
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import estimate, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
@@ -74,33 +74,18 @@ def communication(cells: DataFrame) -> DataFrame:
     each method's exact formula of its own implementation; `published_formula` is the paper's, and
     cannot be compared without `published_unit`.
     """
-    cells = checked_cells(
-        cells, "sequence_parallel", "world_size", "num_tokens", "images_per_step", *PURPOSES
-    )
+    sizes = "sequence_parallel", "world_size", "num_tokens", "images_per_step"
+    cells = checked_cells(cells, *sizes, *PURPOSES)
     counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
     counted = [p for p in counted if not p.startswith("unattributed") or cells[p].gt(0).any()]
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
     measured = cells[cells["status"] == Status.measured]
     measured = measured.dropna(subset=counted, how="all") if counted else measured.iloc[:0]
-    columns = list(
-        dict.fromkeys(
-            [
-                *varying_columns(cells),
-                "sequence_parallel",
-                "world_size",
-                "num_tokens",
-                "images_per_step",
-            ]
-        )
-    )
-    times = [
-        c
-        for c in ("communication_ms", "step_time_ms", "blocks", "baseline_cell_id")
-        if c in measured
-    ]
+    columns = dict.fromkeys([*varying_columns(cells), *sizes])
+    times = "communication_ms step_time_ms blocks baseline_cell_id".split()
     total = measured[counted].apply(pd.to_numeric).sum(axis=1, min_count=1)
     return (
-        measured[["cell_id", *columns, *counted, *formulas, *times]]
+        measured[["cell_id", *columns, *counted, *formulas, *(c for c in times if c in measured)]]
         .assign(
             bytes_per_step=total,
             bytes_per_image=total * measured["world_size"] / measured["images_per_step"],
@@ -240,7 +225,7 @@ def _curve_names(points: DataFrame, kind: str) -> Series:
         c for c in varying_columns(points) if c not in SIZES and not c.startswith(SIZE_FIELDS)
     ]
     curve = points["order"]
-    names = (f"{kind} · " + cell_names(points, columns)).groupby(curve).transform("first")
+    names = (f"{kind} · " + series_names(points, columns)).groupby(curve).transform("first")
     images = points[KEPT[kind]].map(f", {{:g}} img/{'step' if kind == 'strong' else 'rank'}".format)
     threads = points["threads"].map(", {:g} threads/rank".format)
     for detail in (images, threads, curve.map(" ({})".format)):
