@@ -45,10 +45,20 @@ def test_a_name_that_is_gone_is_told_before_one_that_is_close() -> None:
     )
 
 
-NUMBERS = {"task.target_accuracy", "recipe.", "optimizer.", "sweep.minutes", "task.label_smoothing"}
+NUMBERS = {
+    "task.target_accuracy",
+    "recipe.",
+    "optimizer.",
+    "sweep.minutes",
+    "task.label_smoothing",
+    "averaging.",
+    "tokens.",
+    "vit_block.",
+}
 SETTINGS = {"optimizer.momentum": "optimizer=sgd_loop", "data.num_workers": "data=image_folder",
             "data.prefetch_batches": "data=image_folder", "hydra.launcher": "hydra/launcher=slurm",
-            "tracker.project": "tracker=wandb"}  # fmt: skip
+            "tracker.project": "tracker=wandb", "precision.loss": "precision=O1",
+            "sharding.": "sharding=fsdp"}  # fmt: skip
 """What a setting is of, where that is not plain."""
 
 
@@ -64,7 +74,7 @@ def test_every_answer_of_the_table_is_there_and_composes() -> None:
             key = words.split()[-1].partition("=")[0]
             others = [choice for start, choice in SETTINGS.items() if key.startswith(start)]
             value = "1" if not any(map(key.startswith, NUMBERS)) else "0.5"
-            value = "true" if key == "measurement.trace" else value
+            value = "true" if key.endswith((".trace", ".reshard_after_forward")) else value
             value = "/a" if key.endswith((".name", ".folder", ".resume_from")) else value
             if "data.folder" in words:  # which must be there
                 words = words.split()[0]
@@ -100,7 +110,14 @@ seeds=1,2 -> `seed=1,2`?
 workers=2 data=image_folder -> `data.num_workers=2`?
 workers=2 -> `python -m vitsweep show` lists all.
 epochs=3 gpus=2 -> `task=train task.epochs=3`?
-compile=true -> `compilation=compile_model`?
+compile=true -> whole model: `compilation=compile_model` or each block: `compilation=compile_blocks`?
+precision=amp -> mixed: `precision=O1` or no loss scale: `precision=bf16`?
+precision=O1 loss_scale=128 -> `precision.loss_scale=128`?
+precision=fp8_e4m3 -> `precision=fp8`?
+pipeline_parallel=zbv -> `pipeline_parallel=zero_bubble_v`?
+global_pool=avg -> `classifier=pooled`?
+vit_block=stochastic_depth -> `vit_block=drop_samples`?
+partition=gpu -> `hydra/launcher=slurm hydra.launcher.partition=gpu`?
 compile=false -> `compilation=eager`?
 attention=flash -> `attention=sdpa_flash`?
 resources.device=gpu -> `resources.device=cuda`?
@@ -109,7 +126,7 @@ launcher=slurm -> `hydra/launcher=slurm`?
 --dry-run precision=O1,O2 -> `python -m vitsweep plan -m precision=O1,O2`?
 --fp16 precision=O2 -> `precision=O1`?
 --batch-size 8 -> or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
-train seed=3 -> `python -m vitsweep -m seed=3 task=train`?
+train seed=3 -> `python -m vitsweep -m seed=3` or to an accuracy: `python -m vitsweep -m seed=3 task=train`?
 """
 """What is typed after `-m` -> how the sentence ends."""
 
