@@ -70,8 +70,8 @@ RANKS_4 = "resources.ranks_per_node=4"
         ),
         (
             ["resources.device=cuda"],
-            "`resources.device=cuda` needs a GPU and this machine shows none: use "
-            "`resources.device=cpu`, or send the sweep to a cluster with `hydra/launcher=slurm`.",
+            "`resources.device=cuda` needs a GPU, which is not here: use `resources.device=cpu`, or "
+            "`hydra/launcher=slurm`.",
         ),
         (
             ["sharding=none"],
@@ -96,8 +96,7 @@ RANKS_4 = "resources.ranks_per_node=4"
         ),
         (
             ["model.in_channels=3"],
-            "`model.in_channels=3` does not fit `data=digits`, whose images have 1: use "
-            "`model.in_channels=auto`.",
+            "`model.in_channels=3` does not fit the 1 of `data=digits`: use `model.in_channels=auto`.",
         ),
         (
             ["model.num_classes=5"],
@@ -106,13 +105,12 @@ RANKS_4 = "resources.ranks_per_node=4"
         ),
         (
             ["task=train", "model.num_classes=12"],
-            "`model.num_classes=12` is more than the 10 of `data=digits`, and classes without images are "
-            "trained on as wrong answers: use `model.num_classes=auto`.",
+            "`model.num_classes=12` is more than the 10 of `data=digits`: use `model.num_classes=auto`.",
         ),
         (
             ["mesh.ulysses=2"],
-            "`mesh.ulysses=2` is used by no chosen technique (`sequence_parallel=none`): leave it "
-            "at auto, or choose another `sequence_parallel`.",
+            "`mesh.ulysses=2` is not used by `sequence_parallel=none`: leave it at auto, or choose "
+            "another `sequence_parallel`.",
         ),
         (
             ["precision=O3", "precision.loss_scale=dynamic"],
@@ -172,16 +170,20 @@ def test_the_way_out_of_one_refusal_is_runnable(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "asked"),
     [
-        (["mesh.shard=3"], "shard=3"),
-        (["mesh.shard=3", "sharding=hsdp", RANKS_4], "shard=3"),
-        (["mesh.ring=2", "mesh.ulysses=3", "sequence_parallel=usp", RANKS_4], "ring=2 x ulysses=3"),
-        (["mesh.shard=8", "sharding=fsdp"], "shard=8"),
+        (["mesh.shard=3"], "mesh.shard=3"),
+        (["mesh.shard=3", "sharding=hsdp", RANKS_4], "mesh.shard=3"),
+        (
+            ["mesh.ring=2", "mesh.ulysses=3", "sequence_parallel=usp", RANKS_4],
+            "mesh.ring=2 mesh.ulysses=3",
+        ),
+        (["mesh.shard=8", "sharding=fsdp"], "mesh.shard=8"),
     ],
 )
 def test_degrees_that_do_not_divide_the_world_are_refused(overrides: list[str], asked: str) -> None:
-    [reason] = [r for r in reasons(*overrides) if r.startswith("`mesh` asks for")]
-    assert reason.startswith(f"`mesh` asks for {asked}, which does not divide the world of ")
-    assert reason.endswith("choose degrees whose product divides it.")
+    [reason] = [
+        r for r in reasons(*overrides) if r.endswith(": choose degrees whose product does.")
+    ]
+    assert reason.startswith(f"`{asked}` does not divide the ")
 
 
 def test_the_degree_advised_divides_the_world_that_there_is() -> None:
@@ -213,8 +215,7 @@ def test_hsdp_runs_where_the_world_factors(place: list[str]) -> None:
 def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
     [reason] = reasons("resources.ranks_per_node=16", machine=GPU_NODE)
     assert reason == (
-        "`resources.ranks_per_node=16` is more than the 8 GPUs of a node, and two ranks on one GPU "
-        "measure neither: use `resources.ranks_per_node=8`."
+        "`resources.ranks_per_node=16` is more than the GPUs of a node: use `resources.ranks_per_node=8`."
     )
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
     assert reasons("resources.nodes=4", "batch.images_per_step=64", machine=GPU_NODE) == ()
@@ -223,7 +224,7 @@ def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
 def test_more_threads_than_a_node_can_start_are_refused() -> None:
     for words in (["resources.threads_per_rank=1000000"], ["resources.ranks_per_node=100000"]):
         found = reasons(*words, "data=synthetic", "batch.scope=per_replica")
-        assert any("threads on the 2 cores of a node, and at most 128" in text for text in found)
+        assert any("is more than 128 threads on 2 cores" in text for text in found)
 
 
 def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def test_what_an_older_torch_lacks_is_refused_by_name(monkeypatch: pytest.Monkey
     assert not [*rules.lacking_here(cell)]
     versions(monkeypatch, torch="2.9.1")
     [reason] = rules.lacking_here(cell)
-    assert "`sharding=fsdp` with these settings needs torch 2.12 or newer, and this is" in reason
+    assert "`sharding=fsdp` as set needs torch 2.12 or newer, not " in reason
 
 
 def test_a_torch_newer_than_was_tried_is_said_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,14 +183,14 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             raise unknown_choice("+sweep", name, names)
         if _is_below(key.lstrip("~"), FOLDERS):
             raise BadValueError(
-                f"`{override}` would change nothing: results go to the folder "
-                "`sweep.folder`/`sweep.name`; set those instead."
+                f"`{override}` changes nothing: results go to `sweep.folder`/`sweep.name`."
             )
         if _is_below(key.lstrip("~"), OF_HYDRAS_OWN_OUTPUT):
             raise BadValueError(
-                f"`{override}` would change nothing: vitsweep prints its own progress and help, and "
-                "calls no callbacks. Leave it out."
+                f"`{override}` changes nothing, since Hydra prints and calls nothing here: leave it out."
             )
+        if key == "hydra.launcher":
+            raise BadValueError(f"`{override}` is a section; did you mean `hydra/launcher={name}`?")
         if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:
             raise other_sweeper(override)
         _refuse_settings_of_what_is_not_chosen(override, key, overrides)
@@ -198,9 +198,8 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             _require_folders(override, name)
         if _is_below(key.lstrip("~"), UNREAD) and not (has_stock and _is_below(key, ENVIRONMENT)):
             raise BadValueError(
-                f"`{override}` would change nothing: cells run in processes of their own, and no setting "
-                "of Hydra's job reaches them. Leave it out; variables of the environment stand in "
-                "front of the command (`NAME=value python -m vitsweep ...`)."
+                f"`{override}` reaches no cell, which has a process of its own: leave it out, and set "
+                "variables in front of the command (`NAME=value python -m vitsweep ...`)."
             )
 
 

@@ -62,8 +62,8 @@ def lacking_here(cell: CellSpec) -> Iterator[str]:
         yield from said_by(cell, group, "lacking_here")
         if (needed := technique.needs_torch) and is_older_than(needed):
             yield (
-                f"`{group}={technique.name}` with these settings needs torch {needed} or newer, and this is "
-                f"torch {version('torch')}: install a newer one, or choose another `{group}`."
+                f"`{group}={technique.name}` as set needs torch {needed} or newer, not {version('torch')}: "
+                f"install it, or choose another `{group}`."
             )
 
 
@@ -84,9 +84,8 @@ def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here
     if fault:
         kind = type(technique)
         raise BadValueError(
-            f"`{group}={technique.name}`: `{kind.__module__}.{kind.__qualname__}.{rule}` {fault}, but it "
-            f"must yield a sentence for each reason why a cell cannot run: mend it, or choose another "
-            f"`{group}`."
+            f"`{group}={technique.name}`: `{kind.__module__}.{kind.__qualname__}.{rule}` {fault}, but must "
+            f"yield sentences: mend it, or choose another `{group}`."
         )
     return said
 
@@ -94,13 +93,10 @@ def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here
 def _mesh(cell: CellSpec) -> Iterator[str]:
     mesh, world = cell.mesh, cell.resources.world_size
     if mesh.world_size != world:
-        given = " x ".join(f"{a}={d}" for a, d in vars(mesh).items() if d > 1 and a != "replicate")
-        yield (
-            f"`mesh` asks for {given}, which does not divide the world of {world} ranks "
-            f"(`resources.nodes={cell.resources.nodes}` x "
-            f"`resources.ranks_per_node={cell.resources.ranks_per_node}`): "
-            "choose degrees whose product divides it."
+        given = " ".join(
+            f"mesh.{a}={d}" for a, d in vars(mesh).items() if d > 1 and a != "replicate"
         )
+        yield f"`{given}` does not divide the {world} ranks: choose degrees whose product does."
 
 
 def _axes(cell: CellSpec) -> Iterator[str]:
@@ -111,9 +107,8 @@ def _axes(cell: CellSpec) -> Iterator[str]:
         if degree > 1 and axis not in used:
             group = "sequence_parallel" if axis in TOKEN_AXES else f"{axis}_parallel"
             yield (
-                f"`mesh.{axis}={degree}` is used by no chosen technique "
-                f"(`{group}={getattr(cell, group).name}`): leave it at auto, or choose another "
-                f"`{group}`."
+                f"`mesh.{axis}={degree}` is not used by `{group}={getattr(cell, group).name}`: leave it "
+                f"at auto, or choose another `{group}`."
             )
 
 
@@ -123,14 +118,13 @@ def _devices(cell: CellSpec) -> Iterator[str]:
         return
     if not asked.devices_per_node:
         yield (
-            "`resources.device=cuda` needs a GPU and this machine shows none: use "
-            "`resources.device=cpu`, or send the sweep to a cluster with `hydra/launcher=slurm`."
+            "`resources.device=cuda` needs a GPU, which is not here: use `resources.device=cpu`, or "
+            "`hydra/launcher=slurm`."
         )
     elif asked.ranks_per_node > asked.devices_per_node:
         yield (
-            f"`resources.ranks_per_node={asked.ranks_per_node}` is more than the "
-            f"{asked.devices_per_node} GPUs of a node, and two ranks on one GPU measure neither: "
-            f"use `resources.ranks_per_node={asked.devices_per_node}`."
+            f"`resources.ranks_per_node={asked.ranks_per_node}` is more than the GPUs of a node: use "
+            f"`resources.ranks_per_node={asked.devices_per_node}`."
         )
 
 
@@ -145,8 +139,8 @@ def _threads(cell: CellSpec) -> Iterator[str]:
     if threads > most:
         yield (
             f"`resources.ranks_per_node={asked.ranks_per_node}` x `resources.threads_per_rank="
-            f"{asked.threads_per_rank}` are {threads} threads on the {asked.cores_per_node} cores of a node, "
-            f"and at most {most} are started there: use fewer, or a node with more cores."
+            f"{asked.threads_per_rank}` is more than {most} threads on {asked.cores_per_node} cores: "
+            "use fewer."
         )
 
 
@@ -154,8 +148,8 @@ def _shapes(cell: CellSpec) -> Iterator[str]:
     model = cell.model
     if model.in_channels != cell.data.num_channels:
         yield (
-            f"`model.in_channels={model.in_channels}` does not fit `data={cell.data.name}`, whose "
-            f"images have {cell.data.num_channels}: use `model.in_channels=auto`."
+            f"`model.in_channels={model.in_channels}` does not fit the {cell.data.num_channels} of "
+            f"`data={cell.data.name}`: use `model.in_channels=auto`."
         )
     if model.num_classes < cell.data.num_classes:
         yield (
@@ -165,8 +159,7 @@ def _shapes(cell: CellSpec) -> Iterator[str]:
     elif cell.task.epochs and model.num_classes != cell.data.num_classes:
         yield (
             f"`model.num_classes={model.num_classes}` is more than the {cell.data.num_classes} of "
-            f"`data={cell.data.name}`, and classes without images are trained on as wrong answers: use "
-            "`model.num_classes=auto`."
+            f"`data={cell.data.name}`: use `model.num_classes=auto`."
         )
 
 
@@ -195,10 +188,7 @@ def _instruments(cell: CellSpec) -> Iterator[str]:
     for feature in extras.KNOWN.values():
         for key in feature.instruments.keys() - extras.INSTRUMENTS.keys():
             if value := getattr(cell.measurement, key):
-                yield (
-                    f"`measurement.{key}={value}` needs an optional feature that is not installed: leave "
-                    "it out."
-                )
+                yield f"`measurement.{key}={value}` needs a feature that is not installed: leave it out."
 
 
 def largest_degree(cell: CellSpec, most: int, fits: Callable[[int], bool]) -> int:
@@ -226,12 +216,10 @@ def tensor_split_conflicts(cell: CellSpec, choice: str) -> Iterator[str]:
     if heads % ways or hidden % ways:
         fits = largest_degree(cell, ways, lambda d: heads % d == 0 == hidden % d)
         yield (
-            f"`mesh.tensor={ways}` must divide `model.num_heads={heads}` and "
-            f"`model.mlp_width={hidden}`: `{choice}` gives whole heads and equal parts of the MLP "
-            f"to each rank. Try `mesh.tensor={fits}`."
+            f"`mesh.tensor={ways}` of `{choice}` must divide `model.num_heads={heads}` and "
+            f"`model.mlp_width={hidden}`: try `mesh.tensor={fits}`."
         )
     if cell.precision.float8:
         yield (
-            f"`{choice}` splits linears that `precision={cell.precision.name}` has replaced by its "
-            "own: use another precision."
+            f"`{choice}` splits no linears of `precision={cell.precision.name}`: use another precision."
         )

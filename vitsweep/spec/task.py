@@ -66,31 +66,27 @@ class Task:
                 shown = (
                     "null" if value is None else value if isinstance(value, str) else f"{value:g}"
                 )
-                yield (
-                    f"`task.{key}={shown}` has no effect with `task={self.name}`, which does not train: "
-                    "use `task=train`, or leave it out."
-                )
+                typed = f"`task.{key}={shown}`"
+                yield f"{typed} has no effect with `task={self.name}`: use `task=train`, or leave it out."
 
     def doubts(self) -> Iterator[str]:
         """Yield what is possible, and probably not meant."""
         if 0 < self.epochs <= self.warmup_epochs:
             yield (
-                f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than "
-                f"`task.epochs={self.epochs}`: the learning rate never reaches its peak. Give a shorter "
-                f"one, as `task.warmup_epochs={self.epochs / 6:.2g}`."
+                f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than `task.epochs={self.epochs}`"
+                f": use `task.warmup_epochs={self.epochs / 6:.2g}`."
             )
         if self.keep == "best" and self.epochs > 1 and not self.evaluate_every_epochs:
             yield (
-                "`task.keep=best` chooses among evaluations, and `task.evaluate_every_epochs=0` evaluates "
-                "the trained model only: use `task.evaluate_every_epochs=1`, or `task.keep=final`."
+                "`task.keep=best` has one evaluation with `task.evaluate_every_epochs=0`: use "
+                "`task.evaluate_every_epochs=1`, or `task.keep=final`."
             )
         if self.target_accuracy is not None and self.epochs > 1:
             every = self.evaluate_every_epochs
             if not every or every >= self.epochs:
                 yield (
-                    f"`task.evaluate_every_epochs={every}` evaluates the trained model only: the time to "
-                    f"`task.target_accuracy={self.target_accuracy:g}` can only be that of all "
-                    f"`task.epochs={self.epochs}`."
+                    f"`task.evaluate_every_epochs={every}` shows `task.target_accuracy="
+                    f"{self.target_accuracy:g}` at the end alone: use `task.evaluate_every_epochs=1`."
                 )
 
 
@@ -196,19 +192,16 @@ class Recipe:
         typed = [f"`recipe={self.name}`"]
         if self.name == NO_RECIPE["name"]:
             typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
-        yield (
-            f"{' and '.join(typed)} {'have' if len(typed) > 1 else 'has'} no effect with `task={task}`, "
-            "which does not train: use `task=train`, or leave it out."
-        )
+        has = "have" if len(typed) > 1 else "has"
+        yield f"{' and '.join(typed)} {has} no effect with `task={task}`: use `task=train`, or leave it out."
 
     def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         # Muon's updates are as large; Lion's, which have no eps, need a lower rate.
         is_adam = getattr(cell.optimizer, "eps", None) is not None
         if self.learning_rate is not None and not is_adam:
             yield (
-                f"`recipe={self.name}` has the learning rate of AdamW, and "
-                f"`optimizer={cell.optimizer.name}` needs another: use an `optimizer=adamw_...`, or "
-                "`recipe.learning_rate=null` and `optimizer.learning_rate`."
+                f"`recipe={self.name}` has no learning rate for `optimizer={cell.optimizer.name}`: use an "
+                "`optimizer=adamw_...`, or `recipe.learning_rate=null` and `optimizer.learning_rate`."
             )
 
     def _augmentation_conflicts(self, cell: "CellSpec") -> Iterator[str]:
@@ -216,14 +209,13 @@ class Recipe:
             cell.model.head == "dense" or getattr(cell.data, "num_frames", 1) > 1
         ):
             yield (
-                f"`recipe={self.name}` changes single images with one label each, which "
-                f"`data={cell.data.name}` has not: use `recipe=none`."
+                f"`recipe={self.name}` needs single images with one label, not `data={cell.data.name}`: use "
+                "`recipe=none`."
             )
         if self.mixes and cell.micro_batch % 2:
             yield (
-                f"`recipe={self.name}` mixes pairs of neighbouring images, and a micro-batch of "
-                f"{cell.micro_batch} has no whole number of them: use another `batch.images_per_step`, or "
-                "`recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
+                f"`recipe={self.name}` mixes pairs, not a micro-batch of {cell.micro_batch}: use another "
+                "`batch.images_per_step`, or `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
             )
 
     def _drop_path_conflicts(self, cell: "CellSpec") -> Iterator[str]:
@@ -231,14 +223,10 @@ class Recipe:
             return
         if cell.vit_block.draws:
             yield (
-                f"`recipe.drop_path={self.drop_path:g}` and `vit_block={cell.vit_block.name}` are both "
-                "stochastic depth, and a branch would be left out twice: use `recipe.drop_path=0`, or "
-                "`vit_block=plain`."
+                f"`recipe.drop_path={self.drop_path:g}` and `vit_block={cell.vit_block.name}` both drop "
+                "branches: use `recipe.drop_path=0`, or `vit_block=plain`."
             )
         for group in ("sequence_parallel", "tensor_parallel", "pipeline_parallel"):
             choice = getattr(cell, group).name
             if choice != "none":
-                yield (
-                    f"`recipe.drop_path={self.drop_path:g}` is for ranks with images of their own, and the "
-                    f"ranks of `{group}={choice}` share an image: use `recipe.drop_path=0`."
-                )
+                yield f"`recipe.drop_path={self.drop_path:g}` needs `{group}=none`: use `recipe.drop_path=0`."

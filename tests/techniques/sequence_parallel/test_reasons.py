@@ -67,12 +67,12 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
         ),
         (
             ["sequence_parallel=ring", "mesh.ring=3"],
-            "`mesh` asks for ring=3, which does not divide the world of 4 ranks",
+            "`mesh.ring=3` does not divide the 4 ranks",
         ),
         (
             ["sequence_parallel=ring", "mesh.ulysses=2"],
-            "`mesh.ulysses=2` is used by no chosen technique (`sequence_parallel=ring`): leave it "
-            "at auto, or choose another `sequence_parallel`.",
+            "`mesh.ulysses=2` is not used by `sequence_parallel=ring`: leave it at auto, or choose "
+            "another `sequence_parallel`.",
         ),
         (
             ["sequence_parallel=ring", "sequence_parallel.order=zigzag"],
@@ -88,7 +88,8 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
         ),
         (
             ["tensor_parallel=megatron", "model.num_heads=2"],
-            "`mesh.tensor=4` must divide `model.num_heads=2` and `model.mlp_width=512`",
+            "`mesh.tensor=4` of `tensor_parallel=megatron` must divide `model.num_heads=2` and "
+            "`model.mlp_width=512`",
         ),
         (
             ["pipeline_parallel=gpipe", "model.depth=2"],
