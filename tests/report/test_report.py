@@ -363,3 +363,36 @@ def test_each_table_is_computed_once_for_views_and_report(tmp_path, monkeypatch)
     once = [("cells", "cells"), ("scaling", "scaling_efficiency"), ("effects", "waterfall")]
     once += [("effects", "effects"), ("scaling", "exposed_communication"), ("load", "runs_of")]
     assert {key: calls.get(key) for key in once} == dict.fromkeys(once, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs `apt-get install chromium`")
+def test_long_names_do_not_widen_the_page_on_a_telephone(tmp_path):
+    name = "a_name_without_a_blank_" * 6
+    runs = [
+        replace(r, spec=r.spec | {"model": name + r.spec["model"], "data": name})
+        for s in "ab"
+        for r in setting(s, {"O1": SURE})
+    ]
+    first_rows(tmp_path / "s", *runs)
+    page = (tmp_path / "s" / "report" / "index.html").read_text()
+    width = "<script>document.title = document.documentElement.scrollWidth + ' px';</script></body>"
+    inner = json.dumps(page.replace("</body>", width)).replace("</", "<\\/")
+    shown = "f.onload = () => { document.title = f.contentDocument.title }; f.srcdoc = "
+    outer = f'<iframe id="f" width="390" height="900"></iframe><script>{shown}{inner}</script>'
+    (tmp_path / "page.html").write_text(outer)
+    browser = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=4000",
+    ]
+    typed = [
+        *browser,
+        f"--user-data-dir={tmp_path}/profile",
+        "--dump-dom",
+        f"file://{tmp_path}/page.html",
+    ]
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=120)
+    assert int(re.search(r"<title>(\d+) px</title>", done.stdout).group(1)) <= 390
