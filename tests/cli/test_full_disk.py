@@ -58,7 +58,7 @@ def test_a_verb_without_the_right_to_write_says_so(
     def refuse(*_: object) -> None:  # root, who may run these tests, may write everywhere
         raise PermissionError(errno.EACCES, "Permission denied", str(folder / "runs.parquet"))
 
-    monkeypatch.setattr(views, "_write_parquet", refuse)
+    monkeypatch.setattr(views, "write_table", refuse)
     assert run([verb, str(folder)], {}) == ends_with
     shown = capsys.readouterr()
     assert "runs.parquet`" in shown.err

@@ -117,7 +117,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
         return [say("nothing_measured", why=formatting.tally(every["status"]))]
     compared = _compared(measured)
     several = measured["device"].nunique() > 1
-    on = measured["device"].map(lambda device: f" on {device}" if several else "")
+    on = measured["device"].astype(object).map(lambda device: f" on {device}" if several else "")
     placed = measured.assign(name=measured["name"].astype(object) + on)
     lost = _without_speedups(placed, compared)
     if compared.empty:
