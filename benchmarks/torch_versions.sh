@@ -1,6 +1,7 @@
 #!/bin/sh
 # Which versions of torch vitsweep runs with: for each an environment of its own, removed afterwards (5 to 8 GB), in which run
-# the equivalence tests, two sweeps with their proofs, and `plan` of every named sweep. Prints rows for docs/torch_versions.md.
+# the equivalence tests, a sweep with its proofs, `plan` of every named sweep without predictions, which take minutes each, and
+# one `plan` with them. A quarter of an hour for each version. Prints rows for docs/torch_versions.md.
 #
 #     benchmarks/torch_versions.sh FOLDER 2.9.1 2.15.0      # FOLDER keeps the logs; KEEP=1 keeps the environments too
 set -u
@@ -16,17 +17,20 @@ said() { # NAME COMMAND...: `yes`, or `no` with the log
     shift
     if "$@" > "$home/$version-$name.log" 2>&1; then echo yes; else echo "no ($version-$name.log)"; fi
 }
-plans() { # one process for all named sweeps: torch is not loaded
-    for file in "$root"/conf/sweep/*.yaml; do
-        sweep=$(basename "$file" .yaml)
-        "$env/bin/python" -m vitsweep plan "+sweep=$sweep" > "$home/plan.txt" 2>&1
-        case $? in 0 | 1) ;; *) cat "$home/plan.txt"; echo "$sweep"; failed=1 ;; esac
-    done
-    [ -z "${failed:-}" ]
+plans() { # all but sweeps of images of one's own, which need a folder
+    (cd "$root/conf/sweep" && ls) | sed 's/.yaml$//' | xargs -n 1 -P 2 sh -c '
+        "$0" -m vitsweep plan --no-predict "+sweep=$1" > "$1.txt" 2>&1 || {
+            code=$?
+            [ $code = 2 ] && grep -q "needs .data.folder=PATH" "$1.txt" || { echo "$1: exit $code"; cat "$1.txt"; exit 1; }
+        }' "$env/bin/python"
+}
+predicts() { # a step time for every cell: what cannot be predicted is no error of `plan`
+    "$env/bin/python" -m vitsweep plan -m precision=O1,O2 sharding=ddp,fsdp --json > plan.txt &&
+        "$env/bin/python" -c 'import json, sys; sys.exit(not all([c.get("step_time_ms") for c in json.load(sys.stdin)["cells"]]))' < plan.txt
 }
 
-echo '| torch | Python | torchao | equivalence tests | `precision=O1,O2 sharding=ddp,fsdp` | `plan` of the named sweeps |'
-echo '|---|---|---|---|---|---|'
+echo '| torch | Python | torchao | equivalence tests | `precision=O1,O2 sharding=ddp,fsdp` | `plan` of the named sweeps | predictions |'
+echo '|---|---|---|---|---|---|---|'
 for version in "$@"; do
     env=$home/$version
     [ -e "$env" ] || "$python" -m venv "$env"
@@ -41,7 +45,8 @@ for version in "$@"; do
     equal=$(cd "$root" && said equivalence "$env/bin/python" -m pytest -q -p no:cacheprovider -m 'not full' tests/test_equivalence.py tests/training/test_local_shards.py)
     sweep=$(said sweep "$env/bin/python" -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp measurement=smoke measurement.prove=twin sweep.folder="$work/sweep")
     planned=$(said plans plans)
-    echo "| $found | $equal | $sweep | $planned |"
+    predicted=$(said predictions predicts)
+    echo "| $found | $equal | $sweep | $planned | $predicted |"
     cd "$home" && rm -rf "$work"
     [ -n "${KEEP:-}" ] || rm -rf "$env"
 done
