@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,22 @@ def test_progress_goes_to_stderr_and_a_quiet_sweep_has_none(vitsweep: Command) -
     assert "in results/" not in done.stdout
     with pytest.raises(VitsweepError, match="`plna` is neither"):
         read_line(["-q", "plna"])
+
+
+PRINTS = """
+import os, subprocess
+from vitsweep.cli.as_json import print_json, result_alone
+with result_alone():
+    os.write(1, b"of C ")
+    print_json(cells=[])
+    subprocess.run(["echo", "of a process"])
+    print("of Python", flush=True)
+"""
+
+
+def test_what_c_and_other_processes_print_goes_to_stderr() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {"schema": SCHEMA, "cells": []}
+    assert done.stderr == "of C of a process\nof Python\n"

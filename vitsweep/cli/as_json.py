@@ -1,11 +1,13 @@
 """`--json`: what a verb found, alone on stdout; docs/scripts.md says what scripts may rely on."""
 
+import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -13,18 +15,25 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Raised where a key of what is printed goes, or means something else."""
 OPTION = "--json"
-_outputs = [sys.stdout]
+_outputs: list[TextIO] = [sys.stdout]
 
 
 @contextmanager
 def result_alone() -> Iterator[None]:
-    """Send to stderr whatever else is printed."""
-    _outputs.append(sys.stdout)
+    """Send to stderr whatever else is printed, also by other processes and by C: Gloo of torch 2.9 does."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    found = io.StringIO()
+    _outputs.append(found)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
         _outputs.pop()
+        print(found.getvalue(), end="")
 
 
 def print_json(**found: Any) -> None:
