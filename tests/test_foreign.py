@@ -126,4 +126,8 @@ def test_a_text_that_stands_in_every_row_is_in_memory_once(tmp_path: Path) -> No
 
 def test_a_table_of_vitsweep_is_read_as_pandas_reads_it(tmp_path: Path) -> None:
     for path in sorted(Path("analysis/sample").glob("*.parquet")):
-        pd.testing.assert_frame_equal(foreign_table(path), pd.read_parquet(path), check_dtype=False)
+        read, own = pd.read_parquet(path), foreign_table(path)
+        for table in (read, own):  # one has None where the other has NA
+            for column in table.columns[table.isna().any()]:
+                table[column] = table[column].astype(object).where(table[column].notna(), None)
+        pd.testing.assert_frame_equal(own, read, check_dtype=False)

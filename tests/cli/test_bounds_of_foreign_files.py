@@ -138,7 +138,6 @@ def test_a_bundle_is_checked_without_reading_what_its_footer_is_full_of(folder: 
         for block in ("b0", "b1", "b2"):
             sound.save_run(run(cell_id, block, 100, precision="O1" if cell_id == "bb" else "fp32"))
     (place / "runs.parquet").write_bytes((folder / "nulls.parquet").read_bytes())
-    (place / "packages.txt").write_text("a==1\n")
     (place / "claims.json").write_text(json.dumps({"format": 2, "margin": 0.1, "claims": []}))
     write_archive(place, folder / "bombs.tar.gz")
     code, said = child(folder, "reproduce", "bombs.tar.gz", "--check")

@@ -156,4 +156,4 @@ def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.Mo
         extras.KNOWN, "a", extras.Feature(words=(), instruments={"trace": "instrument"})
     )
     [reason] = entry(*TINY, "measurement.trace=true").reasons
-    assert "`measurement.trace=True` needs an optional feature" in reason
+    assert "`measurement.trace=True` needs a feature that is not installed" in reason

@@ -52,7 +52,7 @@ def test_what_decoding_shows_is_counted_to_the_end_and_named_in_one_list(vitswee
     assert done.returncode == 3, done.stderr
     said = " ".join(done.stdout.split())
     assert "12 of 60 images cannot be read, more than `data.max_damaged_share=0.05`" in said
-    assert f"`{DAMAGED_LIST}` in the sweep's folder names each" in said
+    assert f"`results/pictures/{DAMAGED_LIST}` names each" in said
     assert set(read_damaged(sweep)) == damaged
     assert not list(sweep.glob("cells/*/attempts/*/damaged-*"))
 

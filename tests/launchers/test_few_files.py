@@ -23,7 +23,7 @@ def test_runs_are_packed_between_blocks_and_packed_cells_run_again(
     monkeypatch.setattr(store_module, "MANY_FILES", 3)
     for blocks in (2, 3):
         vitsweep.sweep([*SETTINGS, f"measurement.blocks={blocks}"], seed=[0, 1], name="mine")
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("files of cells moved") == 3, said
     store = Store(tmp_path / "results" / "mine")
     assert [path.name for path in store.cells.iterdir()] == [FILE]

@@ -22,7 +22,7 @@ from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)
-ONE_BLOCK = "--minutes=0.001"
+ONE_BLOCK = "--minutes=0.000001"
 
 
 def compare(*arguments: str) -> int:

@@ -338,6 +338,7 @@ NO_RESULTS = {
     "of 80 %.",
     "Packages with other versions here (none is installed): ", "`claims.json` is not what the records say.",
     "all columns stand in `cells.parquet` of the sweep's folder",  # of a refusal
+    "timing both in turns, for ", "drawing weights and batches: ",  # progress of a proof
     "too noisy to say",  # the verdict on a claim
     "What was frozen for it is not shown: ", "it is not true or false for each row",  # refusals
 }  # fmt: skip

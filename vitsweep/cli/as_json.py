@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Raised where a key of what is printed goes, or means something else."""
 OPTION = "--json"
-_outputs: list[TextIO] = [sys.stdout]
+_outputs: list[TextIO] = []
 
 
 @contextmanager
@@ -38,7 +38,10 @@ def result_alone() -> Iterator[None]:
 
 def print_json(**found: Any) -> None:
     """Print one JSON object on one line; values that are missing or not finite are null."""
-    print(json.dumps(_plain({"schema": SCHEMA, **found})), file=_outputs[-1])
+    print(
+        json.dumps(_plain({"schema": SCHEMA, **found})),
+        file=_outputs[-1] if _outputs else sys.stdout,
+    )
 
 
 def rows_of(table: "DataFrame") -> list[dict[Any, Any]]:

@@ -1,6 +1,7 @@
 """AdamW with a compact state: the update of torchao, memory as the formats say, refusals."""
 
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,7 +156,8 @@ def test_what_has_no_blocks_or_no_bfloat16_weights_is_refused(
 
 
 def test_a_missing_torchao_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "vitsweep.techniques.optimizer.compact_adamw.find_spec", lambda package: None
-    )
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("vitsweep.torch_compat.version", missing)
     assert "`pip install 'vitsweep[torchao]'`" in " ".join(entry("optimizer=adamw_8bit").reasons)

@@ -1,11 +1,11 @@
 """`vitsweep explain`: why one cell is faster than another, cause by cause."""
 
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 
 from rich.console import Console
 
+from vitsweep.cli.as_json import print_json
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         found, stop_reason = explain(_request(options, asked), console)
     if asked.json:
-        print(json.dumps(found.explanation.json(), indent=1))
+        print_json(**found.explanation.json())
     else:
         _show(found, console, asked)
     return stop_reason.exit_code if stop_reason else ExitCode.ok

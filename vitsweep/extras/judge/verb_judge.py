@@ -1,11 +1,11 @@
 """`vitsweep judge`: is a change of code faster, and does it still train the same?"""
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitsweep.cli.as_json import print_json
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, interrupts_to
@@ -142,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
     if markdown:
         markdown.write_text(judged.verdict.markdown(), encoding="utf-8")
     if as_json:
-        print(json.dumps(judged.verdict.json(), indent=1))
+        print_json(**judged.verdict.json())
     else:
         console.print()
         print_lines(console, [*judged.verdict.sentences, f"Records: {judged.folder}"])
