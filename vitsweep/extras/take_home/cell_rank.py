@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
-from vitsweep.extras.take_home.rank import STEPS, Named, run
+from vitsweep.extras.take_home.rank import STEPS, Named, leave, run
 from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -106,3 +106,4 @@ def _read(folder: Path) -> CellSpec:
 
 if __name__ == "__main__":
     main(float(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    leave()
