@@ -61,49 +61,39 @@ def flags() -> str:
 
 
 def menu() -> str:
-    """Return all groups with their choices, the default of each first."""
-    parts = []
+    """Return all groups: those with a page as a table of links, the others with their choices."""
+    links, parts = [], []
     for group, (default, what, _) in groups().items():
-        if not menu_of(group):
-            continue
-        written = (DOCS / "techniques" / f"{group}.md").exists()
-        page = f" [More](techniques/{group}.md)." if written else ""
-        rows = (
-            (
-                f"`{group}={name}`" + (" (default)" if name == default else ""),
-                _sentence(comment(group, name)),
-            )
-            for name in menu_of(group)
-        )
-        parts.append(
-            f"## {group}\n\n{_sentence(what)}{page}\n\n{_table(('choice', 'what it is'), rows)}"
-        )
-    return "\n\n".join(parts)
+        names = menu_of(group)
+        if (DOCS / "techniques" / f"{group}.md").exists():
+            others = ", ".join(f"`{name}`" for name in names if name != default)
+            links.append((f"[{group}](techniques/{group}.md)", f"`{default}`", others, _sentence(what)))
+        elif names:
+            parts.append(f"## {group}\n\n{_sentence(what)}\n\n{choices(group)}")
+    table = _table(("group", "default", "other choices", "what it decides"), links)
+    return "\n\n".join([f"## Techniques\n\n{table}", *parts])
 
 
 def choices(group: str) -> str:
-    """Return every choice of a group: its comment, and its YAML with all settings."""
+    """Return every choice of a group with its comment."""
     default = plain_choice(group)
-    parts = ["## Choices and settings"]
-    for name in menu_of(group):
-        body = _body(conf_dir() / group / f"{name}.yaml")
-        mark = " (default)" if name == default else ""
-        parts.append(
-            f"### `{group}={name}`{mark}\n\n{_sentence(comment(group, name))}\n\n"
-            f"<details markdown><summary>Settings</summary>\n\n```yaml\n{body.strip()}\n```\n\n</details>"
+    rows = (
+        (
+            f"`{group}={name}`" + (" (default)" if name == default else ""),
+            _sentence(comment(group, name)),
         )
-    return "\n\n".join(parts)
+        for name in menu_of(group)
+    )
+    return _table(("choice", "what it is"), rows)
 
 
 def sweeps() -> str:
-    """Return every named sweep with its question and what its comment says."""
-    parts = []
+    """Return every named sweep with its question."""
+    rows = []
     for path in sorted((conf_dir() / "sweep").glob("*.yaml")):
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-        question = tree.get("question", "")
-        said = _sentence(comment("sweep", path.stem))
-        parts.append(f"### `+sweep={path.stem}`\n\n**{question}**\n\n{said}")
-    return "\n\n".join(parts)
+        rows.append((f"`+sweep={path.stem}`", tree.get("question", "")))
+    return _table(("sweep", "what it asks"), rows)
 
 
 def commands() -> str:
@@ -133,12 +123,6 @@ GENERATED: dict[str, Callable[..., str]] = {
     make.__name__: make for make in (metrics, flags, menu, choices, sweeps, commands, conf, section)
 }
 """Name in a marker -> the function that makes the text."""
-
-
-def _body(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    first = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return "\n".join(lines[first:])
 
 
 def _sentence(text: str) -> str:
