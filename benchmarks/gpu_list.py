@@ -132,7 +132,6 @@ SINGLE_CHOICES: tuple[tuple[str, ...], ...] = (
     ("precision=tf32",),
     *((f"precision={p}",) for p in ("O2", "bf16_params", "O1", "O3")),
     ("memory=recompute_blocks",),
-    ("memory=offload_activations",),
     *((f"optimizer=adamw_{each}",) for each in ("loop", "foreach", "contiguous")),
     ("layout=batch_second",),
     ("layout.patch_embedding=linear",),

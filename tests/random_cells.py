@@ -35,7 +35,7 @@ GROUPS = {
     "layout": "batch_first batch_second",
     "classifier": "token pooled",
     "attention": "sdpa_auto mha_module sdpa_math sdpa_flash linear sdpa_causal",
-    "memory": "keep_all recompute_blocks recompute_selected offload_activations",
+    "memory": "keep_all recompute_blocks recompute_selected",
     "vit_block": "plain plain drop_samples parallel",
     "tokens": "all all drop registers",
     "sequence_parallel": "none none none ulysses ring usp lss lasp lasp2 dsp megatron_sp segment_local",

@@ -59,7 +59,6 @@ FIRST = "python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp"
 
 EXIT_CODES = {
     "optimizer=glob(adamw_*)": 3,  # a choice needs more than this machine has, such as apex
-    "memory=glob(*)": 3,  # as above: offloading needs a GPU
     "vitsweep gate": 1,  # one block per cell is too few to judge
 }
 """Part of a command -> its exit code with these settings on this machine, where that is not 0."""

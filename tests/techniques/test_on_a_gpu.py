@@ -37,7 +37,6 @@ def losses(*overrides: str) -> list[float]:
     ("plain", "choice", "relative"),
     [
         ((), ("compilation=cuda_graphs",), 1e-4),
-        ((), ("memory=offload_activations",), 1e-4),
         (("precision=bf16",), ("compilation=cuda_graphs", "precision=bf16"), 1e-2),
         ((), ("compilation=cuda_graphs_compiled",), 1e-4),
         ((), ("compilation=cuda_graphs_compiled", "compilation.optimizer_step=true"), 1e-4),

@@ -375,7 +375,7 @@ class Memory(Technique):
     colour = 1
 
     wraps_blocks: ClassVar[bool] = False
-    """True where the transformer blocks are wrapped, to recompute or to offload."""
+    """True where the transformer blocks are wrapped, to recompute them."""
 
     forwards_per_step: ClassVar[int] = 1
     """How often a block's forward pass runs in a training step, with what attention sends: 2 where

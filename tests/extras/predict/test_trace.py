@@ -95,10 +95,6 @@ def _sent(trace: StepTrace) -> dict[str, float]:
     [
         ("compilation=compile_model", "`compilation=compile_model` is counted as the eager step"),
         ("attention=flex", "`attention=flex` is counted as flash attention."),
-        (
-            "memory=offload_activations",
-            "is counted with copies at the speed of the device's memory",
-        ),
         ("optimizer=adamw_apex", "is counted as PyTorch's fused AdamW."),
         ("attention=sdpa_cudnn", ""),
         ("", ""),

@@ -12,7 +12,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.model.flops import train_flops
 from vitsweep.spec.technique import PrecisionPlan
 
-ALL = ["keep_all", "recompute_blocks", "recompute_selected", "offload_activations"]
+ALL = ["keep_all", "recompute_blocks", "recompute_selected"]
 
 
 def applied(name, kernel="sdpa_auto"):
@@ -76,21 +76,6 @@ def test_recomputing_lowers_the_peak_and_recomputing_all_lowers_it_most():
 
     assert selected < 0.8 * keep_all
     assert blocks < 0.5 * keep_all
-
-
-def test_offloading_is_refused_on_cpu_and_in_compiled_blocks():
-    cell = SimpleNamespace(
-        resources=SimpleNamespace(device="cpu"),
-        compilation=choice("compilation", "compile_blocks"),
-    )
-    device, compilation = choice("memory", "offload_activations").conflicts(cell)
-
-    assert device == (
-        "`memory=offload_activations` needs `resources.device=cuda`; got cpu, where activations "
-        "lie in host memory already and a copy would only cost time. Use "
-        "`memory=recompute_blocks`."
-    )
-    assert "`compilation=compile_blocks`" in compilation
 
 
 def test_selective_recomputation_is_refused_where_norms_are_gathered_inside_a_block():

@@ -4,7 +4,6 @@ import traceback
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any, Literal
@@ -246,7 +245,6 @@ class Recorder(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         self._live: dict[int, tuple[int, Held]] = {}
         self._bytes: Counter[Held] = Counter()
-        self._elsewhere = False
         self.host_reads = 0
         self.clear()
 
@@ -287,20 +285,9 @@ class Recorder(TorchDispatchMode):
                 local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
                 self._hold(local.untyped_storage(), kind)
 
-    @contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Count no memory inside: it is that of the host."""
-        self._elsewhere = True
-        try:
-            yield
-        finally:
-            self._elsewhere = False
-
     def _hold(self, storage: Any, kind: Held | None = None) -> None:
         key = id(storage)
         if key not in self._live:
-            if self._elsewhere:
-                return
             self._live[key] = (0, "activations")
             weakref.finalize(storage, self._freed, key)
         size, before = self._live[key]

@@ -31,11 +31,9 @@ from vitsweep.parallelize import parallelize
 from vitsweep.planning.closed_memory import MemoryParts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import MultiDimSpec, TransformerSpec
-from vitsweep.techniques.memory import offloaded_blocks
 from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 from vitsweep.training.trainer import Trainer
-from vitsweep.world import World
 
 # From the steps of two shallow models to that of a deep one of equal blocks (no torch).
 
@@ -248,7 +246,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
         example = example_of(model_spec, 1, cell.batch.resolution_px)
     with fake_world(cell, CPU, rank) as world:
         recorder = Recorder(world, cell.resources.ranks_per_node, device)
-        with _without_values(cell, world, recorder), recorder:
+        with _without_values(cell), recorder:
             torch.manual_seed(cell.seed)
             with torch.device("meta"):
                 model = build_model(cell)
@@ -368,18 +366,11 @@ def _bytes(tensors: Any) -> int:
 
 
 @contextmanager
-def _without_values(cell: CellSpec, world: World, recorder: Recorder) -> Iterator[None]:
+def _without_values(cell: CellSpec) -> Iterator[None]:
     """Replace what needs the values of tensors, or another device than the one that fakes it."""
     with ExitStack() as stack:
         stack.enter_context(patch("vitsweep.model.initialize.draw_weights", lambda model: None))
         stack.enter_context(patch.object(PipelineRunner, "_between_stages", _borders(cell)))
-        on_host = offloaded_blocks._on_host
-
-        def counted_elsewhere(tensor: Tensor) -> Tensor:
-            with recorder.on_host():
-                return on_host(tensor)
-
-        stack.enter_context(patch.object(offloaded_blocks, "_on_host", counted_elsewhere))
         if cell.resources.device == "cuda" and cell.precision.plan().autocast_dtype:
             stack.enter_context(float32_layer_norm())
         yield
