@@ -16,7 +16,6 @@ FILE = re.compile(r"(?<![\w./<{*\]-])((?:[\w.]+/)*[a-z_]\w*\.py)\b")
 NO_MODULES = {path.name for path in CONF.iterdir()} | {"hydra", "cell"}
 """First parts of settings that are typed, and of attributes of a cell."""
 DATA = (".csv", ".json", ".jsonl", ".parquet", ".py", ".yaml")
-ENTRY_POINTS = {"vitsweep.conf"}
 OF_OTHERS = re.compile(r"(train|file|step|a|verb_NAME)\.py$|(apex|pycls|timm)/")
 """Files of other projects, and in examples of what is typed."""
 
@@ -56,7 +55,7 @@ def defined(path: Path) -> frozenset[str]:
 def resolves(name: str, path: Path) -> bool:
     """Whether a dotted name is found in the package, in the room of the file, or beside it."""
     parts = name.removeprefix("vitsweep.").split(".")
-    if name in ENTRY_POINTS or (name.startswith("vitsweep.") and parts[0] in vitsweep.__all__):
+    if name.startswith("vitsweep.") and parts[0] in vitsweep.__all__:
         return True
     for folder in (PACKAGE, *path.parents[: len(path.relative_to(HOUSE).parts) - 1]):
         for split in range(len(parts), 0, -1):

@@ -202,7 +202,7 @@ for target in {sorted(t for t in target_files() if t.startswith("vitsweep."))}:
     "code",
     [
         "import vitsweep.spec.from_yaml",
-        "from hydra_plugins.vitsweep_launchers import local, sweeper",
+        "from hydra_plugins.vitsweep_launchers import plugin",
         "import vitsweep.__main__, vitsweep.cli.main",
         "import vitsweep.report.html",
         EVERY_TARGET,

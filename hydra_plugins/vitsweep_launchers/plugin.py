@@ -1,4 +1,7 @@
-"""The Hydra side of every launcher that takes composed cells."""
+"""The Hydra side of vitsweep: its sweeper, its launchers, and what every launcher of composed cells has.
+
+All Hydra applications import it, so imports of vitsweep stand inside the methods.
+"""
 
 import sys
 from abc import abstractmethod
@@ -8,11 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
+    from vitsweep.launchers.settings import LocalSettings
+    from vitsweep.launchers.slurm.submit.settings import SlurmSettings
     from vitsweep.planning.sweep_plan import SweepPlan
     from vitsweep.spec.resources import Machine
 
@@ -77,3 +83,111 @@ def refuse_foreign(group: str) -> NoReturn:
         file=sys.stderr,
     )
     raise SystemExit(2)
+
+
+class LocalLauncher(CellLauncherPlugin):
+    """Runs every cell here, in fresh processes of its own (`vitsweep.launchers.local`).
+
+    Args:
+        fields: everything in conf/hydra/launcher/local.yaml.
+    """
+
+    can_choose_rounds = True
+
+    def machine(self) -> "Machine":
+        """Return this machine; the launcher's fields are checked for `plan` too.
+
+        Raises:
+            BadValueError: a field is wrong.
+        """
+        from vitsweep.spec.resources import Machine
+
+        self.settings()
+        return Machine.here()
+
+    def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
+        """Measure what is missing, one block after the other."""
+        from vitsweep.launchers.local import launch
+
+        return launch(request, self.settings())
+
+    def settings(self) -> "LocalSettings":
+        """Return the fields, typed and checked."""
+        from vitsweep.launchers.settings import local_settings
+
+        return local_settings(self.fields)
+
+
+class SlurmLauncher(CellLauncherPlugin):
+    """Submits cells as job arrays through submitit (`vitsweep.launchers.slurm.submit.launch`).
+
+    Args:
+        fields: everything in conf/hydra/launcher/slurm.yaml.
+    """
+
+    can_choose_rounds = True
+
+    def machine(self) -> "Machine":
+        """Return one node of the partition."""
+        from vitsweep.launchers.slurm.commands import machine_of
+
+        return machine_of(self.settings())
+
+    def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
+        """Submit what is missing; wait for it unless `wait` is false."""
+        from vitsweep.launchers.slurm.submit.launch import launch
+
+        return launch(request, self.settings())
+
+    def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
+        """Leave out baselines that request other resources, or run in jobs of their own."""
+        from vitsweep.launchers.slurm.submit.sbatch import without_unpaired_baselines
+
+        return without_unpaired_baselines(plan, self.settings())
+
+    def check_that_results_are_awaited(self) -> None:
+        """Refuse `wait=false` to a sweeper that learns from results."""
+        from vitsweep.launchers.slurm.submit.launch import require_waiting
+
+        require_waiting(self.settings())
+
+    def settings(self) -> "SlurmSettings":
+        """Return the fields, typed and checked."""
+        from vitsweep.launchers.slurm.submit.settings import settings_of
+
+        plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(self.fields), resolve=True)
+        return settings_of(plain)
+
+
+class VitsweepSweeper(Sweeper):
+    """Composes each distinct choice once and hands all cells to the launcher."""
+
+    def __init__(self) -> None:
+        self.launcher: Launcher | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what a sweep needs, and make its launcher."""
+        from hydra.core.plugins import Plugins
+
+        self.config = config
+        self.hydra_context = hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the sweep; an error the user can fix ends the program with a sentence and exit code 2."""
+        if "sweep" not in self.config or "measurement" not in self.config:
+            refuse_foreign("hydra/sweeper")
+        from vitsweep.cli.hydra_detour import sweep_in_hydra
+        from vitsweep.errors import ExitCode, VitsweepError
+
+        assert self.launcher is not None, "Hydra calls setup() first"
+        loader = self.hydra_context.config_loader
+        try:
+            return sweep_in_hydra(arguments, self.config, loader, self.launcher)
+        except VitsweepError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(ExitCode.bad_input) from error

@@ -238,7 +238,7 @@ def test_flags_that_show_something_reach_hydra_as_typed() -> None:
 
 def test_the_plugins_load_next_to_nothing() -> None:
     code = (
-        "import sys; from hydra_plugins.vitsweep_launchers import sweeper, local; "
+        "import sys; from hydra_plugins.vitsweep_launchers import plugin; "
         "print([m for m in ('torch', 'vitsweep', 'pandas', 'submitit', 'rich') if m in sys.modules])"
     )
     loaded = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hydra_plugins.vitsweep_launchers.local import LocalLauncher
+from hydra_plugins.vitsweep_launchers.plugin import LocalLauncher
 from tests.cells import THIS_LAPTOP, TINY, composer
 from tests.extras.predict.test_run_duration import prediction
 from tests.extras.predict.traces import NOTHING_HELD, timed_before, trace_of
