@@ -138,7 +138,7 @@ KNOWN: dict[str, Feature] = {
                 "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
                 "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
                 "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
-                "[--python-head PYTHON] [--config-dir FOLDER] [--series FOLDER] [--markdown FILE] [--json]",
+                "[--python-head PYTHON] [--config-dir FOLDER] [--markdown FILE] [--json]",
                 "measure two states of your code in turns: faster, slower, or wrong",
                 names_a_sweep=False,
             ),

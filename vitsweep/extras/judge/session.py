@@ -5,10 +5,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.run_request import frozen_document
-from vitsweep.extras.judge.series import Proposal, Series, opened
 from vitsweep.extras.judge.sides import Side, interpreter
 from vitsweep.extras.judge.trees import BASE, Tree, laid_out, prepare, require_function
 from vitsweep.extras.judge.trial import Trial
@@ -67,7 +65,6 @@ class JudgeRequest:
         paths: folders of the project that its packages lie in.
         pythons: interpreter of each side; None for this one.
         config_dir: folder with more choices.
-        series: folder of the series that this is a proposal of; None for a single question.
     """
 
     base: str
@@ -84,7 +81,6 @@ class JudgeRequest:
     paths: tuple[str, ...]
     pythons: tuple[str | None, str | None]
     config_dir: str | None
-    series: Path | None = None
 
     @property
     def file(self) -> str:
@@ -106,14 +102,6 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
     Raises:
         VitsweepError: what was asked for cannot be judged; nothing was timed.
     """
-    with opened(request.series, say) if request.series else nullcontext() as series:
-        if series is not None:
-            base, head = series.states(request.base, request.head)
-            request = replace(request, base=base, head=head)
-        return _judged(request, series, say)
-
-
-def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], None]) -> Judged:
     deadline = time.monotonic() + 60 * request.minutes
     cell, store, cell_file = _frozen_cell(request)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -137,12 +125,7 @@ def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], N
         )
         for earlier in _answered(store, asked):
             say(f"The same was asked before: {earlier}. It is measured again.")
-        kind: Callable[..., Trial] = Trial
-        if series is not None:
-            kind = partial(Proposal, number=series.number, level=series.level)
-            question = {"cell_id": cell.cell_id, "step": run["step"], "examples": request.examples}
-            series.begin(request.base, str(request.head), json.loads(json.dumps(question)))
-        trial = kind(
+        trial = Trial(
             base=base,
             head=head,
             request=run,
@@ -160,8 +143,6 @@ def _judged(request: JudgeRequest, series: Series | None, say: Callable[[str], N
         finally:
             (folder / "examples.pt").unlink(missing_ok=True)
     verdict = replace(verdict, facts={**verdict.facts, "asked": asked})
-    if series is not None:
-        verdict = series.end(verdict, folder)
     write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
     write_atomically(folder / "verdict.md", verdict.markdown())
     return Judged(verdict=verdict, folder=folder)

@@ -79,7 +79,6 @@ class Trial:
         flops_per_second: that the device can reach; 0 where nobody knows.
         say: told what happens.
         make_examples: (file, function) of the base that makes the examples; None where they are made.
-        reserved_blocks: blocks that the budget is kept for beside the one that begins.
     """
 
     base: Side
@@ -105,7 +104,6 @@ class Trial:
     notes: list[str] = field(default_factory=list)
     base_files: Sequence[str] = ()
     records: list[dict[str, Any]] = field(default_factory=list)
-    reserved_blocks: int = 0
 
     def verdict(self) -> Verdict:
         """Measure, and answer."""
@@ -278,7 +276,7 @@ class Trial:
             if most is None and len(logs) >= LEAST_BLOCKS and self._is_decided(logs):
                 return
             started = time.monotonic()
-            if logs and started + (1 + self.reserved_blocks) * self.block_seconds > end:
+            if logs and started + self.block_seconds > end:
                 return
             logs.append(self._block(order, bounds, "repeat" if most else "block"))
             self.block_seconds = time.monotonic() - started

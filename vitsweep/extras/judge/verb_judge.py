@@ -22,10 +22,7 @@ step: `make_step(cell)` builds model and optimizer and returns `step(batch) -> l
   python -m vitsweep judge v1.2 my-branch --step bench/step.py:make_step data=synthetic
   python -m vitsweep judge HEAD~1 HEAD --config-dir conf model=mine
 
-  python -m vitsweep judge main my-proposal --step train.py:make_step --series nights/first
-
-Exit codes: 0 not worse (with `--series`: accepted), 1 worse or wrong, 2 bad input, 3 not measured,
-4 undecided within the budget.
+Exit codes: 0 not worse, 1 worse or wrong, 2 bad input, 3 not measured, 4 undecided within the budget.
 """
 MINUTES, WIDTH = 5.0, 0.03
 
@@ -66,12 +63,6 @@ def add_options(options: Options) -> None:
             f"--python-{side}", metavar="PYTHON", help=f"interpreter of the {side}"
         )
     options.add_config_dir()
-    options.add_argument(
-        "--series",
-        type=Path,
-        metavar="FOLDER",
-        help="of many proposals: an accepted one is the next base",
-    )
     options.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a comment")
     options.flag("--json", help="print the verdict as JSON")
 
@@ -96,11 +87,6 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
         raise BadValueError(
             "`--script` takes no `--quality` and no `--examples`: it hands nothing over."
         )
-    if found.series and (found.script or found.quality):
-        raise BadValueError(
-            "`--series` takes no `--script` and no `--quality`: only a head that trains as its base does can "
-            "become the next base."
-        )
     if found.markdown:
         require_writable("--markdown", found.markdown)
     request = JudgeRequest(
@@ -118,7 +104,6 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
         paths=tuple(found.path),
         pythons=(found.python_base, found.python_head),
         config_dir=found.config_dir,
-        series=found.series,
     )
     return request, bool(found.json), found.markdown
 
@@ -135,9 +120,7 @@ def run(arguments: Sequence[str]) -> int:
         with interrupts_to(signal.default_int_handler):
             judged = judge(request, console.print)
     except KeyboardInterrupt:
-        counts = " The proposal counts as not accepted." if request.series else ""
-        stopped = "Stopped without a verdict; the same command begins anew."
-        print(stopped + counts, file=sys.stderr)
+        print("Stopped without a verdict; the same command begins anew.", file=sys.stderr)
         return ExitCode.interrupted
     if markdown:
         markdown.write_text(judged.verdict.markdown(), encoding="utf-8")

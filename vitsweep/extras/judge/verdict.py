@@ -24,7 +24,6 @@ class Answer(StrEnum):
     faster = "faster"
     slower = "slower"
     no_difference = "no difference shown"
-    not_faster = "not faster"
     same_code = "same code"
     wrong = "wrong"
     worse = "worse"
@@ -35,7 +34,6 @@ class Answer(StrEnum):
 
 EXIT_CODES = {
     Answer.slower: ExitCode.gate_failed,
-    Answer.not_faster: ExitCode.gate_failed,
     Answer.worse: ExitCode.gate_failed,
     Answer.wrong: ExitCode.gate_failed,
     Answer.undecided: ExitCode.gate_undecided,
@@ -110,7 +108,6 @@ class Verdict:
         equality: what was compared, or why nothing was.
         facts: further columns: memory, work, environment, files.
         notes: sentences.
-        accepted: whether a proposal of a series becomes its base; None outside of a series.
     """
 
     answer: Answer
@@ -123,13 +120,11 @@ class Verdict:
     equality: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    accepted: bool | None = None
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 not worse, 1 worse or wrong, 3 not measured, 4 undecided; in a series 0 only if accepted."""
-        default = ExitCode.ok if self.accepted is not False else ExitCode.gate_failed
-        return EXIT_CODES.get(self.answer, default)
+        """0 not worse, 1 worse or wrong, 3 not measured, 4 undecided."""
+        return EXIT_CODES.get(self.answer, ExitCode.ok)
 
     @property
     def sentences(self) -> list[str]:
