@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,6 @@ from vitsweep.launchers.base import (
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.settings import LocalSettings
-from vitsweep.planning.alike_failures import AlikeFailures
 from vitsweep.planning.blocks import (
     Block,
     blocks_to_complete,
@@ -72,7 +71,6 @@ class BlockRunner:
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
             would end the same way in the next block.
         interrupted: (block name, cell id) -> the latest attempt at the training that continues there.
-        passes_over: tells of a cell whether it is left out of a block that runs.
     """
 
     store: Store
@@ -83,7 +81,6 @@ class BlockRunner:
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
-    passes_over: Callable[[PlannedCell], bool] = lambda entry: False
     _stopped: threading.Event = field(default_factory=threading.Event)
     _forced: threading.Event = field(default_factory=threading.Event)
 
@@ -178,7 +175,7 @@ class BlockRunner:
             raise KeyboardInterrupt
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
-        if entry.cell_id in self.skipped or self.passes_over(entry):
+        if entry.cell_id in self.skipped:
             progress.dropped(1)
             return
         self._stop_if_interrupted()  # the pool takes the next run before it hears of the end of one
@@ -277,14 +274,9 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> tuple[b
     minutes = request.settings.minutes
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))
-    is_measured = any(run.status == Status.measured for run in rounds.earlier)
-    alike = AlikeFailures(plan, runner.records, begin.not_measured, doubts=not is_measured)
-    runner.passes_over = alike.passes_over
-    planned = alike.ending(blocks_in_turn(rounds, runner.records, resumed, progress.expects))
+    planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(_packed(planned, sweep.store, runner.records, progress.console), progress)
-    if alike.said:
-        console.print(alike.said)
-    elif not stopped and not request.pair:
+    if not stopped and not request.pair:
         announce_undecided(rounds, runner.records, request.settings, console)
     elif stopped:
         rounds.stopped(runner.records)
