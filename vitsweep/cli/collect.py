@@ -15,7 +15,6 @@ from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
 from vitsweep.report.answer import answers
 from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
-from vitsweep.results.trackers import sync
 from vitsweep.tables.formatting import count
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.notes import empty_metrics
@@ -45,7 +44,6 @@ def add_options(options: Options) -> None:
     options.flag(
         "--reconcile", help="first record runs that dead jobs or killed commands left unfinished"
     )
-    options.flag("--sync", help="upload its offline W&B runs")
     options.add_json()
 
 
@@ -59,8 +57,6 @@ def run(arguments: Sequence[str]) -> int:
         reconcile(store)
         if not store.is_locked():  # else the command at work may be recording them
             record_unfinished(store, store.cell_ids())
-    if typed.sync:
-        print(sync(store))
     console, tables = open_console(), SweepTables.of(store)
     try:
         collect(tables)

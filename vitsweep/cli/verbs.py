@@ -69,7 +69,7 @@ _CORE = (
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all [--json]",
          "show jobs and cells of a submitted sweep, or list all sweeps"),
-    Verb("collect", "[SWEEP] [--rows N|all] [--columns A,B] [--sync] [--reconcile] [--json]",
+    Verb("collect", "[SWEEP] [--rows N|all] [--columns A,B] [--reconcile] [--json]",
          "write parquet and CSV files anew, show the table; upload W&B runs"),
     Verb("report", "[SWEEP [OTHER]] [--latex]", "write one HTML page of a sweep, of two compared, or LaTeX"),
     Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",

@@ -11,19 +11,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder
 from vitsweep.results.metrics import FLAGS, METRICS
-from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 
 WANDB_CONFIG = ("cell_id", "device", "torch", "cuda", "git_commit", "started_at")
@@ -31,7 +28,6 @@ WANDB_CONFIG = ("cell_id", "device", "torch", "cuda", "git_commit", "started_at"
 WANDB_SUMMARY = ("status", "claim", "speedup_note", "blocks", "baseline")
 LONGEST_TAG = 64
 """Characters; W&B refuses a longer one."""
-SYNC_LIMIT_S = 600
 LONGEST_S = 86_400
 
 
@@ -68,8 +64,7 @@ def check_tracker(tracker: Mapping[str, Any]) -> None:
         tracker: the composed `tracker` node.
 
     Raises:
-        VitsweepError: its mode is unknown, its package is missing, its time limit or project is
-            wrong, or W&B is to be uploaded to without a login.
+        VitsweepError: its mode is unknown, its package is missing, its time limit or project is wrong.
     """
     mode = str(tracker.get("mode", "none"))
     if mode == "none":
@@ -92,21 +87,6 @@ def check_tracker(tracker: Mapping[str, Any]) -> None:
             f"`pip install '{package.install}'`, or leave the tracker out; records are complete "
             "without it."
         )
-    if mode == "online" and not _has_wandb_login():
-        raise VitsweepError(
-            "`tracker.mode=online` uploads to W&B, and there is no login here: run `wandb login`, set "
-            "WANDB_API_KEY, or use `tracker=wandb` (offline) and `vitsweep collect SWEEP --sync` later."
-        )
-
-
-def _has_wandb_login() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, NetrcParseError):
-        return False
 
 
 def mirror(
@@ -126,15 +106,7 @@ def mirror(
     mode = str(tracker.get("mode", "none"))
     if mode == "none":
         return ""
-    if mode not in MIRRORS:
-        known = ", ".join(f"`{m}`" for m in ("none", *MIRRORS))
-        return f"`tracker.mode={mode}` is none of {known}: nothing was mirrored."
     kept = MIRRORS[mode]
-    if find_spec(kept.package) is None:
-        return (
-            f"Nothing was mirrored: {kept.name} needs `pip install '{kept.install}'`. The records "
-            "are complete without it; the same command again mirrors them."
-        )
     cells = [_plain(row) for row in rows if row.get("status") == "measured"]
     task = {
         "root": str(store.root),
@@ -158,32 +130,6 @@ def mirror(
         return f"The {kept.name} mirror failed ({last}); the records are complete without it."
     how = f" ({mode})" if kept is _WANDB else ""
     return f"Mirrored {len(cells)} cells to {kept.name}{how} in `{store.root}/{kept.folder}`."
-
-
-def by_cell(store: Store) -> dict[str, list[RunRecord]]:
-    """Return the records of a store's runs by their cell."""
-    records: dict[str, list[RunRecord]] = {}
-    for record in store.runs():
-        records.setdefault(record.cell_id, []).append(record)
-    return records
-
-
-def sync(store: Store) -> str:
-    """Upload the offline runs of a sweep.
-
-    Raises:
-        VitsweepError: there are none, or W&B refuses.
-    """
-    runs = sorted(str(path) for path in (store.root / "wandb").glob("offline-run-*"))
-    if not runs:
-        raise VitsweepError(
-            f"`{store.root}` holds no offline W&B runs: measure with `tracker=wandb` first."
-        )
-    wandb = Path(sys.executable).with_name("wandb")
-    done = captured([str(wandb), "sync", *runs], timeout=SYNC_LIMIT_S)
-    if done.returncode:
-        raise VitsweepError(f"`wandb sync` failed: {done.stderr.strip().splitlines()[-1]}")
-    return f"Uploaded {len(runs)} W&B runs."
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -222,9 +168,9 @@ def write_runs(task: dict[str, Any]) -> None:
     """Write one run of the task's tracker for every cell of the task."""
     is_wandb = MIRRORS[task["tracker"]["mode"]] is _WANDB
     write = _write_wandb_run if is_wandb else _write_tensorboard_run
-    records = by_cell(Store(Path(task["root"])))
+    store = Store(Path(task["root"]))
     for row in task["cells"]:
-        write(row, records.get(row["cell_id"], []), task)
+        write(row, list(store.runs(row["cell_id"])), task)
 
 
 def _write_wandb_run(row: dict[str, Any], records: list[Any], task: dict[str, Any]) -> None:
@@ -261,42 +207,23 @@ def _write_tensorboard_run(row: dict[str, Any], records: list[Any], task: dict[s
 
     TensorBoard's own writer needs neither TensorFlow nor torch.
     """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = Path(task["root"]) / "tensorboard" / row["cell_id"]
     for before in make_folder(folder).glob(EVENTS):  # the copy has the records as they are now
         before.unlink()
     writer = EventFileWriter(str(folder))
-    for summary, step in _summaries(row, records):
-        writer.add_event(_event(summary, step))
-    writer.close()
 
+    def add(summary: Any, step: int = 0) -> None:
+        writer.add_event(Event(summary=summary, step=step, wall_time=time.time()))
 
-def _summaries(row: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, int]]:
-    yield _session_start(_choices(records[-1].spec) if records else {}), 0
+    add(hparams_pb(_choices(records[-1].spec) if records else {}))
     for step, record in enumerate(r for r in records if r.status == "measured"):
-        yield _scalars(RUN, {k: v for k, v in record.metrics.items() if v is not None}), step
-    yield _scalars(CELL, metrics_of(row)), 0
-
-
-def _session_start(choices: Mapping[str, Any]) -> Any:
-    """Return the choices as an hparams summary; the plugin's own helpers would load TensorFlow."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams import metadata
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    hparams = HParamsPluginData()
-    for name, value in choices.items():
-        one = hparams.session_start_info.hparams[name]
-        if isinstance(value, bool):  # before numbers: True is an int
-            one.bool_value = value
-        elif isinstance(value, (int, float)):
-            one.number_value = value
-        else:
-            one.string_value = value
-    described = metadata.create_summary_metadata(hparams)
-    tag = metadata.SESSION_START_INFO_TAG
-    return Summary(value=[Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)])
+        add(_scalars(RUN, {k: v for k, v in record.metrics.items() if v is not None}), step)
+    add(_scalars(CELL, metrics_of(row)))
+    writer.close()
 
 
 def _choices(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,12 +238,6 @@ def _scalars(prefix: str, values: Mapping[str, float]) -> Any:
 
     found = [Summary.Value(tag=f"{prefix}/{m}", simple_value=v) for m, v in values.items()]
     return Summary(value=found)
-
-
-def _event(summary: Any, step: int) -> Any:
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return Event(summary=summary, step=step, wall_time=time.time())
 
 
 if __name__ == "__main__":
