@@ -106,7 +106,7 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
         record = replace(record, environment=record.environment | reason)
         # rank 0 computes them of a whole record only
         record = with_user_metrics(record, request.metrics)
-        record = replace(record, samples=recorded_samples(record.samples, request.folder))
+        record = replace(record, samples=recorded_samples(record.samples))
     return store.publish(record)
 
 

@@ -159,7 +159,7 @@ def _run(
     if world.rank:
         return None
     record = with_user_metrics(record_of(summary), request.metrics)
-    return replace(record, samples=recorded_samples(record.samples, request.folder))
+    return replace(record, samples=recorded_samples(record.samples))
 
 
 def _checkpoint_manager(request: RunRequest, cell: CellSpec, world: World) -> "CheckpointManager":

@@ -7,11 +7,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
+from sys import intern
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import make_folder, replacing
 from vitsweep.foreign import parsed_json
 from vitsweep.results.provenance import masked_setting
 
@@ -78,7 +77,7 @@ class RunRecord:
         environment: device, versions, host, git state, times.
         samples: raw values of the timed steps: `step_time_ms[rank][step]`,
             `data_wait_ms[rank][step]`, `skipped[step]`, `warm_up_steps`; of many ranks, those of `ranks`
-            alone, and statistics of each in `by_rank` (see `results.record`).
+            alone (see `recorded_samples`).
     """
 
     run_id: str
@@ -141,8 +140,10 @@ class RunRecord:
         check_schema(tree["schema_version"])
         known = {f.name for f in fields(cls)}
         try:
-            parts: dict[str, Any] = {
-                k: {_NAMES[name]: value for name, value in v.items()} if v.__class__ is dict else v
+            parts: dict[
+                str, Any
+            ] = {  # each name once in memory: a record has 150, a sweep 100,000 records
+                k: {intern(name): value for name, value in v.items()} if v.__class__ is dict else v
                 for k, v in tree.items()
                 if k in known
             }
@@ -189,16 +190,6 @@ _COUNTS = "nodes ranks_per_node world_size images_per_step num_tokens resolution
 
 _SCALARS = "device device_type torch host git_commit code_hash started_at launcher".split()
 """Columns of an environment by which tables group."""
-
-
-class _Names(dict[str, str]):
-    """Names of columns, each once in memory: a record has some 150, and a sweep 100,000 records."""
-
-    def __missing__(self, name: str) -> str:
-        return self.setdefault(name, name)
-
-
-_NAMES = _Names()
 
 
 def _checksum(text: str) -> str:
@@ -267,74 +258,31 @@ def _finite(value: Any) -> Any:
     return value
 
 
-# Times of a run's steps: in its record where ranks are few, else beside it, with quantiles in the record.
+# Times of a run's steps: of all ranks where they are few.
 
 
 MOST_RANKS = 64
 """Of which a record holds every step."""
 MOST_TIMES = 500_000
 """Of steps, of all ranks together: readers of records take no more than some times that."""
-SAMPLES_FILE = "samples.parquet"
-"""In the folder of a run's attempt: every step of every rank, where ranks or steps are more."""
 SAMPLED_TIMES = ("step_time_ms", "data_wait_ms")
-QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95}
 
 
-def recorded_samples(samples: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the samples that go into the record; the steps of many ranks go into a file.
+def recorded_samples(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the samples that go into the record.
 
-    The record then holds those of the slowest rank, which make its throughput, unless they are too many
-    as well, and the mean and quantiles of every rank over the timed window.
+    Of many ranks or steps it holds those of the slowest rank, which make its throughput; none where these
+    are too many as well.
 
     Args:
         samples: see `RunRecord`.
-        folder: of the run's attempt.
     """
-    ranks = len(samples.get("step_time_ms", []))
-    num_steps = len(samples["step_time_ms"][0]) if ranks else 0
-    if ranks <= MOST_RANKS and ranks * num_steps <= MOST_TIMES:
+    times, begin = samples.get("step_time_ms", []), samples.get("warm_up_steps", 0)
+    num_steps = len(times[0]) if times else 0
+    if len(times) <= MOST_RANKS and len(times) * num_steps <= MOST_TIMES:
         return dict(samples)
-    import numpy as np
-
-    times = {name: np.array(samples[name]) for name in SAMPLED_TIMES}
-    steps, skipped = np.arange(times["step_time_ms"].shape[1]), np.array(samples["skipped"])
-    warm_up = steps < samples["warm_up_steps"]
-    _write_samples(
-        {
-            "rank": np.repeat(np.arange(ranks), len(steps)),
-            "step": np.tile(steps, ranks),
-            **{name: of_ranks.ravel() for name, of_ranks in times.items()},
-            "warm_up": np.tile(warm_up, ranks),
-            "skipped": np.tile(skipped, ranks),
-        },
-        folder,
-    )
-    window = {name: of_ranks[:, ~(warm_up | skipped)] for name, of_ranks in times.items()}
-    slowest = int(window["step_time_ms"].sum(axis=1).argmax())
-    kept = {name: [samples[name][slowest]] for name in SAMPLED_TIMES} | {"ranks": [slowest]}
     if num_steps > MOST_TIMES:
-        kept = {key: [] for key in (*SAMPLED_TIMES, "ranks", "skipped")}
-    return dict(samples) | kept | {"by_rank": _sample_statistics(window)}
-
-
-def _sample_statistics(window: Mapping[str, Any]) -> dict[str, list[float]]:
-    import numpy as np
-
-    if not window["step_time_ms"].size:
-        return {}
-    named = {"mean": lambda times: times.mean(axis=1)} | {
-        label: lambda times, at=share: np.quantile(times, at, axis=1)
-        for label, share in QUANTILES.items()
-    }
-    return {
-        f"{name}_{label}": statistic(times).round(4).tolist()
-        for name, times in window.items()
-        for label, statistic in named.items()
-    }
-
-
-def _write_samples(columns: Mapping[str, Any], folder: Path) -> None:
-    from pandas import DataFrame
-
-    with replacing(make_folder(folder) / SAMPLES_FILE) as draft:
-        DataFrame(columns).to_parquet(draft, index=False)
+        return dict(samples) | {key: [] for key in (*SAMPLED_TIMES, "ranks", "skipped")}
+    counted = [step for step in range(begin, num_steps) if not samples["skipped"][step]]
+    slowest = max(range(len(times)), key=lambda rank: sum(times[rank][step] for step in counted))
+    return dict(samples) | {n: [samples[n][slowest]] for n in SAMPLED_TIMES} | {"ranks": [slowest]}
