@@ -2,15 +2,9 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
-
-import psutil
-import pytest
-from psutil import _psplatform
 
 from tests.command import Command
 from vitsweep.rates.calibration import _is_young
-from vitsweep.results.lease import Lease
 from vitsweep.results.record import Status
 
 ASKED = ("sweep.baseline=null", "measurement.prove=none")
@@ -26,13 +20,6 @@ def test_the_latest_run_is_the_one_that_began_last(vitsweep: Command) -> None:
     assert vitsweep.cells()["status"].tolist() == ["measured"]
     began = {run.status: run.environment["started_at"] for run in vitsweep.store.runs()}
     assert began[Status.measured] == "3000-01-01T00:00:00.000+00:00"
-
-
-def test_the_owner_of_a_lease_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease, boot = Lease(tmp_path / "lock"), psutil.boot_time()
-    lease.take(lambda: None)
-    monkeypatch.setattr(_psplatform, "boot_time", lambda: boot - 3600)  # as Linux then says
-    assert not lease.is_given_up(1)
 
 
 def test_rates_of_the_future_are_measured_anew() -> None:

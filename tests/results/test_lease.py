@@ -105,7 +105,7 @@ def test_a_second_login_node_waits_until_the_first_gives_the_sweep_back(start: S
     second.kill()
     second.communicate()
     third = start("two")
-    assert line(third) == "held", "its owner was a process of this node and is gone"
+    assert (line(third), line(third)) == ("waits", "held"), "its owner is silent"
     tell(third, "")
     finished(third)
 

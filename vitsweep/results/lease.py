@@ -1,34 +1,31 @@
 """The lock of a sweep folder: flock, or a lease where the file system has none (Lustre without `-o flock`).
 
 A lease is a file `<lock>.lease.<generation>` that its owner touches every few seconds. Whoever finds it
-untouched for long, released, or its process gone makes the next generation; exactly one can. The
-newest generation holds the folder. An owner that was asleep for too long may wake up without knowing
-that it has lost the folder: a writer asks `require_leases` before it publishes anything.
+untouched for long, or given back, makes the next generation; exactly one can. The newest generation holds
+the folder. An owner that was asleep for too long may wake up without knowing that it has lost the folder: a
+writer asks `require_leases` before it publishes anything.
 """
 
 import errno
 import fcntl
-import json
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import open_safely, parent_of, read_text, remove, write_atomically, write_once
-from vitsweep.foreign import foreign
+from vitsweep.files import open_safely, parent_of, read_text, remove, write_once
 
 NO_FLOCK = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
 SECONDS_OF_LEASE, SECONDS_TO_RENEW = 120.0, 10.0
 """File systems of several nodes show a change after a minute at most (NFS)."""
+
+GIVEN_BACK = 0
+"""Time of change of a lease that nobody holds."""
 
 _held: dict[Path, "Lease"] = {}
 _told: set[Path] = set()
@@ -76,7 +73,7 @@ def is_held(lock: Path) -> bool:
     except OSError as error:  # nobody has ever held it, or this user may not read it
         lease = Lease(lock)
         newest = lease.newest()
-        if error.errno not in NO_FLOCK or not newest or lease.is_given_up(newest):
+        if error.errno not in NO_FLOCK or not newest:
             return False
         return time.time() - lease.touched_ns(newest) / 1e9 < SECONDS_OF_LEASE
     return False
@@ -103,25 +100,22 @@ def _leased(lock: Path, on_wait: Callable[[], None], why: str) -> Iterator[None]
         _told.add(lock.parent)
         print(
             f"The file system of `{lock.parent}` has no locks (flock: {why}), so a lease is used: after a "
-            f"command whose machine died, the next one waits {SECONDS_OF_LEASE:.0f} s. Mounted with locks "
+            f"command that was killed, the next one waits {SECONDS_OF_LEASE:.0f} s. Mounted with locks "
             "(Lustre: `-o flock`; NFS: without `nolock`), it does not.",
             file=sys.stderr,
         )
     lease = Lease(lock)
     lease.take(on_wait)
     _held[lock], is_over = lease, threading.Event()
-    threading.Thread(target=lease.renew_until, args=(is_over,), daemon=True).start()
+    renewal = threading.Thread(target=lease.renew_until, args=(is_over,), daemon=True)
+    renewal.start()
     try:
         yield
     finally:
         is_over.set()
+        renewal.join()
         del _held[lock]
         lease.release()
-
-
-def _began(process: psutil.Process) -> float:
-    """Return when a process began, in seconds since the boot, which stays where the clock is set."""
-    return round(process.create_time() - psutil.boot_time(), 2)
 
 
 class Lease:
@@ -132,15 +126,7 @@ class Lease:
     """
 
     def __init__(self, lock: Path) -> None:
-        self._lock, self._generation = lock, 0
-        self._text = json.dumps(
-            {
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "started": _began(psutil.Process()),
-                "token": secrets.token_hex(8),
-            }
-        )
+        self._lock, self._generation, self._text = lock, 0, secrets.token_hex(8)
 
     def _path(self, generation: int) -> Path:
         return self._lock.with_name(f"{self._lock.name}.lease.{generation}")
@@ -151,7 +137,7 @@ class Lease:
         return max((int(p.suffix[1:]) for p in found if p.suffix[1:].isdecimal()), default=0)
 
     def take(self, on_wait: Callable[[], None]) -> None:
-        """Make the next generation, once the newest one is given up; `on_wait` as in `held`."""
+        """Make the next generation, once the newest is given back or silent; `on_wait` as in `held`."""
         is_said, seen, seen_at = False, (0, 0), time.monotonic()
         while True:
             newest = self.newest()
@@ -159,7 +145,7 @@ class Lease:
                 seen, seen_at = now, time.monotonic()
             # by this machine's clock alone: those of two machines differ
             is_silent = time.monotonic() - seen_at > SECONDS_OF_LEASE
-            if newest == 0 or is_silent or self.is_given_up(newest):
+            if newest == 0 or is_silent or now[1] == GIVEN_BACK:
                 if self._make(newest + 1):
                     return
                 continue
@@ -180,28 +166,10 @@ class Lease:
         return True
 
     def touched_ns(self, generation: int) -> int:
-        """Return when the owner of a generation last touched it; 0 where it is not there."""
+        """Return when the owner of a generation last touched it, or `GIVEN_BACK`; -1 where nobody can say."""
         with suppress(OSError):
             return self._path(generation).lstat().st_mtime_ns
-        return 0
-
-    def is_given_up(self, generation: int) -> bool:
-        """Whether the owner of a generation has released it, or was a process here that is gone."""
-        owner = self._owner(generation)
-        if owner.get("host") != socket.gethostname():
-            return bool(owner.get("released"))
-        try:
-            alive = _began(psutil.Process(owner["pid"])) == owner["started"]
-        except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
-            alive = False
-        return bool(owner.get("released")) or not alive
-
-    def _owner(self, generation: int) -> dict[str, Any]:
-        try:
-            owner = foreign(self._path(generation))
-        except (OSError, ValueError):
-            return {}
-        return owner if isinstance(owner, dict) else {}
+        return -1
 
     def is_newest(self) -> bool:
         """Whether this process still holds the lock."""
@@ -214,12 +182,13 @@ class Lease:
     def renew_until(self, is_over: threading.Event) -> None:
         """In a thread: touch the file until the lock is given back, or lost."""
         while not is_over.wait(min(SECONDS_TO_RENEW, SECONDS_OF_LEASE / 10)):
-            with suppress(OSError, VitsweepError), parent_of(self._path(self._generation)) as place:
-                os.utime(place[1], dir_fd=place[0], follow_symlinks=False)
+            self._touch()
 
     def release(self) -> None:
         """Give the lock back; its generation stays, so that none is ever used twice."""
-        with suppress(OSError, VitsweepError):
-            if self.is_newest():
-                released = json.loads(self._text) | {"released": True}
-                write_atomically(self._path(self._generation), json.dumps(released), durable=False)
+        if self.is_newest():
+            self._touch((GIVEN_BACK, GIVEN_BACK))
+
+    def _touch(self, times_ns: tuple[int, int] | None = None) -> None:
+        with suppress(OSError, VitsweepError), parent_of(self._path(self._generation)) as place:
+            os.utime(place[1], ns=times_ns, dir_fd=place[0], follow_symlinks=False)
