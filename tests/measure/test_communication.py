@@ -20,7 +20,6 @@ from tests.techniques.sequence_parallel.cases import answers
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single, sent_as
 from vitsweep.measure.communication import (
     Collectives,
-    CommunicationCounter,
     communication_ms,
     counted_bytes,
     profile_collectives,
@@ -59,10 +58,10 @@ def _sent(world: World, spec: CellSpec) -> dict[str, Any]:
     trainer = parallelize(build_model(spec), spec, world)
     for _ in range(2):
         trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
-    with CommunicationCounter() as counter:
+    with counted_bytes() as sent:
         trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
     purposes = ("parameter", "gradient", "activation")
-    return {p: counter.sent(p) for p in purposes} | {"calls": counter.by_collective()}
+    return {p: sent.by_purpose[p] for p in purposes} | {"calls": sent.by_collective}
 
 
 CELLS = [
@@ -198,7 +197,7 @@ def _collectives(world: World) -> dict[str, Any]:
     """Each kind of collective on 24 float32, and one whose sender says what it is for."""
     tensor, other = torch.zeros(24), torch.zeros(24)
     group = dist.group.WORLD
-    with CommunicationCounter() as counter:
+    with counted_bytes() as sent:
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
         all_gather_single(other, torch.zeros(12))
@@ -211,7 +210,7 @@ def _collectives(world: World) -> dict[str, Any]:
         with sent_as("activation"):
             dist.all_reduce(tensor, group=group)
         dist.barrier()
-    return counter.by_collective()
+    return sent.by_collective
 
 
 def test_each_collective_is_counted_by_what_a_rank_sends(tmp_path: Path) -> None:

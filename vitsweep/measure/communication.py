@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -77,18 +77,30 @@ class SentBytes:
 
 @contextmanager
 def counted_bytes() -> Iterator[SentBytes]:
-    """Count what this rank sends inside the block, a training step; it is known at the end."""
-    found = SentBytes()
+    """Count what this rank sends inside the block, a training step; it is known at the end.
+
+    A collective over n ranks on a tensor of b bytes (the whole, gathered one) sends from each rank:
+    all-gather, reduce-scatter, all-to-all, broadcast (n-1)/n b; all-reduce 2(n-1)/n b (Rabenseifner,
+    ring); send b.
+    """
+    found, calls = SentBytes(), defaultdict[tuple[str, Purpose], list[float]](list)
+
+    def count(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if call := read(func, result, args, kwargs):
+            calls[call.name, call.purpose].append(call.bytes_sent)
+
     try:
-        counter = CommunicationCounter()
+        read, mode = CollectiveReader(), observing(count)
     except (ImportError, AttributeError) as error:
         found.reason = f"this torch lists no collectives as they are read here ({error})"
         yield found
         return
-    with counter:
+    with mode:
         yield found
-    found.by_purpose |= {purpose: counter.sent(purpose) for purpose in get_args(Purpose)}
-    found.by_collective |= counter.by_collective()
+    found.by_purpose |= dict.fromkeys(get_args(Purpose), 0.0)
+    for (name, purpose), sent in sorted(calls.items()):
+        found.by_purpose[purpose] += sum(sent)
+        found.by_collective[f"{name}/{purpose}"] = {"calls": len(sent), "bytes": float(sum(sent))}
 
 
 def _torch_collectives() -> Any:
@@ -127,49 +139,6 @@ def observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
     return Observer()
 
 
-class CommunicationCounter(AbstractContextManager["CommunicationCounter"]):
-    """Counts calls and bytes that this rank sends, per collective and purpose.
-
-    A collective over n ranks on a tensor of b bytes (the whole, gathered one) sends from each rank:
-    all-gather, reduce-scatter, all-to-all, broadcast (n-1)/n b; all-reduce 2(n-1)/n b (Rabenseifner,
-    ring); send b.
-
-    Raises:
-        ImportError, AttributeError: this torch has no tables of collectives as they are read here.
-    """
-
-    def __init__(self) -> None:
-        self._mode = observing(self._count)
-        self._read = CollectiveReader()
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
-
-    def __enter__(self) -> "CommunicationCounter":
-        self._mode.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._mode.__exit__(*raised)
-
-    def sent(self, purpose: Purpose) -> float:
-        """Bytes this rank sent for a purpose."""
-        return float(sum(b for (_, counted), b in self.bytes.items() if counted == purpose))
-
-    def by_collective(self) -> dict[str, dict[str, float]]:
-        """Return `collective/purpose` -> calls and bytes, for the run's JSON."""
-        return {
-            f"{name}/{purpose}": {"calls": calls, "bytes": self.bytes[name, purpose]}
-            for (name, purpose), calls in sorted(self.calls.items())
-        }
-
-    def _count(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count an operation if it is a collective."""
-        call = self._read(func, result, args, kwargs)
-        if call:
-            self.calls[call.name, call.purpose] += 1
-            self.bytes[call.name, call.purpose] += call.bytes_sent
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectiveCall:
     """One call of a collective.
@@ -179,7 +148,7 @@ class CollectiveCall:
         purpose: what is sent.
         group: the ranks that take part.
         bytes_whole: of the whole tensor, gathered or not yet scattered.
-        bytes_sent: what this rank sends (see `CommunicationCounter`).
+        bytes_sent: what this rank sends, see `counted_bytes`.
     """
 
     name: str

@@ -10,7 +10,7 @@ from tests.techniques.sequence_parallel.cases import VIDEO, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
 from tests.techniques.sequence_parallel.test_volume import CASES
 from vitsweep.extras.predict.trace import trace_rank
-from vitsweep.measure.communication import CommunicationCounter
+from vitsweep.measure.communication import counted_bytes
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -72,9 +72,9 @@ def _sent(world: World, each: CellSpec) -> Sent:
     share = my_share(each, global_batch(each, 0, world), world)
     for _ in range(2):  # pipelines exchange shapes before the first step, DDP its buckets after it
         trainer.step(iter(share))
-    with CommunicationCounter() as counter:
+    with counted_bytes() as sent:
         trainer.step(iter(share))
-    return {key: value for key, value in counter.by_collective().items() if value["bytes"]}
+    return {key: value for key, value in sent.by_collective.items() if value["bytes"]}
 
 
 def predicted(each: CellSpec, rank: int) -> Sent:

@@ -10,7 +10,7 @@ from tests.ranks import on_ranks
 from tests.techniques.sequence_parallel.cases import cell
 from vitsweep.collectives.parallel_linear import TokenSharded
 from vitsweep.collectives.resharding import gather, switch
-from vitsweep.measure.communication import CommunicationCounter
+from vitsweep.measure.communication import counted_bytes
 from vitsweep.model.attention import attend
 from vitsweep.model.linear_attention import LinearAttend
 from vitsweep.techniques.sequence_parallel.linear_states import by_states
@@ -42,13 +42,13 @@ def told(world: World, tokens: int) -> dict[str, str]:
     }
     answers = {}
     for name, method in methods.items():
-        with CommunicationCounter() as counter:
+        with counted_bytes() as sent:
             try:
                 method()
                 answers[name] = "fine"
             except ValueError as error:
                 answers[name] = str(error)
-        answers[f"{name} sent"] = str(bool(counter.calls))
+        answers[f"{name} sent"] = str(bool(sent.by_collective))
     return answers
 
 

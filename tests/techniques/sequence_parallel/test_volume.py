@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.techniques.sequence_parallel import formulas
 from tests.techniques.sequence_parallel.cases import AXIAL, VIDEO, answers, cell
 from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
-from vitsweep.measure.communication import CommunicationCounter
+from vitsweep.measure.communication import counted_bytes
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -70,14 +70,15 @@ def _counted(world: World, each: CellSpec) -> dict[str, float]:
     trainer = parallelize(build_model(each), each, world)
     share = my_share(each, global_batch(each, 0, world), world)
     trainer.step(iter(share))  # pipelines exchange shapes before their first step
-    with CommunicationCounter() as counter:
+    with counted_bytes() as counted:
         trainer.step(iter(share))
     sent = {}
     for purpose in ("activation", "gradient"):
-        mean = torch.tensor(counter.sent(purpose), dtype=torch.float64)  # type: ignore[arg-type]
+        mean = torch.tensor(counted.by_purpose[purpose], dtype=torch.float64)
         dist.all_reduce(mean)
         sent[purpose] = float(mean) / world.size
-    return sent | {"gradient messages": float(counter.calls["all_reduce", "gradient"])}
+    messages = counted.by_collective.get("all_reduce/gradient", {"calls": 0})
+    return sent | {"gradient messages": float(messages["calls"])}
 
 
 RANKS = [
