@@ -145,27 +145,10 @@ def test_columns_of_the_speed_follow_from_the_step_time() -> None:
 def test_utilisation_divides_by_the_published_and_by_the_measured_peak() -> None:
     spec = cell("precision=O1", "attention=sdpa_math", machine=GPU_NODE)
     columns, source = utilization(spec, 494.75, "NVIDIA H200", {"float16": 700.0})
-    assert columns == pytest.approx(
-        {"mfu": 0.5, "hfu": 0.5, "mfu_of_measured_peak": 494.75 / 700.0}
-    )
+    assert columns == pytest.approx({"mfu": 0.5, "mfu_of_measured_peak": 494.75 / 700.0})
     assert source["peak_tflops"] == pytest.approx(989.5)
     assert source["compute_dtype"] == "float16"
     assert "H200 datasheet" in source["peak_source"]
-
-
-def test_recomputed_products_count_for_the_hardware_only() -> None:
-    spec = cell("precision=O1", "memory=recompute_blocks", machine=GPU_NODE)
-    columns, _ = utilization(spec, 100.0, "NVIDIA H200", {})
-    assert columns["mfu"] == pytest.approx(100 / 989.5)
-    assert 1.2 < columns["hfu"] / columns["mfu"] < 1.34  # at most a third: forward of forward x 3
-
-
-def test_a_fused_kernel_computes_the_scores_once_more() -> None:
-    spec = cell("precision=O1", machine=GPU_NODE)
-    columns, _ = utilization(spec, 100.0, "NVIDIA H200", {})
-    once_more = 1 / 6 * 4 * 17 * 17 * 32 * 3 * 2  # of 2 q k^T, 2 o; forward and twice backward
-    share = once_more / train_flops(spec.model, 8, "token")
-    assert columns["hfu"] / columns["mfu"] == pytest.approx(1 + share)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +167,6 @@ def test_what_attends_to_less_has_fewer_flops(overrides: list[str]) -> None:
 
 def test_unknown_peaks_leave_columns_empty_and_say_why() -> None:
     columns, source = utilization(cell(), 0.1, "AMD EPYC", {"bfloat16": 1.0})
-    assert columns == {"mfu": None, "hfu": None, "mfu_of_measured_peak": None}
+    assert columns == {"mfu": None, "mfu_of_measured_peak": None}
     assert source["peak_tflops"] is None
     assert "is not in the table" in source["peak_source"]

@@ -3,6 +3,7 @@ import torch
 from torch.utils import flop_counter
 
 from tests.choices import choice
+from tests.flops import recomputed_score_flops
 from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
 from vitsweep.model.attention import Attention, attend
@@ -54,7 +55,7 @@ def test_forward_flops_equal_those_of_the_counter(spec, pooling):
 @pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
 def test_train_flops_and_recomputed_scores_equal_the_counter(spec, pooling):
     model_flops = flops.train_flops(spec, 8, pooling)
-    scores = flops.recomputed_score_flops(spec, 8, pooling)
+    scores = recomputed_score_flops(spec, 8, pooling)
     # torch's counter forgets the groups of a convolution in the gradient of its filters.
     forgotten = flops._patch_flops(spec, 8) * (2 if spec.tokens_per_channel else 0)
 
@@ -120,14 +121,13 @@ def test_flops_of_linear_attention_equal_those_of_the_counter(spec):
     assert counted(model, spec) == IMAGES * flops.train_flops(
         spec, 8, "mean", kernel.attention_pattern
     )
-    assert flops.recomputed_score_flops(spec, 8, "mean", kernel.attention_pattern) == 0
 
 
 @pytest.mark.parametrize("segments", [1, 2, 3, 5, 16])
 def test_flops_within_segments_equal_those_of_the_counter(segments):
     model = with_kernel(build(pooling="mean"), within_segments(attend, 16, segments))
     products = AttentionPattern(segments=segments)
-    scores = flops.recomputed_score_flops(NANO, 8, "mean", products)
+    scores = recomputed_score_flops(NANO, 8, "mean", products)
 
     assert counted(model, NANO) == IMAGES * (flops.train_flops(NANO, 8, "mean", products) + scores)
 
@@ -140,7 +140,7 @@ def test_models_with_two_axes_have_segments_along_the_first(segments):
     columns = model.blocks[1]  # even blocks attend within rows, along the second axis
     columns.attention.attend = within_segments(attend, 4, segments)
     products = AttentionPattern(segments=segments)
-    scores = flops.recomputed_score_flops(spec, 8, "mean", products)
+    scores = recomputed_score_flops(spec, 8, "mean", products)
 
     assert counted(model, spec) == IMAGES * (flops.train_flops(spec, 8, "mean", products) + scores)
 

@@ -6,7 +6,6 @@ from typing import Any
 from vitsweep.model.flops import (
     Pooling,
     num_parameters,
-    recomputed_score_flops,
     train_flops,
     train_flops_of_linears,
 )
@@ -95,10 +94,8 @@ def utilization(
     if share < 1.0:
         source += f", of {share:.1%} of the FLOPs, the others in {beside}"
     measured = attainable(cell, measured_peaks)
-    hardware = _hardware_over_model(cell)
     columns = {
         "mfu": _share(tflops_per_rank, peak),
-        "hfu": None if hardware is None else _share(tflops_per_rank, peak, hardware),
         "mfu_of_measured_peak": _share(tflops_per_rank, measured),
     }
     return columns, {
@@ -120,25 +117,8 @@ def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
     return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))
 
 
-def _hardware_over_model(cell: CellSpec) -> float | None:
-    """Return hardware FLOPs over model FLOPs; None where nobody counted what is recomputed."""
-    if isinstance(cell.model, ModuleSpec):
-        return None if cell.memory.wraps_blocks else 1.0
-    return hardware_flops(cell) / train_flops(*_shape(cell), cell.attention_pattern)
-
-
-def hardware_flops(cell: CellSpec) -> int:
-    """FLOPs of one image with those that are computed twice: the numerator of the HFU."""
-    shape = _shape(cell)
-    flops = train_flops(*shape, cell.attention_pattern)
-    flops += cell.memory.recomputed_flops(*shape, cell.attention_pattern)
-    if cell.attention.recomputes_scores:
-        flops += recomputed_score_flops(*shape, cell.attention_pattern)
-    return flops
-
-
-def _share(tflops: float | None, peak: float | None, factor: float = 1.0) -> float | None:
-    return tflops * factor / peak if tflops is not None and peak else None
+def _share(tflops: float | None, peak: float | None) -> float | None:
+    return tflops / peak if tflops is not None and peak else None
 
 
 def _shape(cell: CellSpec) -> tuple[ModelSpec, int, Pooling]:

@@ -11,10 +11,9 @@ attention: each token is added to a state of (K, K) per head and reads it, 4 D K
 causal or not; the scores within a chunk, by which a causal implementation gets along with few states,
 do not count.
 
-Two counts are kept apart. Model FLOPs (`train_flops`) are what the mathematics asks for and give
-the MFU. What hardware computes a second time (`recomputed_block_flops`, `recomputed_score_flops`)
-gives the HFU. torch's `FlopCounterMode` counts hardware FLOPs: five products in the backward pass of
-a fused attention kernel, one of which computes q k^T again, where the mathematics has four.
+Model FLOPs (`train_flops`) are what the mathematics asks for and give the MFU. torch's `FlopCounterMode`
+counts what hardware computes: recomputed blocks, and five products in the backward pass of a fused attention
+kernel, one of which computes q k^T again, where the mathematics has four.
 """
 
 from collections.abc import Callable
@@ -82,58 +81,6 @@ def train_flops_of_linears(
     numbers = sum(outputs * inputs for outputs, inputs in linears if chosen(outputs, inputs))
     tokens = shape.num_tokens(resolution_px, pooling)
     return _of_computed_images(shape, 6 * tokens * shape.depth * numbers)
-
-
-def recomputed_block_flops(
-    spec: ModelSpec,
-    resolution_px: int,
-    pooling: Pooling,
-    attention_pattern: AttentionPattern = SOFTMAX,
-) -> int:
-    """FLOPs of one image that the backward pass repeats where every block is recomputed.
-
-    The last product of a block is not repeated where its result is not needed: its inputs are, and
-    torch stops a recomputation as soon as it has all that the backward pass reads.
-    """
-    shape = _transformer(spec)
-    repeated = _blocks_flops(shape, resolution_px, pooling, attention_pattern)
-    last = _last_products(shape, resolution_px, pooling)
-    return repeated - last + recomputed_last_flops(spec, resolution_px, pooling)
-
-
-def recomputed_last_flops(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
-    """FLOPs of one image in the last products of blocks, where any recomputation repeats these.
-
-    LayerScale reads the result of the product in the backward pass, and the places of the kept images
-    are noted after it where images are dropped.
-    """
-    shape = _transformer(spec)
-    kept, images = shape.computed_images
-    needed = shape.layer_scale is not None or kept < images
-    return _last_products(shape, resolution_px, pooling) if needed else 0
-
-
-def _last_products(shape: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
-    last = 2 * shape.num_tokens(resolution_px, pooling) * shape.width * shape.mlp_width
-    return _of_computed_images(shape, shape.depth * last)
-
-
-def recomputed_score_flops(
-    spec: ModelSpec,
-    resolution_px: int,
-    pooling: Pooling,
-    attention_pattern: AttentionPattern = SOFTMAX,
-) -> int:
-    """FLOPs of one image for q k^T again in the backward pass of fused attention kernels.
-
-    FlashAttention (arXiv:2205.14135) and its relatives do not keep the scores. Linear attention has
-    none, nor has a model without attention.
-    """
-    if attention_pattern.linear or isinstance(spec, ResNetSpec):
-        return 0
-    shape = _transformer(spec)
-    scores = 2 * shape.width * _pairs(shape, resolution_px, pooling, attention_pattern)
-    return _of_computed_images(shape, scores)
 
 
 def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:

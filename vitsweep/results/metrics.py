@@ -135,9 +135,6 @@ _ALL = (
     Metric("mfu", "1", "Model FLOPs utilisation", "higher",
            "model_tflops_per_rank / published dense peak of the device in the compute dtype",
            follows="throughput"),
-    Metric("hfu", "1", "Hardware FLOPs utilisation", "higher",
-           "the same with recomputed FLOPs counted: blocks under recomputation, q k^T in fused kernels",
-           follows="throughput"),
     Metric("mfu_of_measured_peak", "1", "Model FLOPs / measured matmul rate", "higher",
            "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here",
            follows="throughput"),
@@ -206,7 +203,7 @@ _ALL = (
 GONE = frozenset(
     "step_time_median_ms step_time_p95_ms step_time_mean_over_median rank_skew_ms peak_reserved_gib "
     "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
-    "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max".split()
+    "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu".split()
 )
 """Metrics of records of before that no table has any more."""
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from sys import intern
 from typing import Any
 
 from vitsweep.errors import VitsweepError
@@ -140,10 +139,8 @@ class RunRecord:
         check_schema(tree["schema_version"])
         known = {f.name for f in fields(cls)}
         try:
-            parts: dict[
-                str, Any
-            ] = {  # each name once in memory: a record has 150, a sweep 100,000 records
-                k: {intern(name): value for name, value in v.items()} if v.__class__ is dict else v
+            parts: dict[str, Any] = {
+                k: {_NAMES[name]: value for name, value in v.items()} if v.__class__ is dict else v
                 for k, v in tree.items()
                 if k in known
             }
@@ -190,6 +187,16 @@ _COUNTS = "nodes ranks_per_node world_size images_per_step num_tokens resolution
 
 _SCALARS = "device device_type torch host git_commit code_hash started_at launcher".split()
 """Columns of an environment by which tables group."""
+
+
+class _Names(dict[str, str]):
+    """Names of columns, each once in memory: a record has some 150, and a sweep 100,000 records."""
+
+    def __missing__(self, name: str) -> str:
+        return self.setdefault(name, name)
+
+
+_NAMES = _Names()
 
 
 def _checksum(text: str) -> str:

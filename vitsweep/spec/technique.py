@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
-    from vitsweep.spec.model_spec import ModelSpec
     from vitsweep.world import World
 
 
@@ -353,7 +352,7 @@ class AttentionKernel(Technique):
     @property
     @abstractmethod
     def recomputes_scores(self) -> bool:
-        """Whether the backward pass computes q k^T again; counts for the HFU (`model.flops`)."""
+        """Whether the backward pass computes q k^T again, as fused kernels do."""
 
     @property
     def attention_pattern(self) -> AttentionPattern:
@@ -389,16 +388,6 @@ class Memory(Technique):
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Wrap what is to be recomputed."""
         return model
-
-    def recomputed_flops(
-        self,
-        spec: "ModelSpec",
-        resolution_px: int,
-        pooling: Literal["token", "mean"],
-        attention_pattern: AttentionPattern = SOFTMAX,
-    ) -> int:
-        """FLOPs of one image that the backward pass repeats; counts for the HFU (`model.flops`)."""
-        return 0
 
     def saved_activations(self) -> AbstractContextManager[Any]:
         """Context of forward and backward; offloading moves saved tensors in it."""

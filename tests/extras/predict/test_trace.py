@@ -3,17 +3,17 @@
 import pytest
 
 from tests.cells import GPU_NODE, cell, entry
+from tests.flops import recomputed_score_flops
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.extras.predict.trace import trace_cell, trace_rank, traceable, traced_depths
-from vitsweep.measure.utilization import hardware_flops
-from vitsweep.model.flops import num_parameters
+from vitsweep.model.flops import num_parameters, train_flops
 
 PLAIN = ("sharding=none", "resources.ranks_per_node=1")
 FLOPS = [
     ("model.mlp_width=80",),
     ("precision=O1", "batch.accumulation_steps=2"),
     ("attention=sdpa_causal", "classifier=pooled"),
-    ("memory=recompute_blocks", "layout=batch_second"),
+    ("memory=recompute_selected", "layout=batch_second"),
     ("attention=sdpa_math", "optimizer=adamw_contiguous"),
     ("model=axial_vit_nano", "batch.resolution_px=9", "model.depth=6"),
     ("data=synthetic_field", "model.head=dense"),
@@ -26,14 +26,17 @@ def test_flops_and_parameters_equal_the_formula(choices: tuple[str, ...]) -> Non
     each = cell(*PLAIN, *choices)
     found = trace_cell(each)
     pooling = each.classifier.pooling
-    assert found.flops_per_step == each.images_per_step * hardware_flops(each)
+    shape = (each.model, each.batch.resolution_px, pooling, each.attention_pattern)
+    again = recomputed_score_flops(*shape) if each.attention.recomputes_scores else 0
+    assert found.flops_per_step == each.images_per_step * (train_flops(*shape) + again)
     assert found.parameters == num_parameters(each.model, each.batch.resolution_px, pooling)
 
 
 def test_flops_of_convolutions_equal_the_formula() -> None:
     each = entry(*PLAIN, "model=resnet_nano").spec
     found = trace_cell(each)
-    assert found.flops_per_step == each.images_per_step * hardware_flops(each)
+    wanted = train_flops(each.model, each.batch.resolution_px, each.classifier.pooling)
+    assert found.flops_per_step == each.images_per_step * wanted
 
 
 def test_a_collective_has_the_format_of_what_it_sums() -> None:

@@ -12,7 +12,7 @@ from tests.choices import choice
 from tests.shapes import CASES, build, step
 from tests.techniques.sequence_parallel.formulas import Volume
 from vitsweep.model.build import build_model
-from vitsweep.model.flops import recomputed_block_flops, train_flops
+from vitsweep.model.flops import train_flops
 from vitsweep.model.initialize import Draws
 from vitsweep.techniques.vit_block import branches
 
@@ -104,13 +104,12 @@ def test_draws_follow_from_seed_replica_step_and_forward_pass() -> None:
     assert uniform(one) == first  # a step that is repeated
 
 
-@pytest.mark.parametrize("memory", ["keep_all", "recompute_blocks"])
 @pytest.mark.parametrize("block", ["plain", "drop_samples", "parallel"])
-def test_flops_are_those_that_are_computed(block: str, memory: str) -> None:
+def test_flops_are_those_that_are_computed(block: str) -> None:
     spec = cell(f"vit_block={block}", "attention=sdpa_math", "resources.ranks_per_node=1")
     model = build_model(spec)
     vars(model)["draws"] = Draws(0)
-    model = choice("memory", memory).apply(spec.vit_block.apply(spec.attention.apply(model)))
+    model = spec.vit_block.apply(spec.attention.apply(model))
     assert sum(p.numel() for p in model.parameters()) == sum(
         p.numel() for p in build_model(cell()).parameters()
     ) - (2 * 32 * 2 if block == "parallel" else 0)
@@ -118,8 +117,6 @@ def test_flops_are_those_that_are_computed(block: str, memory: str) -> None:
     with counter:
         model(torch.randn(16, 1, 8, 8)).sum().backward()
     wanted = train_flops(spec.shape, 8, "token")
-    if memory == "recompute_blocks":
-        wanted += recomputed_block_flops(spec.shape, 8, "token")
     assert counter.get_total_flops() == pytest.approx(16 * wanted, rel=1e-6)
 
 

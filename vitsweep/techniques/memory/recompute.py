@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from vitsweep.model.flops import (
-    recomputed_block_flops,
-    recomputed_last_flops,
-    recomputed_score_flops,
-)
-from vitsweep.spec.technique import SOFTMAX, AttentionPattern, Memory, Technique
+from vitsweep.spec.technique import Memory, Technique
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vitsweep.spec.cell_spec import CellSpec
-    from vitsweep.spec.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +31,6 @@ class RecomputeBlocks(Memory):
         from vitsweep.techniques.memory.checkpointed_blocks import recomputed
 
         return recomputed(model)
-
-    def recomputed_flops(
-        self,
-        spec: "ModelSpec",
-        resolution_px: int,
-        pooling: Literal["token", "mean"],
-        attention_pattern: AttentionPattern = SOFTMAX,
-    ) -> int:
-        """Count every product of a block but its last."""
-        return recomputed_block_flops(spec, resolution_px, pooling, attention_pattern)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +68,14 @@ class RecomputeSelected(Memory):
 
         return recomputed(model, frozenset(self.keep))
 
-    def recomputed_flops(
-        self,
-        spec: "ModelSpec",
-        resolution_px: int,
-        pooling: Literal["token", "mean"],
-        attention_pattern: AttentionPattern = SOFTMAX,
-    ) -> int:
-        """Count the products that are not kept; linear attention counts among the linears.
-
-        The last one of a block is never kept, and repeated where the backward pass reads it.
-        """
-        shape = (spec, resolution_px, pooling, attention_pattern)
-        attention = 2 * recomputed_score_flops(*shape)
-        linears = recomputed_block_flops(*shape) - attention
-        repeated = {"linear": linears, "attention": attention}
-        last = recomputed_last_flops(spec, resolution_px, pooling) if "linear" in self.keep else 0
-        return last + sum(flops for kind, flops in repeated.items() if kind not in self.keep)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeByBudget(Memory):
     """torch.compile keeps a share of the activations, and computes again what costs least.
 
     torch's partitioner solves a knapsack of all results of a graph by their sizes and FLOPs
-    (`torch._functorch.config.activation_memory_budget`, private to torch). HFU counts nothing of what it
-    repeats. A prediction counts all activations.
+    (`torch._functorch.config.activation_memory_budget`, private to torch). A prediction counts all
+    activations.
 
     Attributes:
         share: of what the compiled graph would keep; 0 keeps the inputs of a graph alone, 1 is what
