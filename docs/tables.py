@@ -67,7 +67,9 @@ def menu() -> str:
         names = menu_of(group)
         if (DOCS / "techniques" / f"{group}.md").exists():
             others = ", ".join(f"`{name}`" for name in names if name != default)
-            links.append((f"[{group}](techniques/{group}.md)", f"`{default}`", others, _sentence(what)))
+            links.append(
+                (f"[{group}](techniques/{group}.md)", f"`{default}`", others, _sentence(what))
+            )
         elif names:
             parts.append(f"## {group}\n\n{_sentence(what)}\n\n{choices(group)}")
     table = _table(("group", "default", "other choices", "what it decides"), links)

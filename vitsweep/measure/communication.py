@@ -83,7 +83,7 @@ def counted_bytes() -> Iterator[SentBytes]:
     all-gather, reduce-scatter, all-to-all, broadcast (n-1)/n b; all-reduce 2(n-1)/n b (Rabenseifner,
     ring); send b.
     """
-    found, calls = SentBytes(), defaultdict[tuple[str, Purpose], list[float]](list)
+    found, calls = SentBytes(), defaultdict[tuple[str, str], list[float]](list)
 
     def count(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if call := read(func, result, args, kwargs):

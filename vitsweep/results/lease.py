@@ -189,6 +189,6 @@ class Lease:
         if self.is_newest():
             self._touch((GIVEN_BACK, GIVEN_BACK))
 
-    def _touch(self, times_ns: tuple[int, int] | None = None) -> None:
+    def _touch(self, times: tuple[int, int] | None = None) -> None:
         with suppress(OSError, VitsweepError), parent_of(self._path(self._generation)) as place:
-            os.utime(place[1], ns=times_ns, dir_fd=place[0], follow_symlinks=False)
+            os.utime(place[1], times, dir_fd=place[0], follow_symlinks=False)
