@@ -2,7 +2,7 @@
 
     python -m analysis.on_paper FOLDER      # writes on_paper.csv and on_paper.png there
 
-Step times come from hardware profiles by the closed formulas of `plan --search layouts`, in a second; nothing
+Step times come from hardware profiles by the closed formulas of `analysis.closed_trace`, in a second; nothing
 is measured and nothing fitted to the published points. Intervals are meant to hold 80 % of measurements.
 
 **Meta's blog (1.83x over DDP at 64 GPUs).** Which GPUs and which model was not published. On A100 with
@@ -30,9 +30,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from analysis.closed_trace import closed_trace
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
-from vitsweep.extras.predict.layouts import closed_trace
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import predict_step
 from vitsweep.planning.closed_memory import Sizes

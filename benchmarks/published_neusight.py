@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.closed_trace import closed_trace
 from benchmarks.published_rows import Row, gpt, mesh_of, names_of, text_of, with_figure
-from vitsweep.extras.predict.layouts import closed_trace
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import predict_step
 from vitsweep.planning.closed_memory import Sizes

@@ -14,7 +14,7 @@ DIR holds clones of four repositories, whose tables are read and not copied:
 The figures of the profiles were written down before the tables were opened (the commit that added
 `vitsweep/rates/profiles`). The A100 rows of llm-foundry then gave two numbers, `profile_rates.OVERHEAD` and
 `STEP_LOG_ERROR`; all other regimes had no part in any constant. Language models are computed by
-`predict.closed_trace`, as the layouts of `plan --search layouts` are.
+`analysis.closed_trace`.
 """
 
 import csv
@@ -29,10 +29,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from analysis.closed_trace import closed_trace
 from benchmarks.kept import keep
 from benchmarks.published_neusight import neusight
 from benchmarks.published_rows import Row, gpt, mesh_of, text_of, with_figure
-from vitsweep.extras.predict.layouts import closed_trace
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import predict_step
 from vitsweep.planning.closed_memory import Sizes

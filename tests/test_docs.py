@@ -126,8 +126,6 @@ def _overrides(words: list[str]) -> list[str]:
     if verb is None:
         return words
     if verb.name == "plan":
-        if "--search" in words:
-            return []
         place = words.index("--config-dir") if "--config-dir" in words else len(words)
         mine, config_dir = words[1:place] + words[place + 2 :], words[place : place + 2]
         return [*verb.parser().parse_intermixed_args(mine).overrides, *config_dir]

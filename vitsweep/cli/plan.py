@@ -6,7 +6,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from vitsweep import extras
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.as_json import print_json
 from vitsweep.cli.cells import read_line
@@ -33,8 +32,6 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         BadValueError: an option has a wrong value.
     """
-    if "--search" in arguments:
-        return int(extras.option("plan --search")(arguments))
     if {"-h", "--help"} & set(arguments):
         VERBS["plan"].parser().print_help()
         return 0
@@ -109,7 +106,6 @@ def _add_own(options: Options) -> None:
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
-    options.add_argument("--search", choices=["layouts"], help="rank all parallel layouts instead")
     options.flag("--stack", help="propose the best combination, as `+sweep=best_stack`")
     options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
     options.add_argument(

@@ -64,7 +64,7 @@ class Verb:
 
 _CORE = (
     Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--stack] [--parquet|--html FILE] "
-         "[--no-predict] [--search layouts] [--json]",
+         "[--no-predict] [--json]",
          "list cells with state and predictions; runs nothing",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all [--json]",

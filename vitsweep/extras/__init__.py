@@ -99,7 +99,7 @@ KNOWN: dict[str, Feature] = {
         pages=("before_you_submit.md",),
         admission="admission",
         columns="columns:predicted",
-        options={"plan --search": "search:search", "doctor --calibrate": "machine:calibrate"},
+        options={"doctor --calibrate": "machine:calibrate"},
         settings={"only": None, "max_gpu_hours": None},
     ),
     "explain": Feature(

@@ -1,25 +1,21 @@
-"""The search over layouts: closed formulas equal traces, commands compose, what does not fit is left out."""
+"""Closed formulas of a step equal its trace."""
 
 from functools import cache
 
 import pytest
 
+from analysis.closed_trace import closed_trace
 from tests.techniques.sequence_parallel import formulas
-from vitsweep.api.plan import machine_with
 from vitsweep.composition.composer import Composer
-from vitsweep.errors import BadValueError
-from vitsweep.extras.predict.layouts import Found, closed_trace, search_layouts
-from vitsweep.extras.predict.search import _assumed, _compose, parser, search
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.planning.closed_memory import Sizes
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
-from vitsweep.spec.rules import conflicts
 
-SHAPE = ("model=vit_small", "model.depth=4", "data=synthetic")
-SMALL = (*SHAPE, "batch.images_per_step=64", "optimizer=adamw_fused")
+SMALL = (
+    "model=vit_small model.depth=4 data=synthetic batch.images_per_step=64 optimizer=adamw_fused"
+)
 NODE = Machine(
     device="cuda", cores_per_node=64, devices_per_node=8, described_by="a node of 8 GPUs"
 )
@@ -27,7 +23,7 @@ NODE = Machine(
 
 @cache
 def cell_of(overrides: str) -> CellSpec:
-    cell = plan_cell(Composer().compose([*SMALL, *overrides.split()]), NODE)
+    cell = plan_cell(Composer().compose(f"{SMALL} {overrides}".split()), NODE)
     assert not cell.reasons
     return cell.spec
 
@@ -114,89 +110,3 @@ def test_activations_sent_equal_the_formula_of_each_technique(
         cell = cell_of(f"{overrides} memory={recompute} precision={precision}")
         exact = formulas.sent(cell)["activation"]
         assert sent(closed(cell), "activation") == pytest.approx(exact, rel=1e-3)
-
-
-@cache
-def found(images: int = 64) -> Found:
-    words = [*SHAPE, f"batch.images_per_step={images}", "resources.nodes=2", "precision=bf16"]
-    base, choices = _compose(words, profile_named("h100"))
-    return search_layouts(base, choices, profile_named("h100"))
-
-
-def test_the_search_ranks_what_can_run() -> None:
-    result = found()
-    speeds = [c.images_per_second for c in result.ranked]
-    assert speeds == sorted(speeds, reverse=True)
-    assert result.considered == result.invalid + result.too_large + len(result.ranked)
-    assert {c.cell.mesh.pipeline for c in result.ranked} >= {1, 2, 4}
-    assert all(not conflicts(c.cell) for c in result.ranked[:50])
-    assert all(c.interval[0] < c.images_per_second < c.interval[1] for c in result.ranked)
-
-
-def test_every_printed_command_is_the_cell_that_was_ranked() -> None:
-    composer, node = Composer(), machine_with(profile_named("h100"))
-    for candidate in found().ranked[::40]:
-        words = [*SHAPE, "batch.images_per_step=64", "resources.nodes=2", "precision=bf16"]
-        typed = plan_cell(composer.compose([*words, *candidate.overrides]), node)
-        assert typed.cell_id == candidate.cell.cell_id
-        assert not typed.reasons
-
-
-def test_a_model_that_no_layout_holds_is_refused_with_the_least_memory() -> None:
-    with pytest.raises(BadValueError, match=r"smallest needs \d+ GiB per GPU"):
-        search(
-            [
-                "--search",
-                "layouts",
-                "--hardware",
-                "v100_16g",
-                "model=vit_10b",
-                "batch.images_per_step=8",
-            ]
-        )
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["mesh.tensor=2"], "`mesh.tensor=2` is what `--search layouts` chooses"),
-        (["model=resnet_50"], "formulas for plain transformers"),
-        (
-            ["model=vit_base", "batch.images_per_step=7", "model.depth=1", "model.num_heads=1"],
-            "does not split over the ranks of any",
-        ),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(BadValueError) as refused:
-        search(["--search", "layouts", "--hardware", "h100", *words])
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("device", "computes_in"), [("h100", "bfloat16"), ("v100", "float16"), ("mi250x", "bfloat16")]
-)
-def test_without_a_precision_one_is_taken_that_the_device_has_units_for(
-    device: str, computes_in: str
-) -> None:
-    hardware = profile_named(device)
-    base, _ = _compose([*SHAPE, *_assumed(SHAPE, hardware)], hardware)
-    assert Sizes.of(base).compute == computes_in
-    assert computes_in in hardware.peak_tflops
-
-
-def test_hardware_must_be_named() -> None:
-    with pytest.raises(Exception, match="--hardware"):
-        parser().parse_args(["--search", "layouts"])
-
-
-def test_the_table_names_ten_commands(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert search(["--search", "layouts", "model=vit_base", "--hardware", "a100_80g"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("python -m vitsweep model=vit_base data=synthetic precision=bf16") == 10
-    table = shown[: shown.index("1. python")].splitlines()
-    assert "80 % range" in table[1]
-    assert max(map(len, table)) <= 80
