@@ -34,6 +34,7 @@ from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.extras.predict.prediction import predict_cells
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.published import published, with_conditions
 
@@ -85,7 +86,7 @@ def predicted(hardware: str, wanted: list[tuple[dict[str, object], str]]) -> Dat
 
     A cell that cannot run has its reason; one that needs more memory than the device has is kept and says so.
     """
-    composer, machine = Composer(), machine_with(hardware)
+    composer, machine = Composer(), machine_with(profile_named(hardware))
     specs: dict[str, CellSpec] = {}
     rows = []
     for number, (facts, overrides) in enumerate(wanted):
