@@ -7,8 +7,8 @@ micro-batch, T tokens of a rank in it, D width, M width of the MLP; t tensor, s 
 from collections.abc import Iterator
 from math import ceil, prod
 
-from vitsweep.extras.predict.calibration import BY_WEIGHT
 from vitsweep.extras.predict.step_time import (
+    BY_WEIGHT,
     CollectiveTotal,
     OperatorTotal,
     Phase,

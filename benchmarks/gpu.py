@@ -11,7 +11,7 @@ taken away early leaves the most wanted results. `--parts` runs others: `smoke,p
 named sweeps as a visitor types them, each line of their logs with its seconds in front:
 `--parts speedups --minutes 9.5`, then `--parts first,windows,one_rank --minutes 6.4`.
 FOLDER holds three files, renewed while a part runs and after it: `report.md`, `figures.json` (part ->
-figures) and `records.tar.gz` (logs, the calibration, the product's sweep with its records and traces). All
+figures) and `records.tar.gz` (logs, the product's sweep with its records and traces). All
 parts are forked from one process that has imported torch and never used a GPU. `--dry` lists what each
 would run, with its planned seconds; `--smoke` runs them on a CPU with tiny shapes.
 """

@@ -282,7 +282,6 @@ PARTS = (
             *(f"{name} compiled" for name in PEERS),
         ),
     ),
-    Part("calibration", 100, "Rates and kernels for `plan`", ("vitsweep doctor --calibrate",)),
     Part(
         "attention",
         30,

@@ -27,7 +27,7 @@ from gpu_list import (
     UPDATES,
 )
 from gpu_prediction import prediction
-from gpu_product import calibration, commands, product, soak
+from gpu_product import commands, product, soak
 from gpu_profile import profile
 from gpu_smoke import smoke
 from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_batch, reason_of
@@ -175,7 +175,6 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "product": product,
     **dict.fromkeys(COMMANDS, commands),
     "peers": beside_peers,
-    "calibration": calibration,
     "attention": attention,
     "one_at_a_time": one_at_a_time,
     "soak": soak,

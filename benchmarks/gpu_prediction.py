@@ -34,7 +34,7 @@ SHORT_S = 0.5
 
 
 def prediction(run: Run) -> None:
-    """Predict cells from this machine's calibration or its device's published figures, then measure them.
+    """Predict cells from its device's published figures, then measure them.
 
     Every prediction is written before the first cell runs. Errors are predicted over measured, minus 1.
     """

@@ -24,8 +24,6 @@ from vitsweep.training.timed_steps import StepClock
 
 GRACE_S = 10.0
 """After Ctrl-C, in which a command keeps what it has measured."""
-SMOKE_S = 10.0
-"""Of a calibration that only has to run."""
 COLUMNS = ("status", "images_per_second", "speedup", "step_time_ms", "peak_gib", "mfu",
            "compile_seconds", "reason")  # fmt: skip
 """What the report shows of `cells.csv`; the archive has all of it."""
@@ -60,13 +58,6 @@ def commands(run: Run) -> None:
             for row in _rows(path)
         ]
         run.write({"exit codes": codes, "rows": rows})
-
-
-def calibration(run: Run) -> None:
-    """Measure the machine for `plan`, as `doctor --calibrate` does; the file goes into the archive."""
-    smoke = time.monotonic() + SMOKE_S if run.size.seconds == 0 else None
-    code = _vitsweep(run, "doctor", "--calibrate", until=smoke)
-    run.write({"exit code": code})
 
 
 def soak(run: Run) -> None:

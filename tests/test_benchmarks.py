@@ -32,7 +32,7 @@ from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-FIRST = ["product", "peers", "calibration", "attention", "one_at_a_time", "soak", "profile"]
+FIRST = ["product", "peers", "attention", "one_at_a_time", "soak", "profile"]
 LATER = ["smoke", "prediction", "models", "speedups", "first", "windows", "one_rank"]
 """Parts that run where they are asked for."""
 RESULTS = {"report.md", "figures.json", "records.tar.gz"}

@@ -30,7 +30,7 @@ from vitsweep.results.store import Store
         ("retry first --set classifier=p", ["classifier=pooled"]),
         ("report fi", ["first"]),
         ("gate first --against s", ["second"]),
-        ("doctor --c", ["--calibrate"]),
+        ("doctor --j", ["--json"]),
         ("doctor ", []),
         ("'optimizer=glob(", []),
         ("sweep.zip=[[a,b", []),

@@ -147,8 +147,8 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
     sweep_settings(composer().compose([]).tree)
     with pytest.raises(BadValueError, match=r"`sweep\.max_gpu_hours` is of an optional feature"):
         sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
-    with pytest.raises(VitsweepError, match="`doctor --calibrate` is of an optional feature"):
-        extras.option("doctor --calibrate")
+    with pytest.raises(VitsweepError, match="`report --latex` is of an optional feature"):
+        extras.option("report --latex")
 
 
 def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

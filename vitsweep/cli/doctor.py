@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
-from vitsweep import extras
 from vitsweep.cli.as_json import print_json
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.composer import Composer
@@ -36,19 +35,12 @@ SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
-    options.flag(
-        "--calibrate",
-        help="measure operators, collectives and a few short trainings of this machine (3 minutes); "
-        "`plan` predicts step times from them",
-    )
     options.add_json()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the findings, or calibrate; return 0 where vitsweep can run here, else 3."""
+    """Print the findings; return 0 where vitsweep can run here, else 3."""
     console, typed = open_console(), VERBS["doctor"].read(arguments)
-    if typed.calibrate:
-        return int(extras.option("doctor --calibrate")(console))
     machine = Machine.here()
     rates = _rates(machine)
     found = {

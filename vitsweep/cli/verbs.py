@@ -81,7 +81,7 @@ _CORE = (
          "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
     Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
          names_a_sweep=False),
-    Verb("doctor", "[--calibrate] [--json]",
+    Verb("doctor", "[--json]",
          "say what this machine can do, what is missing, and how to get it",
          names_a_sweep=False),
 )  # fmt: skip

@@ -90,16 +90,15 @@ class Feature:
 KNOWN: dict[str, Feature] = {
     "predict": Feature(
         words=(
-            "calibrate_machine",
             "keep_predictions",
             "predict_",
             "predicts",
             "StepTrace",
+            "time_operators",
         ),
         pages=("before_you_submit.md",),
         admission="admission",
         columns="columns:predicted",
-        options={"doctor --calibrate": "machine:calibrate"},
         settings={"only": None, "max_gpu_hours": None},
     ),
     "explain": Feature(

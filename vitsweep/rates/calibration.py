@@ -57,6 +57,10 @@ class KeptRates:
         found = self.quick.get(key, {})
         return {k: v for k, v in found.items() if k != "time"} if _is_young(found) else {}
 
+    def keep_others(self, others: dict[str, Any]) -> None:
+        """Keep what an optional feature has; where nothing can be written nothing is kept."""
+        write_cache_file(path_for(self.device), replace(self, others=others).text().encode())
+
     def text(self) -> str:
         """Return the file of this device."""
         tree = asdict(self)
@@ -86,15 +90,12 @@ def kept_rates(device: str) -> KeptRates:
         own = {f.name: tree.pop(f.name) for f in fields(KeptRates) if f.name in tree}
         found = KeptRates(**own, others=tree)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(device, error) from error
+        raise ValueError(
+            f"`{path}`, which keeps rates of this machine, is damaged ({error}): remove it"
+        ) from error
     if found.device != device:
-        raise ValueError(f"The calibration `{path}` is of {found.device}, not of {device}")
+        raise ValueError(f"`{path}` keeps rates of {found.device}, not of {device}: remove it")
     return found
-
-
-def damaged(device: str, error: Exception) -> ValueError:
-    """Return the error of a file that cannot be read."""
-    return ValueError(f"The calibration `{path_for(device)}` is damaged ({error}) and not used")
 
 
 def matmul_rates(device: str, *, measure: bool = False) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Seen(TorchDispatchMode):
 def test_elementwise_operators_read_as_many_elements_as_is_said(
     dtype: str,
 ) -> None:
-    jobs = list(operators._elementwise(torch.device("cpu"), dtype, SIZES))
+    jobs = list(operators._elementwise(dtype, SIZES))
     assert {operator.shape for operator, *_ in jobs} == {(size,) for size in SIZES}
     item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
     for operator, work, _ in jobs:
@@ -44,14 +44,13 @@ def test_elementwise_operators_read_as_many_elements_as_is_said(
 
 def test_weights_and_states_are_read_from_more_memory_than_caches_hold() -> None:
     """As in a step, which comes back to each of them once: two calls in a row share none."""
-    cpu = torch.device("cpu")
-    jobs = [job for job in operators._updates(cpu, "float32", ()) if job[0].kind == "optimizer"]
+    jobs = [job for job in operators._updates("float32", ()) if job[0].kind == "optimizer"]
     assert {"add_", "lerp_", "addcdiv_", "sqrt"} <= {operator.name for operator, *_ in jobs}
     for operator, work, _ in jobs:
         with Seen() as seen:
             work()
         assert [size for _, size in seen.calls] == [operator.shape[0]]
-    places = [t.data_ptr() for t in operators._many((512, 512), cpu, "float32")]
+    places = [t.data_ptr() for t in operators._many((512, 512), "float32")]
     assert len({*places}) == len(places) == operators.COLD_BYTES >> 20
     turns: list[int] = []
     work = operators._in_turn(turns.append, range(3))
@@ -64,18 +63,7 @@ def test_the_time_of_one_thread_holds_nothing_of_what_others_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A call that the system lets wait takes what it computes, not what it waits; an exchange takes both."""
-    cpu = torch.device("cpu")
     for threads, alone, waits in ((1, True, False), (2, True, True), (1, False, True)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        seconds = operators._chunk_seconds(lambda: time.sleep(0.5), 1, cpu, alone)
+        seconds = operators._chunk_seconds(lambda: time.sleep(0.5), 1, alone)
         assert (seconds >= 0.5) == waits
-
-
-@pytest.mark.gpu(count=1)
-def test_a_recorded_operator_runs_as_often_as_its_time_is_divided_by() -> None:
-    counter = torch.zeros((), device="cuda")
-    counter.add_(1)  # as before any recording: the kernel is loaded
-    replay = operators._recorded(lambda: counter.add_(1), 5)
-    replay()
-    replay()
-    assert float(counter) == 1 + 2 * 5

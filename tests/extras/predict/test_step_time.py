@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.extras.predict.traces import exchange, moved, product, trace_of
-from vitsweep.extras.predict.calibration import FRESH, RankSetup
-from vitsweep.extras.predict.measured_rates import CalibratedRates
+from vitsweep.extras.predict.measured_rates import IN_STEPS, MeasuredRates
 from vitsweep.extras.predict.profile_rates import OVERHEAD, TableRates
-from vitsweep.extras.predict.step_time import fresh_bytes, predict_step, student_80
+from vitsweep.extras.predict.step_time import FRESH, fresh_bytes, predict_step, student_80
 from vitsweep.rates.profile import profile_named
 
 H100 = TableRates(profile_named("h100"), overhead=1.0)
@@ -146,8 +145,8 @@ def test_memory_that_the_system_provides_anew_in_each_step_takes_its_time() -> N
         "backward": False,
     }
     row = pages | {"bytes_moved": 4 * 10**6, "us": 4000.0}
-    setup = RankSetup(ranks=1, threads=1, operators=[row], collectives=[])
-    rates = CalibratedRates(setup, ranks_per_node=1, threads=1, cores=2, title="a machine")
+    times = {"operators": [row, row | {"name": "add"}], "collectives": []}
+    rates = MeasuredRates(times, timed=(1, 1), used=(1, 1), cores=2, device="a processor")
     alive = {
         "forward end": {"activations": 20_000_000, "parameters": 10**9},
         "backward start": {"activations": 22_000_000},
@@ -156,5 +155,5 @@ def test_memory_that_the_system_provides_anew_in_each_step_takes_its_time() -> N
     largest = replace(moved(8_000_000, count=0), dtype="float32", shape=(10**6,))
     step = trace_of(largest, device="cpu", dispatches=0, peaks=alive)
     assert fresh_bytes(step) == (22_000_000 - 2 * 4_000_000) / 2
-    assert predict_step(step, rates).step_time_ms == pytest.approx(7.0)
+    assert predict_step(step, rates).step_time_ms == pytest.approx(7.0 * IN_STEPS)
     assert fresh_bytes(replace(step, device="cuda")) == 0

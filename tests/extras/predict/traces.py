@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-from vitsweep.extras.predict.calibration import Calibration, timed_key
-from vitsweep.extras.predict.measured_rates import timed_ranks
 from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, StepTrace
+from vitsweep.extras.predict.timed_operators import keep_times, timed_key, timed_ranks
 from vitsweep.planning.closed_memory import MemoryParts
-from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 NOTHING_HELD = MemoryParts(
@@ -66,5 +64,4 @@ def timed_before(cell: CellSpec) -> None:
         "bytes_moved": 12000,
     }
     times = {"operators": [add | {"us": 10.0}], "collectives": []}
-    key = timed_key(*timed_ranks(cell.resources))
-    Calibration(device=str(device_name("cpu"))).keep_timed(key, times)
+    keep_times(timed_key(*timed_ranks(cell.resources)), times)

@@ -7,8 +7,6 @@ from functools import cache
 import psutil
 
 from vitsweep.execution.rank_processes import Context
-from vitsweep.extras.predict.calibrate import time_operators
-from vitsweep.extras.predict.calibration import kept_calibration, load_calibration, torch_here
 from vitsweep.extras.predict.measured_rates import measured_rates
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import (
@@ -18,6 +16,7 @@ from vitsweep.extras.predict.step_time import (
     StepTrace,
     predict_step,
 )
+from vitsweep.extras.predict.timed_operators import time_operators
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.planning.run_duration import (
@@ -66,7 +65,7 @@ def predict_cell(
 
 
 def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
-    """Return (rates, notice or ""): of a named device, else this machine's calibration or profile.
+    """Return (rates, notice or ""): of a named device, else of this machine.
 
     Raises:
         BadValueError: the hardware is unknown.
@@ -77,24 +76,24 @@ def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
 
 
 def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
-    device = _device_here(cell.resources.device)
+    if cell.resources.device == "cpu":
+        if rates := measured_rates(cell):
+            return rates, ""
+        raise ValueError("its operators were not timed on this machine; `plan` times them")
+    device = _gpu_here()
     if device is None:
         return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
-    calibration, notice = load_calibration(device, torch_here())
-    known = calibration or kept_calibration(device)
-    if rates := measured_rates(known, calibration is not None, cell):
-        return rates, notice
-    if cell.resources.device == "cpu":
-        raise ValueError("its operators were not timed on this machine; `plan` times them")
-    profile = profile_of(device, complete=True)
-    if profile:
-        return TableRates(profile), notice
-    return TableRates(generic_gpu()), f"No profile of {device} is known. {notice}"
+    if profile := profile_of(device, complete=True):
+        return TableRates(profile), ""
+    return TableRates(generic_gpu()), (
+        f"No profile of {device} is known: those of a usual GPU are used. A file of your own narrows the "
+        "interval (`--hardware my_gpu.yaml`)."
+    )
 
 
 @cache
-def _device_here(device: str) -> str | None:
-    return device_name(device)
+def _gpu_here() -> str | None:
+    return device_name("cuda")
 
 
 def _input_ms(cell: CellSpec) -> float:
@@ -361,7 +360,7 @@ def _text(error: Exception) -> str:
 
 
 def _profile_here(cell: CellSpec) -> Profile | None:
-    name = device_name("cuda") if cell.resources.device == "cuda" else None
+    name = _gpu_here() if cell.resources.device == "cuda" else None
     return profile_of(name, complete=True) if name else None
 
 

@@ -47,23 +47,11 @@ class TableRates(Rates):
 
     def __init__(self, hardware: Profile, overhead: float = OVERHEAD) -> None:
         self.hardware = hardware
-        self._overhead = overhead
-        self._matmul_us = cache(self._uncached_matmul_us)  # layouts share most of their shapes
-
-    @property
-    def title(self) -> str:
-        """The device, and that its figures are published ones."""
-        return f"{self.hardware.title}, from published figures"
-
-    @property
-    def dispatch_us(self) -> float:
-        """From the profile."""
-        return self.hardware["dispatch_us"]
-
-    @property
-    def step_overhead(self) -> float:
-        """See `OVERHEAD`."""
-        return self._overhead
+        self.title = f"{hardware.title}, from published figures"
+        self.dispatch_us = hardware["dispatch_us"]
+        self.step_overhead = overhead
+        self.compiled_memory = hardware["compiled_memory_fraction"]
+        self._matmul_us = cache(self._uncached_matmul_us)  # layers share their shapes
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Return the larger of computing and memory time of one call, at least that of a kernel."""
@@ -121,11 +109,6 @@ class TableRates(Rates):
         return self.hardware[
             "graph_dispatch_fraction" if captured else "compiled_dispatch_fraction"
         ]
-
-    @property
-    def compiled_memory(self) -> float:
-        """From the profile."""
-        return self.hardware["compiled_memory_fraction"]
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
         """Return the share of multiprocessors that the collective takes from computing."""

@@ -18,8 +18,8 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitsweep.extras.predict.calibration import BY_WEIGHT
 from vitsweep.extras.predict.step_time import (
+    BY_WEIGHT,
     CollectiveTotal,
     OperatorKind,
     OperatorTotal,

@@ -20,6 +20,11 @@ from vitsweep.tables.stats import half_width
 
 Phase = Literal["forward", "backward", "optimizer"]
 OperatorKind = Literal["matmul", "convolution", "attention", "memory", "optimizer"]
+BY_WEIGHT = "mm.t"
+"""A product whose left side is transposed: the gradient of a weight, gradient.t() @ input. Its rate may be
+ten times that of the gradient of the input, where a CPU emulates the format."""
+FRESH = "fresh memory"
+"""Name of what stands among timed operators for memory that the system provides when it is written first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,33 +181,25 @@ class Rates(ABC):
         asynchronous: whether the host only queues operators (GPU), so that dispatching one and
             computing another happen at once. On a CPU the times add up, and communication takes
             cores from computing.
+        title: of which device these are, and where they come from.
+        dispatch_us: host time of one dispatched operator in microseconds, beside what it computes.
+        update_dispatch: the same of an operator of the optimizer, over that of the others.
+        step_overhead: whole steps over the sum of their parts.
+        compiled_memory: bytes that element-wise kernels move when a compiler fuses them, relative to eager.
+        degrees: of freedom behind `log_error`: few make intervals wider.
     """
 
     asynchronous: ClassVar[bool]
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Of which device these are, and where they come from."""
-
-    @property
-    @abstractmethod
-    def dispatch_us(self) -> float:
-        """Host time of one dispatched operator in microseconds, beside what it computes."""
-
-    @property
-    def update_dispatch(self) -> float:
-        """The same of an operator of the optimizer, over that of the others."""
-        return 1.0
+    title: str
+    dispatch_us: float
+    update_dispatch: float = 1.0
+    step_overhead: float = 1.0
+    compiled_memory: float = 1.0
+    degrees: float = math.inf
 
     def fresh_us(self, size: float) -> float:
         """Microseconds in which the system provides so many bytes of memory."""
         return 0.0
-
-    @property
-    def step_overhead(self) -> float:
-        """Whole steps over the sum of their parts."""
-        return 1.0
 
     @abstractmethod
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
@@ -226,23 +223,9 @@ class Rates(ABC):
                 parts have in common).
         """
 
-    @property
-    def degrees(self) -> float:
-        """Degrees of freedom behind `log_error`: few make intervals wider."""
-        return math.inf
-
-    def far_error(self, step_ms: float) -> float:
-        """Return the standard deviation that a step far from all that was timed adds to the log."""
-        return 0.0
-
+    @abstractmethod
     def compiled_dispatch(self, captured: bool) -> float:
         """Host time of a compiled step relative to eager; `captured` by CUDA graphs."""
-        return 1.0
-
-    @property
-    def compiled_memory(self) -> float:
-        """Bytes that element-wise kernels move when a compiler fuses them, relative to eager."""
-        return 1.0
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
         """Share by which computing slows down while this collective runs beside it."""
@@ -413,4 +396,4 @@ def _log_error(parts: dict[str, float], rates: Rates) -> float:
     """Combine errors of the parts, taken as independent, and the one that all share."""
     total = sum(parts.values()) or 1.0
     own = sum((value / total * rates.log_error(part)) ** 2 for part, value in parts.items())
-    return math.sqrt(own + rates.log_error("step") ** 2 + rates.far_error(total) ** 2)
+    return math.sqrt(own + rates.log_error("step") ** 2)

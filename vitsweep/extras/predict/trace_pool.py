@@ -18,8 +18,8 @@ from typing import Any
 from vitsweep.execution.code_hash import Sources, package_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.execution.rank_processes import Context
-from vitsweep.extras.predict.calibration import torch_here
 from vitsweep.extras.predict.step_time import StepTrace
+from vitsweep.extras.predict.timed_operators import torch_here
 from vitsweep.files import cache_folder, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec, identity
 

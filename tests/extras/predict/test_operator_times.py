@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import LAPTOP, TINY, composer
-from vitsweep.extras.predict import calibrate, operators
-from vitsweep.extras.predict.calibration import BY_WEIGHT
+from vitsweep.extras.predict import operators
 from vitsweep.extras.predict.operators import operator_times
+from vitsweep.extras.predict.step_time import BY_WEIGHT
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
@@ -19,11 +19,9 @@ def spec(*overrides: str) -> CellSpec:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(
-        operators, "_typical_us", lambda work, *_: 1.0 if work() is not None else 0.0
-    )
-    monkeypatch.setattr(operators, "ELEMENTS", {"cpu": (1 << 8,)})
-    monkeypatch.setattr(operators, "PARAMETERS", {"cpu": (1 << 8,)})
+    monkeypatch.setattr(operators, "_fastest_us", lambda work: 1.0 if work() is not None else 0.0)
+    monkeypatch.setattr(operators, "ELEMENTS", (1 << 8,))
+    monkeypatch.setattr(operators, "PARAMETERS", (1 << 8,))
     cell, device = spec(), torch.device("cpu")
     return World(rank=0, local_rank=0, size=1, device=device, shape=cell.mesh, mesh=None)
 
@@ -65,14 +63,3 @@ def test_after_its_time_nothing_more_is_timed(world: World) -> None:
 def test_an_operator_that_the_device_lacks_in_a_format_is_left_out(world: World) -> None:
     shapes = {"bool": SHAPES["float32"][:1], **SHAPES}
     assert {row["dtype"] for row in operator_times(world, shapes, ())} == {"float32"}
-
-
-def test_trainings_in_an_emulated_format_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"float32": 0.1, "bfloat16": 0.001}
-    monkeypatch.setattr(calibrate, "calibration_for", lambda *_: rates)
-    assert calibrate._slow_formats(spec()) == ("bfloat16",)
-    rates["bfloat16"] = 0.05  # half as fast, but not emulated
-    assert calibrate._slow_formats(spec()) == ()
-    cells = [spec(f"precision={name}") for name in ("fp32", "O1", "bf16")]
-    assert calibrate._without(("bfloat16",), cells) == cells[:1]
-    assert calibrate._without((), cells) == cells
