@@ -102,7 +102,7 @@ def test_balanced_orders_take_out_what_a_cold_first_run_costs(num_blocks):
 
 @pytest.mark.parametrize("num_blocks", [5, 10])
 def test_blocks_that_resemble_each_other_cost_coverage_as_the_page_says(num_blocks):
-    # docs/numbers.md
+    # benchmarks/results/simulations.md
     assert covered(autocorrelated(correlation=0.3), num_blocks) == pytest.approx(0.87, abs=0.035)
 
 

@@ -21,7 +21,7 @@ LEVELS = {
     "attention": ["sdpa_auto", "sdpa_math", "sdpa_flash"],
 }
 TWO = {k: LEVELS[k][:2] for k in ("compilation", "attention")}
-PAGE = Path(__file__).parents[2] / "docs" / "numbers.md"
+PAGE = Path(__file__).parents[2] / "benchmarks/results/simulations.md"
 AVERAGE = {"compile": 0.27, "O1": 0.2, "sdpa_flash": 0.05}
 TOGETHER = {("compile", "sdpa_math"): -0.25}
 
