@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
     from vitsweep.launchers.base import LaunchRequest, LaunchResult
-    from vitsweep.launchers.settings import LocalSettings
     from vitsweep.launchers.slurm.submit.settings import SlurmSettings
     from vitsweep.planning.sweep_plan import SweepPlan
     from vitsweep.spec.resources import Machine
@@ -86,36 +85,32 @@ def refuse_foreign(group: str) -> NoReturn:
 
 
 class LocalLauncher(CellLauncherPlugin):
-    """Runs every cell here, in fresh processes of its own (`vitsweep.launchers.local`).
-
-    Args:
-        fields: everything in conf/hydra/launcher/local.yaml.
-    """
+    """Runs every cell here, in fresh processes of its own (`vitsweep.launchers.local`)."""
 
     can_choose_rounds = True
 
     def machine(self) -> "Machine":
-        """Return this machine; the launcher's fields are checked for `plan` too.
+        """Return this machine.
 
         Raises:
-            BadValueError: a field is wrong.
+            BadValueError: a setting is given, and this launcher has none.
         """
+        from vitsweep.errors import BadValueError
         from vitsweep.spec.resources import Machine
+        from vitsweep.words import gone
 
-        self.settings()
+        for name in self.fields:
+            raise BadValueError(
+                f"`hydra.launcher.{name}`: the launcher of this machine has no settings"
+                f"{gone(f'hydra.launcher.{name}') or '.'}"
+            )
         return Machine.here()
 
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
         """Measure what is missing, one block after the other."""
         from vitsweep.launchers.local import launch
 
-        return launch(request, self.settings())
-
-    def settings(self) -> "LocalSettings":
-        """Return the fields, typed and checked."""
-        from vitsweep.launchers.settings import local_settings
-
-        return local_settings(self.fields)
+        return launch(request)
 
 
 class SlurmLauncher(CellLauncherPlugin):

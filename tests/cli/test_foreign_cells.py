@@ -17,7 +17,6 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import read_cell
-from vitsweep.launchers.settings import LocalSettings
 from vitsweep.launchers.slurm.submit.settings import Site, SlurmSettings
 from vitsweep.planning.freeze import freeze, plan_of
 from vitsweep.planning.sweep_plan import SweepPlan, plan_cell
@@ -191,7 +190,7 @@ def settings(*classes: Any) -> set[str]:
 
 def test_no_setting_of_a_launcher_is_taken_from_somebody_else(theirs: Store) -> None:
     """One line for each setting, Hydra's flags among them."""
-    keys = [f"hydra.launcher.{key}" for key in settings(LocalSettings, SlurmSettings)]
+    keys = [f"hydra.launcher.{key}" for key in settings(SlurmSettings)]
     keys += [f"hydra.launcher.site.{key}" for key in settings(Site)]
     keys += [f"sweep.{key}" for key in settings(SweepSettings)]
     keys += [

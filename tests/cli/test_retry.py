@@ -103,8 +103,8 @@ def test_a_command_keeps_the_folder_and_name_of_its_configuration(
 ) -> None:
     folder = tmp_path / "conf"
     folder.mkdir()
-    found = Composer(hydra.open_loader(conf_dir(), folder), "mine", ["hydra.launcher.parallel=2"])
+    found = Composer(hydra.open_loader(conf_dir(), folder), "mine", ["hydra.launcher.mem_gb=2"])
     assert found.words == [
-        "--config-dir", str(folder), "--config-name", "mine", "hydra.launcher.parallel=2",
+        "--config-dir", str(folder), "--config-name", "mine", "hydra.launcher.mem_gb=2",
     ]  # fmt: skip
     assert composer.words == []

@@ -56,7 +56,7 @@ def test_a_cell_asked_for_twice_is_one(composer: Composer) -> None:
 
 
 def test_hydras_own_settings_are_no_part_of_a_cell(composer: Composer) -> None:
-    assert asked(["hydra/launcher=local", "hydra.launcher.parallel=2", "seed=1"], composer) == [
+    assert asked(["hydra/launcher=slurm", "hydra.launcher.mem_gb=2", "seed=1"], composer) == [
         ("seed=1",)
     ]
 

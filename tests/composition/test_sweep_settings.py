@@ -9,7 +9,6 @@ from tests.command import Command
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.settings import local_settings
 
 
 def settings(*overrides: str) -> SweepSettings:
@@ -122,26 +121,10 @@ def test_all_wrong_values_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
-    [
-        ("parallel", "two", "`hydra.launcher.parallel=two`: a whole number is needed"),
-        ("parallel", 0, "`hydra.launcher.parallel=0`: must be greater than 0"),
-        ("objective", "speedup", "`hydra.launcher.objective` was left out"),
-        ("paralel", 2, "did you mean `hydra.launcher.parallel`?"),
-    ],
-)
-def test_a_wrong_field_of_the_local_launcher_is_named(field: str, value: object, told: str) -> None:
-    fields = {"parallel": 1}
-    assert local_settings(fields).parallel == 1
-    with pytest.raises(BadValueError) as error:
-        local_settings(fields | {field: value})
-    assert told in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("hydra.launcher.parallel=two", "`hydra.launcher.parallel=two`: a whole number is needed"),
+        ("hydra.launcher.parallel=2", "type two commands with a `sweep.name` each"),
+        ("hydra.launcher.mem_gb=2", "the launcher of this machine has no settings"),
         ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
         ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
         ("sweep.name=../../x", "`sweep.name=../../x` contains `/`"),

@@ -24,7 +24,6 @@ from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.spec.menu import conf_dir
@@ -37,12 +36,10 @@ class Calls:
         self.requests: list[LaunchRequest] = []
         self.planned: list[SweepPlan] = []
         self.tasks: list[ComposedCell] = []
-        self.settings: list[LocalSettings] = []
 
     @contextmanager
-    def launch(self, request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchResult]:
+    def launch(self, request: LaunchRequest) -> Iterator[LaunchResult]:
         self.requests.append(request)
-        self.settings.append(settings)
         yield LaunchResult(store=store_of(request.settings), plan=SweepPlan({}))
 
     def summarize(self, *_: object, **__: object) -> list[dict[str, Any]]:
@@ -83,11 +80,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
 
 
 def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path) -> None:
-    calls.multirun("precision=O1,O2", "seed=1,2", "hydra.launcher.parallel=2", "sweep.name=mine")
+    calls.multirun("precision=O1,O2", "seed=1,2", "sweep.name=mine")
     [request] = calls.requests
     cells = calls.cells
     assert [cell.overrides[:2] for cell in cells][1] == ("precision=O1", "seed=2")
-    assert calls.settings[0].parallel == 2
     assert request.settings.name == "mine"
     assert not list(tmp_path.iterdir())
 
@@ -209,7 +205,7 @@ def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
         "++model.arguments.note='a, b'",
         "sweep.name=mine",
     ]
-    typed += ["++model.arguments.shape=[1,2]", "hydra.launcher.parallel=3"]
+    typed += ["++model.arguments.shape=[1,2]"]
     typed += ["resources.memory_gib_per_rank=null", "++model.arguments.empty="]
     calls.multirun(*hide_from_hydra(typed))
     [request] = calls.requests
@@ -219,7 +215,6 @@ def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
     assert cells[0].tree["model"]["arguments"] == arguments
     assert len(cells) == 2
     assert cells[0].tree["resources"]["memory_gib_per_rank"] is None
-    assert calls.settings[0].parallel == 3
     assert request.settings.name == "mine"
 
 

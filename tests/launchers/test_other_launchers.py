@@ -19,12 +19,12 @@ def test_a_launcher_from_outside_runs_a_sweep(
     conf = vitsweep.folder / "my_conf" / "hydra" / "launcher"
     for folder in (plugins, conf):
         folder.mkdir(parents=True)
-    (plugins / "thread_launcher.py").write_text(LAUNCHER)
-    (conf / "threads.yaml").write_text(YAML)
+    (plugins / "resting_launcher.py").write_text(LAUNCHER)
+    (conf / "resting.yaml").write_text(YAML)
     monkeypatch.setenv("PYTHONPATH", str(plugins.parent))
 
     process = vitsweep.start(
-        "-m", "--config-dir", str(conf.parents[1]), "hydra/launcher=threads", "sharding=ddp,fsdp"
+        "-m", "--config-dir", str(conf.parents[1]), "hydra/launcher=resting", "sharding=ddp,fsdp"
     )
     _, errors = process.communicate(timeout=300)
 
@@ -34,7 +34,7 @@ def test_a_launcher_from_outside_runs_a_sweep(
         "ddp": "measured",
         "fsdp": "measured",
     }
-    assert set(vitsweep.runs()["cells_at_a_time"]) == {2}
+    assert set(vitsweep.runs()["launcher"]) == {"local"}
 
 
 @pytest.mark.full

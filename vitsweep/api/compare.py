@@ -12,7 +12,6 @@ from rich.console import Console
 from vitsweep.errors import ExitCode
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import launch
-from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.blocks import Block, seconds_of_block
 from vitsweep.planning.pair import PlannedPair
 from vitsweep.results.trackers import check_tracker
@@ -97,7 +96,7 @@ def compared_settings(
     asked = LaunchRequest(
         plan=plan, machine=Machine.here(), settings=settings, console=console, pair=planned
     )
-    with launch(asked, LocalSettings(parallel=1)) as launched:
+    with launch(asked) as launched:
         a, b = planned.request.names
         reason = _stop_reason(launched)
         result = compared_cells(SweepTables.of(launched.store).every_run, *planned.cells)

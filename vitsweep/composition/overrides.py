@@ -144,8 +144,6 @@ OF_HYDRAS_OWN_OUTPUT = (
     "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
 )  # fmt: skip
 """Settings of Hydra's logs, help and callbacks: vitsweep prints its own."""
-LOCAL_SETTINGS = ("parallel",)
-"""What `hydra.launcher` has where no launcher is chosen."""
 OWN_SWEEPER = "hydra/sweeper=vitsweep"
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
 STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
@@ -217,12 +215,10 @@ def _refuse_settings_of_what_is_not_chosen(
     _, launcher, setting = key.lstrip("~").partition("hydra.launcher.")
     if not launcher or any(text.lstrip("+").startswith("hydra/launcher") for text in overrides):
         return
-    if setting not in LOCAL_SETTINGS:
-        raise BadValueError(
-            f"`{override}`: the launcher of this machine has no such setting, only "
-            f"{' and '.join(f'`hydra.launcher.{name}`' for name in LOCAL_SETTINGS)}. Those of a cluster "
-            f"need `hydra/launcher=slurm` beside them{gone(f'hydra.launcher.{setting}') or '.'}"
-        )
+    raise BadValueError(
+        f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
+        f"`hydra/launcher=slurm` beside them{gone(f'hydra.launcher.{setting}') or '.'}"
+    )
 
 
 def _require_folders(override: str, value: str) -> None:

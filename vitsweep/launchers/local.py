@@ -1,10 +1,8 @@
 """The launcher of this machine: one cell at a time, each run in fresh processes."""
 
 import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -36,7 +34,6 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
-from vitsweep.launchers.settings import LocalSettings
 from vitsweep.planning.blocks import (
     Block,
     blocks_to_complete,
@@ -63,7 +60,6 @@ class BlockRunner:
     Attributes:
         store: where the records go.
         code: state of the code, as frozen with the cells.
-        parallel: runs at a time; more than one disturbs the timing.
         earlier: records that were in the store when the command began.
         any_look: the command looks at its intervals between blocks and stops by them; its records say so,
             and their intervals are `tables.stats.any_look_half_width`.
@@ -75,21 +71,19 @@ class BlockRunner:
 
     store: Store
     code: dict[str, Any]
-    parallel: int = 1
     earlier: Sequence[RunRecord] = ()
     any_look: bool = False
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _forced: threading.Event = field(default_factory=threading.Event)
+    _is_stopped: bool = False
+    _is_forced: bool = False
 
     def __post_init__(self) -> None:
         facts = {
             "git_commit": self.code.get("git_commit"),
             "git_dirty": self.code.get("git_dirty"),
             "launcher": "local",
-            "cells_at_a_time": self.parallel,
             **({"any_look": True} if self.any_look else {}),
         }
         place = LocalPlace(self.store, facts)
@@ -146,39 +140,26 @@ class BlockRunner:
         """Run the cells of a block.
 
         Ctrl-C lets what runs end, a training saved; a second one ends it at once. Neither raises while
-        runs are handed over or waited for: a KeyboardInterrupt between two lines would lose a run.
+        a run goes on: a KeyboardInterrupt between two lines would lose it.
         """
 
         def interrupt(*_: object) -> None:
-            if self._stopped.is_set():
-                self._forced.set()
-            else:
-                self._stopped.set()
-                progress.console.print("Stopping; Ctrl-C again to force.")
+            self._is_stopped, self._is_forced = True, self._is_stopped
+            if not self._is_forced:
+                with suppress(RuntimeError):  # it came amid another line
+                    progress.console.print("Stopping; Ctrl-C again to force.")
 
-        with interrupts_to(interrupt), ThreadPoolExecutor(self.parallel) as pool:
-            jobs = [
-                pool.submit(self._run_one, block, position, entry, progress)
-                for position, entry in enumerate(block.entries, start=block.first_position)
-            ]
-            try:
-                for job in jobs:
-                    while not job.done():  # Python may miss a signal that comes just before a wait
-                        wait([job], timeout=0.5)
-                    job.result()
-            except Exception as error:  # the run was interrupted, or the disk is full
-                self._stopped.set()
-                pool.shutdown(cancel_futures=True)
-                if not isinstance(error, RunEnding):
-                    raise
-        if self._stopped.is_set():
+        with interrupts_to(interrupt), suppress(RunEnding):
+            for position, entry in enumerate(block.entries, start=block.first_position):
+                self._run_one(block, position, entry, progress)
+        if self._is_stopped:
             raise KeyboardInterrupt
 
     def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
         if entry.cell_id in self.skipped:
             progress.dropped(1)
             return
-        self._stop_if_interrupted()  # the pool takes the next run before it hears of the end of one
+        self._stop_if_interrupted()  # the run before may have ended after Ctrl-C
         progress.started(entry)
         record = self._runner.attempt(self._request(block, position, entry), entry.spec)
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
@@ -205,15 +186,17 @@ class BlockRunner:
         return replace(request, is_first=entry.cell_id in block.first)
 
     def _stop_if_interrupted(self) -> None:
-        if self._stopped.is_set():
-            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, self._forced.is_set)
+        if self._is_stopped:
+            raise RunEnding(
+                "The command was interrupted.", SECONDS_TO_SAVE, lambda: self._is_forced
+            )
 
 
 # The launcher: cells one after another, on this machine.
 
 
 @contextmanager
-def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchResult]:
+def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
     """Run what is missing of the cells; the sweep stays locked until the `with` block ends.
 
     Raises:
@@ -229,7 +212,7 @@ def launch(request: LaunchRequest, settings: LocalSettings) -> Iterator[LaunchRe
         planned = planned_store(request.machine.device)
         for entry in sweep.plan.runnable:
             sweep.store.adopt_prediction(entry.cell_id, planned)
-        interrupted, state = _run(sweep, request, settings.parallel)
+        interrupted, state = _run(sweep, request)
         yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted, state=state)
         keep_few_files(sweep.store, request.console)
 
@@ -249,7 +232,7 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         plan=plan, machine=machine, settings=settings, console=open_console(), hydra=composer.words
     )
     sweep = frozen_sweep(request)
-    _run(sweep, request, parallel=1)
+    _run(sweep, request)
     [cell_id] = [entry.cell_id for entry in sweep.plan.named]
     runs = list(sweep.store.runs(cell_id))
     if not any(run.status == Status.measured for run in runs):
@@ -258,7 +241,7 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
 
 
-def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> tuple[bool, ResumeState]:
+def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeState]:
     """Run what is missing, or blocks until a race has ended.
 
     Returns:
@@ -268,7 +251,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest, parallel: int) -> tuple[b
     rounds = rounds_of(sweep, request.settings, pair=request.pair)
     begin = rounds.state(())
     announce(rounds, begin, sweep, console)
-    runner = BlockRunner(sweep.store, sweep.code, parallel, rounds.earlier, rounds.is_bounded)
+    runner = BlockRunner(sweep.store, sweep.code, rounds.earlier, rounds.is_bounded)
     runner.skipped |= set(begin.not_measured)
     resumed = runner.resume(plan, *rounds.to_resume(), console)
     minutes = request.settings.minutes
