@@ -18,6 +18,7 @@ from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (
     SECONDS_TO_CONNECT,
+    SHORT_KILL_TIMEOUT_SECONDS,
     AgentListener,
     JobEnvironment,
     Nodes,
@@ -424,6 +425,6 @@ class Coordinator:
             left = round(self.signals.seconds_left, 1)
             self.event_log.write("signal", signal=self.signals.received, seconds_left=left)
             if self._nodes:
-                self._nodes.shorten_kill_timeout()
+                self._nodes.kill_timeout_s = SHORT_KILL_TIMEOUT_SECONDS
             raise ending
         self.event_log.heartbeat()

@@ -11,15 +11,20 @@ import multiprocessing
 import os
 import queue
 import random
-import resource
-import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from itertools import product
+from multiprocessing.connection import (
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
 from typing import Any
 
 from vitsweep.errors import VitsweepError
@@ -113,10 +118,8 @@ class JobEnvironment:
 
 SECONDS_TO_CONNECT = 180.0
 """How long the nodes of a job may take to connect; some boot, or load Python from a slow disk."""
-SECONDS_TO_AUTHENTICATE = 5.0
-"""A connection that has not authenticated by then is dropped."""
-FILES_PER_NODE, OTHER_FILES = 2, 100
-"""Descriptors that the coordinator has open at once: a connection that is admitted has two."""
+SECONDS_TO_AUTHENTICATE = 5
+"""A connection that is silent for so long before it has authenticated is dropped."""
 WELCOME = {"welcome": True}
 REFUSED = (multiprocessing.AuthenticationError, AssertionError, EOFError, ValueError, OSError)
 """What a peer without the key, or one that is not ours at all, causes."""
@@ -131,13 +134,9 @@ class AgentListener:
     Args:
         env: of the first node.
         key: with which agents authenticate.
-
-    Raises:
-        VitsweepError: this process may not open a connection to each node.
     """
 
     def __init__(self, env: JobEnvironment, key: bytes) -> None:
-        allow_files(FILES_PER_NODE * len(env.nodes) + OTHER_FILES)
         self._key = key
         self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
         for listening in _listen(env, key):
@@ -174,93 +173,55 @@ class AgentListener:
                 threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
-        with suppress(*REFUSED), _dropped_unless_done(peer) as connection:
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            hello = receive(connection)
-            send(connection, WELCOME)
+        with suppress(*REFUSED):
+            with _connection_of(peer) as connection:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                hello = receive(connection)
+                send(connection, WELCOME)
             self._accepted.put((hello, connection))
 
 
-def allow_files(number: int) -> None:
-    """Let this process have so many files and connections open at once.
-
-    Raises:
-        VitsweepError: its hard limit is lower.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != hard < number:
-        raise VitsweepError(
-            f"The coordinator of this job needs {number} open files, and its limit is {hard} "
-            f"(`ulimit -Hn`): raise it on the nodes, or use fewer of them."
-        )
-    if resource.RLIM_INFINITY != soft < number:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
-
-
 @contextmanager
-def _dropped_unless_done(peer: socket.socket) -> Iterator[Connection]:
-    """Take over a socket; close it after an error, or where the block takes too long."""
-    _keep_alive(peer)
-    connection = Connection(os.dup(peer.fileno()))
-    timer = threading.Timer(SECONDS_TO_AUTHENTICATE, _shut, [peer])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield connection
-    except BaseException:
-        connection.close()
-        raise
-    finally:
-        timer.cancel()
-        timer.join()
-        peer.close()
+def _connection_of(peer: socket.socket) -> Iterator[Connection]:
+    """Take over a socket; close it after an error, or where the other side is silent within the block."""
+    with peer:
+        connection = Connection(os.dup(peer.fileno()))
+        try:
+            _limit_silence(peer, SECONDS_TO_AUTHENTICATE)
+            yield connection
+            _limit_silence(peer, 0)
+        except BaseException:
+            connection.close()
+            raise
 
 
-def _keep_alive(peer: socket.socket) -> None:
-    """Let the kernels find out that a node is down, whatever its processes do: an error within 45 s."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000)  # of what is on its way
-
-
-def _shut(peer: socket.socket) -> None:
-    """End a connection for whoever reads from it."""
-    with suppress(OSError):
-        peer.shutdown(socket.SHUT_RDWR)
+def _limit_silence(peer: socket.socket, seconds: int) -> None:
+    """Let the kernel end a read that waits so long; 0 for never. It is an error of the read."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def _listen(env: JobEnvironment, key: bytes) -> list[socket.socket]:
     """Return sockets that listen on the first port that is free at all addresses of this node."""
-    addresses = [a for a in _own_addresses(env) if _can_listen(a, 0)] or [""]
     for port in env.ports(key):
         with suppress(OSError):
-            return [_listening(address, port) for address in addresses]
+            return [_listening(address, port) for address in _own_addresses(env)]
     raise VitsweepError(f"The ports {env.ports(key)} are all taken on {env.node_name}.")
 
 
 def _own_addresses(env: JobEnvironment) -> list[str]:
-    """Return the addresses under which the other nodes know this one.
+    """Return the addresses under which the other nodes know this one; without any, it listens at all.
 
     Where its name means this machine alone (127.0.1.1 in /etc/hosts), others know it by another.
     """
     found = []
     for known in env.addresses:
         with suppress(OSError):
-            address = socket.getaddrinfo(known, None)[0][4][0]
+            address = str(socket.getaddrinfo(known, None)[0][4][0])
             if known == address or not ipaddress.ip_address(address).is_loopback:
-                found.append(str(address))
-    return list(dict.fromkeys(found))
-
-
-def _can_listen(address: str, port: int) -> bool:
-    try:
-        _listening(address, port).close()
-    except OSError:
-        return False
-    return True
+                _listening(address, 0).close()
+                found.append(address)
+    return list(dict.fromkeys(found)) or [""]
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -276,28 +237,19 @@ def connect(env: JobEnvironment, key: bytes, timeout_s: float) -> Connection:
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        for address in env.addresses:
-            for port in env.ports(key):
-                with suppress(*REFUSED):
-                    peer = socket.create_connection((address, port), SECONDS_TO_AUTHENTICATE)
-                    peer.settimeout(None)
-                    with _dropped_unless_done(peer) as connection:
-                        answer_challenge(connection, key)
-                        deliver_challenge(connection, key)
-                        send(connection, _hello(env, address))
-                        receive(connection)  # the welcome: it was not dropped meanwhile
-                    return connection
+        for address, port in product(env.addresses, env.ports(key)):
+            with suppress(*REFUSED):
+                peer = socket.create_connection((address, port), SECONDS_TO_AUTHENTICATE)
+                peer.settimeout(None)
+                with _connection_of(peer) as connection:
+                    answer_challenge(connection, key)
+                    deliver_challenge(connection, key)
+                    hello = {"node_index": env.node_index, "node": env.node_name}
+                    send(connection, hello | {"address": address})
+                    receive(connection)  # the welcome: it was not dropped meanwhile
+                return connection
         time.sleep(0.2)
     raise VitsweepError(f"{env.node_name} cannot reach {' or '.join(env.addresses)}.")
-
-
-def _hello(env: JobEnvironment, address: str) -> dict[str, Any]:
-    return {
-        "node_index": env.node_index,
-        "node": env.node_name,
-        "address": address,
-        "pid": os.getpid(),
-    }
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -322,10 +274,11 @@ def receive(connection: Connection) -> dict[str, Any]:
 # The nodes of a job as the coordinator sees them through their agents, and the ranks of one run there.
 
 SECONDS_UNTIL_LOST = 180.0
-"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. A node that is
-down breaks the connection after 45 s: a living one that swaps, or waits for a file system, may come back."""
+"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. One that swaps, or
+waits for a file system, may come back before."""
 KILL_TIMEOUT_SECONDS, SHORT_KILL_TIMEOUT_SECONDS = 20.0, 1.0
-"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job."""
+"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job, and with it the
+agents and their ranks."""
 
 
 @dataclass
@@ -389,15 +342,8 @@ class Nodes:
         self.on_wait = on_wait
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
         self._kept_port: socket.socket | None = None
-        self._selector = selectors.DefaultSelector()  # knows each connection from now on
-        for node in self.all:
-            self._selector.register(node.connection, selectors.EVENT_READ, node)
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
-
-    def shorten_kill_timeout(self) -> None:
-        """Do not wait for ranks to be gone: they end with their agents, and those with the job."""
-        self.kill_timeout_s = SHORT_KILL_TIMEOUT_SECONDS
 
     @property
     def lost(self) -> str:
@@ -408,10 +354,9 @@ class Nodes:
         """Read messages of agents; return after the first reports, or after `timeout_s`."""
         deadline, has_news = time.monotonic() + timeout_s, False
         while not has_news and (left := deadline - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
-                has_news |= not key.data.lost and key.data.receive()
-                if key.data.lost:
-                    self._selector.unregister(key.fileobj)
+            living = {node.connection: node for node in self.all if not node.lost}
+            for connection in wait([*living], left):
+                has_news |= living[connection].receive()
         for node in self.all:
             node.check_heartbeat()
 
