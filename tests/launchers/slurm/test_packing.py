@@ -230,21 +230,6 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
     assert (ending.cause, ending.requeue) == (cause, requeue)
 
 
-def test_a_job_of_a_node_that_was_taken_out_of_service_says_so(monkeypatch):
-    def shown(command, *words):
-        nodes = "n1|idle|none\nn2|drained*|bad disk\nn2|drained*|bad disk\n"
-        return nodes if command == "sinfo" else "JobState=COMPLETING Restarts=1 PreemptTime=None"
-
-    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
-    received = Signals(
-        "1", "1_0", started_at=time.monotonic(), limit_s=3600, delay_s=30, received="SIGTERM"
-    )
-    told = "Slurm requeued job 1_0 (signal SIGTERM) without grace time."
-    assert received.ending().reason == told
-    gone = replace(received, nodes=("n1", "n2")).ending().reason
-    assert gone == f"Out of service: n2 (drained: bad disk). {told}"
-
-
 @pytest.mark.parametrize(
     ("config", "most", "least"),
     [
@@ -254,10 +239,10 @@ def test_a_job_of_a_node_that_was_taken_out_of_service_says_so(monkeypatch):
     ],
 )
 def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, config, most, least):
-    def shown(*command):
-        return config if "config" in command else "JobState=CANCELLED Restarts=0 PreemptTime=None"
-
-    monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", shown)
+    said = {key.strip(): value for key, _, value in [config.partition("=")]}
+    monkeypatch.setattr(signals, "controller_settings", lambda: said)
+    shown = "JobState=CANCELLED Restarts=0 PreemptTime=None"
+    monkeypatch.setattr(signals, "slurm_output", lambda *words: shown)
     received = Signals(
         "1", "1_0", started_at=time.monotonic(), limit_s=3600, delay_s=30, received="SIGTERM",
         received_at=time.monotonic() - 0.5,
@@ -267,9 +252,7 @@ def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, confi
     assert least <= ending.seconds_to_save <= most
     running = "JobState=RUNNING Restarts=0 PreemptTime=None"
     monkeypatch.setattr(signals, "SECONDS_UNTIL_STATE_CHANGES", 0.0)
-    monkeypatch.setattr(
-        signals, "slurm_output", lambda *words: config if "config" in words else running
-    )
+    monkeypatch.setattr(signals, "slurm_output", lambda *words: running)
     for limit_s in (0, 60):  # it is over, or was longer when the job was submitted
         ending = replace(received, limit_s=limit_s, received_at=time.monotonic() - 0.5).ending()
         assert (ending.cause, ending.requeue) == ("time limit", True)

@@ -248,7 +248,7 @@ class Coordinator:
         self._nodes: Nodes | None = None
         limit_s, delay_s = self.facts["request"]["minutes"] * 60, self.facts["signal_delay_s"]
         self.signals = Signals(
-            env.job_id, env.shown_id, time.monotonic(), limit_s, delay_s, env.restart, env.nodes
+            env.job_id, env.shown_id, time.monotonic(), limit_s, delay_s, env.restart
         )
 
     def start(self) -> None:

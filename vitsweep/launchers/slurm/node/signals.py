@@ -1,14 +1,13 @@
 """What Slurm's signals to a job mean: preempted, out of time, or cancelled."""
 
-import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
 from vitsweep.execution.runner import RunEnding
-from vitsweep.launchers.slurm.commands import slurm_output
+from vitsweep.launchers.slurm.commands import controller_settings, slurm_output
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_PREEMPTED,
@@ -20,8 +19,6 @@ from vitsweep.results.record import Status
 MARGIN_SECONDS = 90
 """Slurm checks time limits every 30 s and may signal up to a minute early."""
 SECONDS_UNTIL_STATE_CHANGES = 2.0
-OUT_OF_SERVICE = re.compile("down|drain|fail", re.I)
-"""States of nodes that run no job any more: an operator or a health check has taken them out."""
 NO_TIME = ("None", "Unknown", "N/A")
 SECONDS_TO_RECORD = 5.0
 """Kept back from the time in which a training saves itself."""
@@ -63,7 +60,6 @@ class Signals:
         limit_s: its time limit.
         delay_s: how long before the limit Slurm sends USR2.
         restart: how often Slurm has started the job before.
-        nodes: names of its nodes.
         received: name of the latest signal, or "".
         received_at: when it came, on the monotonic clock.
     """
@@ -74,7 +70,6 @@ class Signals:
     limit_s: float
     delay_s: float
     restart: int = 0
-    nodes: Sequence[str] = ()
     received: str = ""
     received_at: float = 0.0
     _ending: tuple[str, "JobEnding"] | None = None
@@ -113,10 +108,9 @@ class Signals:
             return self._cancelled(f"Somebody cancelled {what}.")
         if int(facts.get("Restarts", 0)) > self.restart:
             # without grace time: KillWait, often 30 s, is not to be relied on
-            gone = nodes_out_of_service(self.nodes)
             return JobEnding(
                 Status.preempted,
-                f"{gone}Slurm requeued {what} without grace time.",
+                f"Slurm requeued {what} without grace time.",
                 requeue=True,
                 cause=CAUSE_REQUEUED,
             )
@@ -171,29 +165,14 @@ class Signals:
 
 def kill_wait_seconds() -> float:
     """Return the cluster's KillWait; Slurm's default where the controller does not say."""
-    for line in (slurm_output("scontrol", "show", "config") or "").splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "KillWait":
-            return float(value.split()[0])
-    return KILL_WAIT_SECONDS
+    shown = controller_settings().get("KillWait", "").split()  # such as "30 sec"
+    return float(shown[0]) if shown else KILL_WAIT_SECONDS
 
 
 def job_facts(job_id: str) -> Mapping[str, str]:
     """Return what the controller says about a job; {} where it does not answer."""
     words = (slurm_output("scontrol", "-o", "show", "job", job_id) or "").split()
     return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def nodes_out_of_service(nodes: Sequence[str]) -> str:
-    """Return which nodes are down or drained and why, as a beginning of a sentence; "" without such."""
-    asked = ("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", "%N|%T|%E")
-    lines = (slurm_output(*asked) or "").splitlines() if nodes else []
-    found = dict.fromkeys(
-        f"{name} ({state.rstrip('*')}: {why})"
-        for name, state, why in (line.split("|", 2) for line in lines)
-        if OUT_OF_SERVICE.match(state)
-    )
-    return f"Out of service: {', '.join(found)}. " if found else ""
 
 
 def requeue(job_id: str) -> bool:
