@@ -92,19 +92,6 @@ def test_a_job_warms_its_node_up_before_it_compares_cells(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
-def test_without_pairs_every_cell_has_a_job_and_the_ratio_says_so(sweep: Sweep) -> None:
-    alone = ("hydra.launcher.pair=false", "hydra.launcher.cells_per_job=1")
-    done = sweep.command("-m", *SMALL, "sharding=ddp,fsdp", *alone)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "unpaired" in done.stdout
-    [array] = sweep.arrays
-    assert [len(job.runs()) for job in array.jobs()] == [1, 1]
-    fsdp = sweep.command.cells().set_index("sharding").loc["fsdp"]
-    assert (fsdp["status"], fsdp["claim"], fsdp["num_pairs"]) == ("measured", "unpaired", 0)
-    assert fsdp["speedup"] > 0
-
-
-@pytest.mark.full
 def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Sweep) -> None:
     mine = sweep.command.folder / "conf" / "batch" / "mine.yaml"
     mine.parent.mkdir(parents=True)

@@ -85,13 +85,12 @@ def test_every_job_holds_the_baseline_of_its_cells():
         assert all(baseline in {e.cell_id for e in block.entries} for block in job.blocks)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "given"),
-    [(["sharding=fsdp"], {"pair": False}), (["resources.nodes=2", "sweep.match=[model]"], {})],
-    ids=["asked for", "other resources"],
-)
-def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs(overrides, given):
-    cells = plan(*overrides)
+IN_OTHER_JOBS = ("resources.nodes=2", "sweep.match=[model]")
+"""A cell that asks for other resources than its baseline."""
+
+
+def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs():
+    cells = plan(*IN_OTHER_JOBS)
     cell, baseline = cells.entries
     code = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
     sweep = sweep_settings(Composer().compose().tree)
@@ -99,22 +98,13 @@ def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs(overrides
     runs += [run(baseline, f"c{number}", 100) for number in range(4)]
     runs = of_present_code(cells, runs)
     assert resume_state(cells, runs, sweep, code).missing_blocks == {cell: 5}, "no pairs at all"
-    counted = without_unpaired_baselines(cells, settings(**given))
+    counted = without_unpaired_baselines(cells, settings())
     assert resume_state(counted, runs, sweep, code).missing_blocks == {baseline: 1}
 
 
 def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
     cells = plan("sharding=fsdp")
     assert without_unpaired_baselines(cells, settings()) == cells
-
-
-def test_unpaired_baselines_have_jobs_of_their_own():
-    cells = plan("precision=O1", "sharding=ddp,fsdp")
-    missing = dict.fromkeys(cells.entries, 1)
-    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
-    jobs = pack(cells, missing, minutes, settings(cells_per_job=1, pair=False), 8)
-    [of_group] = jobs.values()
-    assert [len(job.cells) for job in of_group] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("minutes_per_job", "jobs"), [(5, 8), (1000, 1), (18, 2)])
@@ -335,7 +325,7 @@ def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
 
 def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:
     cells = without_unpaired_baselines(
-        plan("sharding=fsdp", "measurement=standard"), settings(pair=False)
+        plan(*IN_OTHER_JOBS, "measurement=standard"), settings()
     )
     wanted = sweep_settings(cells.runnable[0].composed.tree)
     state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})

@@ -276,7 +276,6 @@ class Coordinator:
             "slurm_job_id": self.env.shown_id,
             **({"any_look": True} if self._any_look else {}),
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
-            **({} if self.facts.get("pair", True) else {"paired": False}),
         }
         return JobPlace(self.store, self.folder, self.env, nodes, facts)
 

@@ -55,17 +55,13 @@ def check_rounds(settings: SlurmSettings, typed: str) -> None:
         typed: asks for the rounds: `sweep.search=race`, or `sweep.minutes=M` of a grid.
 
     Raises:
-        BadValueError: the command would not wait for its rounds, or baselines run in other jobs.
+        BadValueError: the command would not wait for its rounds.
     """
     if not settings.wait:
         raise BadValueError(
             f"`hydra.launcher.wait=false`: each round of `{typed}` is chosen from the runs of the "
             "rounds before, so that the command waits for them. Run it under `tmux` or `nohup`: Ctrl-C "
             "detaches from the jobs, and the same command continues."
-        )
-    if not settings.pair:
-        raise BadValueError(
-            f"`hydra.launcher.pair=false` does not go with `{typed}`, which compares within blocks."
         )
 
 

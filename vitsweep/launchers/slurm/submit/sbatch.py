@@ -168,7 +168,7 @@ def pack(
         plan: the cells.
         missing: cell id -> number of blocks it lacks.
         expected: minutes of one run of each cell.
-        settings: of the launcher; `cells_per_job`, `minutes_per_job` and `pair` decide.
+        settings: of the launcher; `cells_per_job` and `minutes_per_job` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
         looks: returns the looks that a job begins with, from its cells and the blocks that they lack.
@@ -207,8 +207,7 @@ def without_unpaired_baselines(plan: SweepPlan, settings: SlurmSettings) -> Swee
         baseline = plan.entries.get(entry.baseline_id or "")
         if baseline is None or baseline.cell_id == cell_id:
             continue
-        requests = {request_of(e.spec, settings) for e in (entry, baseline)}
-        if not settings.pair or len(requests) > 1:
+        if request_of(entry.spec, settings) != request_of(baseline.spec, settings):
             entries[cell_id] = replace(entry, baseline_id=None)
             entries[baseline.cell_id] = replace(entries[baseline.cell_id], is_added_baseline=False)
     return SweepPlan(entries)
@@ -220,7 +219,7 @@ def _with_baselines(
     """Return the group as a plan; a baseline that asks for other resources cannot run beside it."""
     needed = dict.fromkeys(e.baseline_id for e in members if e.baseline_id)  # in one order always
     baselines = [plan.entries[b] for b in needed]
-    paired = {e.cell_id for e in groups(baselines, settings).get(request, []) if settings.pair}
+    paired = {e.cell_id for e in groups(baselines, settings).get(request, [])}
     cells = {e.cell_id: e for e in [*baselines, *members]}
     return SweepPlan(
         {
@@ -377,7 +376,6 @@ def _submit_array(
         "code": {key: code_state.get(key) for key in ("git_commit", "git_dirty")},
         "max_attempts": settings.max_attempts,
         "signal_delay_s": settings.signal_delay_s,
-        "pair": settings.pair,
         "num_jobs": len(jobs),
         "minutes": [round(job.minutes, 1) for job in jobs],
     }

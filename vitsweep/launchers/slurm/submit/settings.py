@@ -67,7 +67,6 @@ class _WithoutSite:
     cells_per_job: Annotated[int, Gt(0)] | Auto
     minutes_per_job: Annotated[float, Gt(0)]
     minutes_per_run: Annotated[float, Gt(0)]
-    pair: bool
     max_attempts: Annotated[int, Gt(0)]
 
 
