@@ -141,10 +141,10 @@ class SlurmLauncher(CellLauncherPlugin):
         return without_unpaired_baselines(plan, self.settings())
 
     def check_that_results_are_awaited(self) -> None:
-        """Refuse `wait=false` to a sweeper that learns from results."""
-        from vitsweep.launchers.slurm.submit.launch import require_waiting
+        """Refuse `wait=false` to a search that learns from results."""
+        from vitsweep.launchers.slurm.submit.launch import check_rounds
 
-        require_waiting(self.settings())
+        check_rounds(self.settings(), "sweep.limit")
 
     def settings(self) -> "SlurmSettings":
         """Return the fields, typed and checked."""

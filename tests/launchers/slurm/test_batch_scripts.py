@@ -37,11 +37,13 @@ REQUESTS = {
         GPU,
         {
             **yaml.safe_load((conf_dir() / "hydra/launcher/slurm_example_site.yaml").read_text()),
-            "comment": 'it\'s "quoted"; $HOME',
-            "reservation": "friday",
             "srun_args": ["--container-image=/images/vit sweep.sqsh"],
             "python": ["apptainer", "exec", "--nv", "/images/vitsweep.sif", "python"],
-            "additional_parameters": {"mail-type": "END"},
+            "additional_parameters": {
+                "mail-type": "END",
+                "reservation": "friday",
+                "comment": 'it\'s "quoted"; $HOME',
+            },
         },
     ),
 }

@@ -132,7 +132,7 @@ def test_texts_arrive_as_typed_and_nothing_is_executed(sweep: Sweep, tmp_path: P
     text = f'it\'s; $(touch {tmp_path}/struck) `touch {tmp_path}/struck` "a  b" & # c'
     quoted = text.replace("'", "\\'")
     sweep.submit(
-        "sharding=ddp", HOLD, f"hydra.launcher.comment='{quoted}'",
+        "sharding=ddp", HOLD, f"+hydra.launcher.additional_parameters.comment='{quoted}'",
         "hydra.launcher.setup=['export VITSWEEP_TOLD=\"a; b  $HOME\"']",
     )  # fmt: skip
 

@@ -160,7 +160,7 @@ def test_gpus_of_a_node_are_read_from_its_generic_resources(gres, count, types):
         ("nodes", 2, "resources.nodes"),
         ("cells_per_job", "many", "hydra.launcher.cells_per_job=many"),
         ("partition", "a\nb", "control character"),
-        ("comment", "a\\b", "backslash"),
+        ("qos", "a\\b", "backslash"),
         ("setup", ["export A=1\nrm x"], "control character"),
         ("timeout_mins", 5, "hydra.launcher.timeout_mins"),
     ],
@@ -172,10 +172,10 @@ def test_a_wrong_field_is_refused_by_name(field, value, message):
 
 def test_settings_become_options_of_sbatch():
     [(request, _)] = groups(plan().runnable, settings()).items()
-    wanted = settings(partition="p", reservation="r", additional_parameters={"x-y": 1})
+    wanted = settings(partition="p", additional_parameters={"x-y": 1})
     options = parameters("s", request, wanted, Path("/co de"))
     assert (options["partition"], options["exclusive"]) == ("p", True)
-    assert options["additional_parameters"] == {"requeue": True, "reservation": "r", "x-y": 1}
+    assert options["additional_parameters"] == {"requeue": True, "x-y": 1}
     assert options["setup"][0].startswith("export PYTHONPATH='/co de'$")
     assert "--cpus-per-task=4" in options["srun_args"]
 

@@ -215,8 +215,6 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     cores = cores if site.cores_per_node == "auto" else site.cores_per_node
     gpus = gpus if site.gpus_per_node == "auto" else site.gpus_per_node
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
-    if site.device != "auto":
-        device = site.device
     types = _gpu_types(settings) if device == "cuda" else set()
     most = [most_usable_bytes(each) for each in types]
     profiles = [profile for each in types for profile in profiles_of_type(each)]

@@ -52,7 +52,7 @@ def check_rounds(settings: SlurmSettings, typed: str) -> None:
 
     Args:
         settings: of the launcher.
-        typed: asks for the rounds: `sweep.search=race`, or `sweep.minutes=M` of a grid.
+        typed: asks for the rounds: `sweep.search=race`, `sweep.limit`, or `sweep.minutes=M` of a grid.
 
     Raises:
         BadValueError: the command would not wait for its rounds.
@@ -310,15 +310,3 @@ def _next_commands(store: Store) -> str:
         f"`vitsweep status {name} --watch` shows the sweep, `vitsweep collect {name}` makes its "
         f"tables, `vitsweep cancel {name}` ends its jobs."
     )
-
-
-def require_waiting(settings: SlurmSettings) -> None:
-    """Refuse to return before the cells have run, to a sweeper that learns from their results.
-
-    Raises:
-        BadValueError: `wait` is false.
-    """
-    if not settings.wait:
-        raise BadValueError(
-            "`hydra.launcher.wait=false`: this sweeper needs the result of every cell; leave it true."
-        )

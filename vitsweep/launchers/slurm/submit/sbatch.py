@@ -470,8 +470,6 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path
         "account": settings.account,
         "qos": settings.qos,
         "constraint": settings.constraint,
-        "exclude": settings.exclude,
-        "comment": settings.comment,
         "gres": settings.gres,
         "exclusive": settings.exclusive or None,
         "signal_delay_s": settings.signal_delay_s,
@@ -479,17 +477,10 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path
         "setup": [_importable(code), *settings.setup],
         "srun_args": [cpus, "--cpu-bind=none", "--kill-on-bad-exit=0", *settings.srun_args],
         "stderr_to_stdout": True,
-        "additional_parameters": _additional(settings),
+        "additional_parameters": {"requeue": True, **settings.additional_parameters},
     }
     given = {key: value for key, value in options.items() if value is not None}
     return given | request.sbatch(settings)
-
-
-def _additional(settings: SlurmSettings) -> dict[str, Any]:
-    extra: dict[str, Any] = {"requeue": True}
-    if settings.reservation is not None:
-        extra["reservation"] = settings.reservation
-    return extra | dict(settings.additional_parameters)
 
 
 def _importable(code: Path) -> str:

@@ -28,13 +28,11 @@ class Site:
     """A node of the cluster; `auto` is what Slurm says, whatever the machine where the command is typed.
 
     Attributes:
-        device: `cuda` or `cpu`; auto = `cuda` where the nodes have GPUs.
         cores_per_node: CPUs of a node as Slurm counts them.
-        gpus_per_node: GPUs of a node.
+        gpus_per_node: GPUs of a node; cells run on CPUs where it has none.
         max_array_size: Slurm's MaxArraySize; larger groups are cut into several arrays.
     """
 
-    device: Literal["cpu", "cuda"] | Auto
     cores_per_node: Annotated[int, Gt(0)] | Auto
     gpus_per_node: Annotated[int, Ge(0)] | Auto
     max_array_size: Annotated[int, Gt(1)] | Auto
@@ -49,9 +47,6 @@ class _WithoutSite:
     account: str | None
     qos: str | None
     constraint: str | None
-    exclude: str | None
-    reservation: str | None
-    comment: str | None
     gres: str | None
     gpu_type: str | None
     mem_gb: Annotated[float, Gt(0)] | None
