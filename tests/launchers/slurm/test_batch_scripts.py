@@ -22,7 +22,7 @@ from vitsweep.launchers.slurm.node import agent
 from vitsweep.launchers.slurm.node.coordinator import NOT_STARTED
 from vitsweep.launchers.slurm.state.jobs import job_arrays
 from vitsweep.launchers.slurm.submit import sbatch
-from vitsweep.launchers.slurm.submit.sbatch import PlannedJob, without_secrets
+from vitsweep.launchers.slurm.submit.sbatch import PlannedJob, environment_of_sbatch
 from vitsweep.launchers.slurm.submit.settings import Request
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
@@ -202,7 +202,7 @@ UNKNOWN = {
 def test_jobs_get_what_programs_need_and_no_secret(monkeypatch):
     for name, value in (SECRETS | PASSED | UNKNOWN).items():
         monkeypatch.setenv(name, value)
-    with without_secrets(["HF_TOKEN"]):
+    with environment_of_sbatch({"additional_parameters": {}}, ["HF_TOKEN"]):
         visible = dict(os.environ)
     assert {name for name in SECRETS if name in visible} == {"HF_TOKEN"}
     assert PASSED.items() <= visible.items()
@@ -219,6 +219,7 @@ OF_MODULES = {
     "SBATCH_NO_REQUEUE": "1",
     "SBATCH_NETWORK": "theirs",
     "SBATCH_QOS": "normal",
+    "SBATCH_ACCOUNT": "theirs",
 }
 
 
@@ -234,16 +235,14 @@ def test_what_modules_set_never_wins_over_a_setting(
     [array] = sbatch.submit(own, request, [PlannedJob((), 1.0)], given, 1000, Path("/code"), {})
     found = slurm_environ.detail(f"{array.slurm_id}_0")
     slurm_environ.cancel_all()
-    told = {key: found[key] for key in ("TimeLimit", "Partition", "JobName", "Requeue", "Network")}
+    told = {key: found[key] for key in ("TimeLimit", "Partition", "JobName", "Requeue")}
     assert told == {
         "TimeLimit": "00:40:00",
         "Partition": "main",
         "JobName": "vitsweep-sweep",
         "Requeue": "1",
-        "Network": "theirs",  # no setting says another
     }
     assert "MinMemoryNode" in found
+    assert found.get("Network") != "theirs"
     options = sbatch.parameters("sweep", request, given, Path("/code"))
-    assert sbatch.left_to_the_site(options) == ["SBATCH_NETWORK=theirs"]
-    monkeypatch.setenv("SLURM_JOB_ID", "1")  # typed in a job, whose variables are hidden all
-    assert sbatch.left_to_the_site(options) == []
+    assert sbatch.left_to_the_site(options) == ["SBATCH_ACCOUNT=theirs"]

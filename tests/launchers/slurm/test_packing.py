@@ -324,9 +324,7 @@ def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
 
 
 def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:
-    cells = without_unpaired_baselines(
-        plan(*IN_OTHER_JOBS, "measurement=standard"), settings()
-    )
+    cells = without_unpaired_baselines(plan(*IN_OTHER_JOBS, "measurement=standard"), settings())
     wanted = sweep_settings(cells.runnable[0].composed.tree)
     state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
     assert state.missing_blocks

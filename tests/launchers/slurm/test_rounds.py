@@ -8,7 +8,9 @@ from vitsweep.launchers.slurm.submit.launch import check_rounds, only_request
 
 
 def test_a_race_waits_for_its_rounds() -> None:
-    with pytest.raises(BadValueError, match="launcher.wait=false`: each round of `sweep.search=r"):
+    with pytest.raises(
+        BadValueError, match=r"launcher\.wait=false`: each round of `sweep.search=r"
+    ):
         check_rounds(settings(wait=False), "sweep.search=race")
     check_rounds(settings(), "sweep.search=race")
 

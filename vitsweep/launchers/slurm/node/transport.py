@@ -274,11 +274,11 @@ def receive(connection: Connection) -> dict[str, Any]:
 # The nodes of a job as the coordinator sees them through their agents, and the ranks of one run there.
 
 SECONDS_UNTIL_LOST = 180.0
-"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. One that swaps, or
-waits for a file system, may come back before."""
+"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. One that
+swaps, or waits for a file system, may come back before."""
 KILL_TIMEOUT_SECONDS, SHORT_KILL_TIMEOUT_SECONDS = 20.0, 1.0
-"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job, and with it the
-agents and their ranks."""
+"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job, and
+with it the agents and their ranks."""
 
 
 @dataclass
@@ -354,7 +354,9 @@ class Nodes:
         """Read messages of agents; return after the first reports, or after `timeout_s`."""
         deadline, has_news = time.monotonic() + timeout_s, False
         while not has_news and (left := deadline - time.monotonic()) > 0:
-            living = {node.connection: node for node in self.all if not node.lost}
+            living: dict[object, Node] = {
+                node.connection: node for node in self.all if not node.lost
+            }
             for connection in wait([*living], left):
                 has_news |= living[connection].receive()
         for node in self.all:

@@ -296,8 +296,10 @@ def _with_first(blocks: Iterable[Block], first: Collection[str]) -> Iterator[Blo
 
 
 TESTED_SUBMITIT = "1.5"
-KEPT_IN_A_JOB = ("SLURM_CONF",)
+KEPT_IN_A_JOB = {"SLURM_CONF"}
 """Variables that do not describe the job in which a command is typed."""
+LEFT_TO_THE_SITE = ("account", "partition", "qos", "constraint", "reservation")
+"""Options that SBATCH_* of a site's modules give where no setting does."""
 PASSED_ON = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|PWD|TZ|TERM|TMPDIR|TMP|TEMP|HOSTNAME|LANG|LANGUAGE|LC_\w+|XDG_\w+|"
     r"\w*LIBRARY_PATH|LD_PRELOAD|MANPATH|CPATH|CC|CXX|PYTHON\w*|VIRTUAL_ENV|(CONDA|MAMBA)_\w+|_?LMFILES_|"
@@ -405,8 +407,7 @@ def _sbatch(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        hidden = overriding(options)
-        with outside_any_job(), without_secrets(settings.export), _hidden(hidden):
+        with environment_of_sbatch(options, settings.export):
             return _submit_command(folder, options, command(folder, settings, digest))
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         if UNCERTAIN.search(str(error)):
@@ -496,74 +497,43 @@ def command(folder: Path, settings: SlurmSettings, digest: str) -> str:
     return shlex.join([*python, "-u", "-m", AGENT, str(folder), digest])
 
 
-def outside_any_job() -> contextlib.AbstractContextManager[None]:
-    """Hide the job in which the command is typed: its SLURM_* variables would change the new job."""
-    prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")
-    is_inside = "SLURM_JOB_ID" in os.environ
-    return _hidden(
-        [k for k in os.environ if is_inside and k.startswith(prefixes) and k not in KEPT_IN_A_JOB]
-    )
+def left_to_the_site(options: Mapping[str, Any]) -> list[str]:
+    """Return the variables of this environment that give options which no setting does, as `NAME=value`."""
+    given = {*options, *options["additional_parameters"]}
+    names = (f"SBATCH_{option.upper()}" for option in LEFT_TO_THE_SITE if option not in given)
+    return [f"{name}={os.environ[name]}" for name in names if name in os.environ]
 
 
-ALWAYS_SET = frozenset(
-    "ARRAY_INX CPUS_PER_GPU ERROR EXCLUSIVE EXPORT GPUS GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK JOB_NAME "
-    "NO_REQUEUE OPEN_MODE OUTPUT REQUEUE SIGNAL TIMELIMIT WAIT".split()
-)
-"""Variables SBATCH_* for what the cell, vitsweep or a setting that is never null says of each job."""
-MEMORY = ("MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
-VARIABLES_OF = {
-    **dict.fromkeys(("mem", "mem_per_cpu", "mem_per_gpu"), MEMORY),  # sbatch takes one of them
-    "bb": ("BURST_BUFFER",),
-    "bbf": ("BURST_BUFFER",),
-    "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
-}
-"""Options of sbatch whose variables are not called as they are."""
-
-
-def overriding(options: Mapping[str, Any]) -> set[str]:
-    """Return the variables of this environment that would win over the options of a batch script.
+@contextlib.contextmanager
+def environment_of_sbatch(options: Mapping[str, Any], exported: Sequence[str]) -> Iterator[None]:
+    """Hide what would change a job, and what no job needs, which Slurm would keep and pass on.
 
     sbatch takes an option from its command line, else from SBATCH_*, else from the script
-    (https://slurm.schedmd.com/sbatch.html, "Input environment variables").
+    (https://slurm.schedmd.com/sbatch.html, "Input environment variables"). Where the command is typed in
+    a job, SLURM_* describe that one. `--export=NAMES` would be no way: with it Slurm loads the environment
+    of a login shell on the node.
 
     Args:
         options: see `parameters`.
-    """
-    given = [name.replace("-", "_") for name in (*options, *options["additional_parameters"])]
-    variables = {v for name in given for v in VARIABLES_OF.get(name, (name.upper(),))}
-    return {f"SBATCH_{name}" for name in ALWAYS_SET | variables} & os.environ.keys()
-
-
-def left_to_the_site(options: Mapping[str, Any]) -> list[str]:
-    """Return the variables of this environment that add options to a batch script, as `NAME=value`."""
-    with outside_any_job():
-        names = {name for name in os.environ if name.startswith("SBATCH_")} - overriding(options)
-        return [f"{name}={os.environ[name]}" for name in sorted(names)]
-
-
-def without_secrets(exported: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Hide the variables that no job needs, so that Slurm neither keeps nor passes them on.
-
-    Slurm stores the environment of `sbatch` with the job. `--export=NAMES` would be no way: with it
-    Slurm loads the environment of a login shell on the node.
-
-    Args:
         exported: names that jobs get nevertheless.
     """
-    return _hidden(
-        {name for name, v in os.environ.items() if not _is_passed_on(name, v)} - {*exported}
-    )
+    is_inside = "SLURM_JOB_ID" in os.environ
+    changing = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_") if is_inside else ("SBATCH_",)
+    left = {text.partition("=")[0] for text in left_to_the_site(options)}
+    hidden = {
+        name: value
+        for name, value in os.environ.items()
+        if (name not in left | KEPT_IN_A_JOB and name.startswith(changing))
+        or (name not in exported and not _is_passed_on(name, value))
+    }
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _is_passed_on(name: str, value: str) -> bool:
     is_known = PASSED_ON.fullmatch(name) is not None and not SECRET_NAME.search(name)
     return is_known and not SECRET_VALUE.search(value)
-
-
-@contextlib.contextmanager
-def _hidden(names: Iterable[str]) -> Iterator[None]:
-    hidden = {name: os.environ.pop(name) for name in names}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
