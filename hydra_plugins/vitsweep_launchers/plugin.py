@@ -97,12 +97,10 @@ class LocalLauncher(CellLauncherPlugin):
         """
         from vitsweep.errors import BadValueError
         from vitsweep.spec.resources import Machine
-        from vitsweep.words import gone
 
         for name in self.fields:
             raise BadValueError(
-                f"`hydra.launcher.{name}`: the launcher of this machine has no settings"
-                f"{gone(f'hydra.launcher.{name}') or '.'}"
+                f"`hydra.launcher.{name}`: the launcher of this machine has no settings."
             )
         return Machine.here()
 

@@ -354,11 +354,9 @@ class Nodes:
         """Read messages of agents; return after the first reports, or after `timeout_s`."""
         deadline, has_news = time.monotonic() + timeout_s, False
         while not has_news and (left := deadline - time.monotonic()) > 0:
-            living: dict[object, Node] = {
-                node.connection: node for node in self.all if not node.lost
-            }
-            for connection in wait([*living], left):
-                has_news |= living[connection].receive()
+            living = [node for node in self.all if not node.lost]
+            ready = wait([node.connection for node in living], left)
+            has_news = any([node.receive() for node in living if node.connection in ready])
         for node in self.all:
             node.check_heartbeat()
 
