@@ -83,7 +83,7 @@ REFUSED_BEFORE_HYDRA = [
         "did you mean `hydra.launcher.partition=x`?",
     ),
     ("", "hydra.searchpath=[file:///nosuch]", "`/nosuch` is no folder"),
-    ("plan", "--html /nosuch/x.html precision=O1", "`mkdir -p /nosuch` makes it"),
+    ("plan", "--parquet /nosuch/x.parquet precision=O1", "`mkdir -p /nosuch` makes it"),
     ("plan", "--parquet / precision=O1", "`--parquet /` is a folder"),
     ("plan", "-m precision=O1,O2 --rows 2", "`--rows` is no option of vitsweep"),
     ("", "precision=ü", "\"precision='ü'\""),

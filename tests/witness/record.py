@@ -239,8 +239,6 @@ def sweeps(work: Path, target: Path) -> None:
         put(target / name / "planned.txt", said)
     for typed in LISTS["plans"]:
         put(target / f"{file_name(typed)}.txt", forked(command(typed.split()), work, 160))
-    page = masked((work / "plan.html").read_text(), work)
-    put(target / "plan.html.txt", "\n".join(page_lines(page)))
     for path in sorted((work / "results").glob("sample/cells/*/cell.yaml")):
         ids[f"sample {' '.join(yaml.safe_load(path.read_text())['overrides'])}"] = path.parent.name
     for name, document in (("ids", ids), ("code", code)):

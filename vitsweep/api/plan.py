@@ -98,15 +98,14 @@ def _show(
     Args:
         rows: of the plan, with or without predictions.
         above: lines above the table.
-        columns: names of columns to show, `all` below each cell; empty for the most important ones.
+        columns: names of columns to show; empty for the most important ones.
         console: where to print.
 
     Raises:
         BadValueError: there is no such column.
     """
     shown = [row for row in rows if not row["reasons"]]
-    everything = tuple(columns) == ("all",)
-    known = _known(() if everything else columns, rows)
+    known = _known(columns, rows)
     for line in above:
         console.print(line, style="italic", highlight=False)
     if shown:
@@ -115,11 +114,6 @@ def _show(
         }
         text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
         console.print(TextTable(text))
-    for row in shown if everything else ():
-        console.print(f"\n{row['cell']}", style="bold")
-        for name, value in row.items():
-            if name not in NOT_COLUMNS and value is not None:
-                console.print(f"  {name:34} {any_value(value)}")
     reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
     lines = reason_lines([row["settings"] for row in rows], reasons) if any(reasons) else ()
     for line in lines:
@@ -166,17 +160,14 @@ class PlanRequest:
     Attributes:
         predict: whether memory, communication and step time are predicted.
         hardware: devices or profile files to plan for; empty for this machine.
-        columns: of the table, in their order; `all` prints all of them below each cell; empty for the
-            most important ones.
+        columns: of the table, in their order; empty for the most important ones.
         parquet: file for all columns, or None.
-        html: file for a page, or None.
     """
 
     predict: bool = True
     hardware: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     parquet: Path | None = None
-    html: Path | None = None
 
 
 def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
@@ -216,7 +207,9 @@ def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
         if found.detectable_effect:
             console.print(found.detectable_effect)
         rows += found.rows
-    _write(rows, request, settings.name, console)
+    if request.parquet:
+        as_columns(rows).to_parquet(request.parquet, index=False)
+        console.print(f"All columns: {request.parquet}")
     return rows
 
 
@@ -264,18 +257,6 @@ def _crossing(plan: SweepPlan) -> str:
         f"{', '.join(found)}: ranks of one group lie on several nodes, so that activations of every block "
         "cross the network between nodes."
     )
-
-
-def _write(rows: list[dict[str, Any]], request: PlanRequest, name: str, console: Console) -> None:
-    table = as_columns(rows)
-    if request.parquet:
-        table.to_parquet(request.parquet, index=False)
-        console.print(f"All columns: {request.parquet}")
-    if request.html:
-        from vitsweep.report.html import plan_page
-
-        request.html.write_text(plan_page(name, table), encoding="utf-8")
-        console.print(f"Page: {request.html}")
 
 
 @dataclass(frozen=True, kw_only=True)

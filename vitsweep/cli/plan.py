@@ -1,10 +1,8 @@
 """`vitsweep plan`: what a sweep would run, need and take. Nothing is trained."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.as_json import print_json
@@ -38,13 +36,8 @@ def run(arguments: Sequence[str]) -> int:
     options = Options(VERBS["plan"])
     _add_own(options)
     known, words = options.parse_known_args(list(arguments))
-    for option, file in (("--parquet", known.parquet), ("--html", known.html)):
-        if file is not None:
-            require_writable(option, file)
-    if known.nodes is not None:
-        words.append(f"resources.nodes={_nodes(known.nodes)}")
-    if known.stack:
-        words.append("+sweep=best_stack")
+    if known.parquet:
+        require_writable("--parquet", known.parquet)
     line = read_line(["--multirun", *words])
     if line.of_hydra.startswith("-"):
         return _show_through_hydra(line.of_hydra, words, options)
@@ -63,11 +56,8 @@ def run(arguments: Sequence[str]) -> int:
             hardware=_parts(known.hardware),
             columns=_parts(known.columns),
             parquet=known.parquet,
-            html=known.html,
         ),
     )
-    if known.stack:
-        _propose(rows)
     if known.json:
         print_json(sweep=session.settings.name, cells=rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
@@ -79,17 +69,6 @@ def _smallest(hardware: Sequence[str]) -> Machine | None:
 
     nodes = [machine_with(profile_named(name)) for name in hardware]
     return min(nodes, key=lambda node: node.least_gib or inf, default=None)
-
-
-def _propose(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the command of the combination of the shortest predicted step, the later one of equals."""
-    own = [row for row in rows if not row["is_baseline"]]
-    possible = [row for row in own if row["state"] in ("runnable", "measured")]
-    if not possible:
-        return
-    best = min(reversed(possible), key=lambda row: row.get("step_time_ms") or inf)
-    words = [word for word in best["overrides"] if not word.lstrip("+").startswith("sweep")]
-    print(f"Proposed: python -m vitsweep {shlex.join(words)}")
 
 
 def _show_through_hydra(flag: str, words: Sequence[str], options: Options) -> int:
@@ -106,13 +85,8 @@ def _add_own(options: Options) -> None:
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
-    options.flag("--stack", help="propose the best combination, as `+sweep=best_stack`")
-    options.add_argument("--nodes", metavar="N,M", help="the same as `resources.nodes=N,M`")
-    options.add_argument(
-        "--columns", metavar="A,B|all", help="columns of the table; `all` lists them for each cell"
-    )
+    options.add_argument("--columns", metavar="A,B", help="show these columns")
     options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
-    options.add_argument("--html", type=Path, metavar="FILE", help="write a page")
     options.flag("--no-predict", help="states only, without memory and step time")
     options.add_json()
 
@@ -121,12 +95,3 @@ def _parts(text: str | None) -> tuple[str, ...]:
     """Return the parts of a list, each once."""
     parts = (part.strip() for part in (text or "").split(","))
     return tuple(dict.fromkeys(part for part in parts if part))
-
-
-def _nodes(text: str) -> str:
-    parts = _parts(text)
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise BadValueError(
-            f"`--nodes {text}` must be whole numbers from 1 on, such as `--nodes 1,8`."
-        )
-    return ",".join(parts)

@@ -63,8 +63,8 @@ class Verb:
 
 
 _CORE = (
-    Verb("plan", "-m [override ...] [--hardware|--nodes|--columns A,B] [--stack] [--parquet|--html FILE] "
-         "[--no-predict] [--json]",
+    Verb("plan", "-m [override ...] [--hardware|--columns A,B] [--parquet FILE] [--no-predict] "
+         "[--json]",
          "list cells with state and predictions; runs nothing",
          names_a_sweep=False),
     Verb("status", "[SWEEP] [--watch] | --all [--json]",

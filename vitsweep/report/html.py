@@ -9,7 +9,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, caption, mixed
@@ -25,13 +24,10 @@ from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
 from vitsweep.tables.formatting import (
-    any_value,
     count,
     csv_text,
     markdown,
     missing,
-    text_columns,
-    values,
 )
 from vitsweep.tables.limits import limits_text
 from vitsweep.tables.names import (
@@ -254,25 +250,3 @@ def saved(folder: Path, name: str, figure: Figure) -> Markup:
     write_atomically(folder / f"{name}.svg", svg)
     write_atomically(folder / f"{name}.png", style.to_png(figure))
     return Markup(style.themed(svg))
-
-
-# A page of a plan: every cell with its predictions.
-
-
-def plan_page(name: str, table: DataFrame) -> str:
-    """Return the page, complete in itself.
-
-    Args:
-        name: of the sweep.
-        table: one row per cell; columns that are empty are left out.
-    """
-    text = text_columns(table, {str(c): values(str(c), any_value) for c in table})
-    numeric = {c for c in text if is_numeric_dtype(table[c]) and not is_bool_dtype(table[c])}
-    rows = [[(v, c in numeric) for c, v in row.items()] for row in text.to_dict("records")]
-    context = {"heads": [(c, c in numeric) for c in text], "rows": rows, "states": _tally(table)}
-    return rendered("plan.html.j2", context | {"name": name})
-
-
-def _tally(table: DataFrame) -> str:
-    counts = table["state"].value_counts(sort=False).items() if len(table) else ()
-    return " · ".join(f"{state} {count}" for state, count in counts)
