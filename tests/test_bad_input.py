@@ -159,7 +159,7 @@ def test_a_line_is_refused_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run([*filter(None, [verb]), *typed.split()], {}) == 2
+    assert run([*filter(None, [verb]), *typed.split()]) == 2
     shown = capsys.readouterr()
     assert words in shown.err
     assert "Traceback" not in shown.err
@@ -366,9 +366,9 @@ def test_a_folder_that_holds_a_number_beyond_every_column_works(
     unrun.parent.mkdir()
     unrun.write_text(f"cell: {{seed: {HUGE}}}", encoding="utf-8")
 
-    assert run(["collect", "old"], {}) == 0
-    assert run(["collect", "old"], {}) == 0
-    assert run(["report", "old"], {}) == 0
+    assert run(["collect", "old"]) == 0
+    assert run(["collect", "old"]) == 0
+    assert run(["report", "old"]) == 0
 
 
 def test_text_in_brackets_and_colons_is_printed_as_it_is(
@@ -382,7 +382,7 @@ def test_text_in_brackets_and_colons_is_printed_as_it_is(
 
 def test_a_wrong_value_waits_for_no_heavy_import() -> None:
     code = (
-        "import sys; from vitsweep.cli.main import run; run(['batch.images_per_step=abc'], {});"
+        "import sys; from vitsweep.cli.main import run; run(['batch.images_per_step=abc']);"
         "print({'torch', 'matplotlib'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

@@ -152,7 +152,7 @@ def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
 
 def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["collect", str(blog_folder)], {}) == 0
+    assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
     assert "Published beside measured · source: Meta AI blog (2022-05-05) (secondary)" in shown
     page = write_report(blog_folder).read_text()

@@ -3,7 +3,6 @@
 Kept light: every process that runs a cell imports this module once.
 """
 
-import os
 import sys
 
 
@@ -18,7 +17,7 @@ def main() -> None:
         print("Stopped before anything ran.", file=sys.stderr)
         sys.exit(130)
     sys.argv = [sys.argv[0], *as_typed(sys.argv[1:])]
-    sys.exit(flush(run(sys.argv[1:], os.environ)))
+    sys.exit(flush(run(sys.argv[1:])))
 
 
 if __name__ == "__main__":

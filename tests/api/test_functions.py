@@ -143,7 +143,7 @@ def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_ru
     typed, code, words, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert run(["plan", "--no-predict", *TINY, *typed], {}) == code
+    assert run(["plan", "--no-predict", *TINY, *typed]) == code
     assert words in " ".join(capsys.readouterr().out.split())
 
 

@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.save_run(run(cell_id, f"b{block}", 100.0 + number, minute=block, seed=number))
     baselines = {"aa": None, "bb": "aa", "cc": "aa"}
     store.append_command({"command": "x", "cells": [*CELLS], "baselines": baselines})
-    assert main.run(["collect", str(store.root)], {}) == 0
+    assert main.run(["collect", str(store.root)]) == 0
     return store.root
 
 
@@ -65,7 +65,7 @@ def test_after_any_damage_each_cell_is_measured_as_it_was_or_named(
     path = chance.choice(files)
     damage(path, [other for other in files if other.suffix == path.suffix], chance)
     for verb in ("status", "collect", *(["report"] if seed % 10 == 9 else [])):
-        assert main.run([verb, str(folder)], {}) in (0, 3), (verb, path)
+        assert main.run([verb, str(folder)]) in (0, 3), (verb, path)
         assert "Traceback" not in "".join(capsys.readouterr())
     with warnings.catch_warnings(action="ignore"):
         rows = {row["cell_id"]: row for row in cells_of(Store(folder)).to_dict("records")}
@@ -90,9 +90,9 @@ def test_a_cell_whose_runs_are_all_damaged_is_named_by_every_reader(
     for path in (folder / "cells" / "bb" / "runs").iterdir():
         path.write_text(json.dumps({"schema_version": 4}))
     with warnings.catch_warnings(action="ignore"):
-        assert main.run(["status", str(folder)], {}) == 3
+        assert main.run(["status", str(folder)]) == 3
         assert "damaged" in capsys.readouterr().out
-        assert main.run(["collect", str(folder)], {}) == 0
+        assert main.run(["collect", str(folder)]) == 0
     assert ",damaged," in (folder / "cells.csv").read_text()
 
 

@@ -34,15 +34,15 @@ def test_a_verb_that_cannot_write_says_so(
     full_disk: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = [verb, str(full_disk / "sample")]
-    assert run(typed, {}) == 2
+    assert run(typed) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert not list(full_disk.rglob("*.draft"))
     (full_disk / "filler").unlink()
-    assert run(["collect", str(full_disk / "sample")], {}) == 0
+    assert run(["collect", str(full_disk / "sample")]) == 0
 
 
 def test_status_works_on_a_full_disk(full_disk: Path) -> None:
-    assert run(["status", str(full_disk / "sample")], {}) in (0, 3)
+    assert run(["status", str(full_disk / "sample")]) in (0, 3)
 
 
 @pytest.mark.parametrize(("verb", "ends_with"), [("collect", 0), ("report", 2)])
@@ -59,7 +59,7 @@ def test_a_verb_without_the_right_to_write_says_so(
         raise PermissionError(errno.EACCES, "Permission denied", str(folder / "runs.parquet"))
 
     monkeypatch.setattr(views, "write_table", refuse)
-    assert run([verb, str(folder)], {}) == ends_with
+    assert run([verb, str(folder)]) == ends_with
     shown = capsys.readouterr()
     assert "runs.parquet`" in shown.err
     assert "Permission denied" in shown.err

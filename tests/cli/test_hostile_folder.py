@@ -293,7 +293,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         append_line(store.root / JOB / "0.jsonl", started)
         patched.setenv("XDG_CACHE_HOME", str(folder / "mine"))
         patched.chdir(folder)
-        assert main.run(COLLECT, {}) == 0
+        assert main.run(COLLECT) == 0
     return folder
 
 
@@ -350,7 +350,7 @@ MEASURING = [words for words in MEASURING if words[0] in VERBS]
 
 def no_harm(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Type a verb: it ends in words."""
-    assert main.run(verb, {}) in range(5), verb
+    assert main.run(verb) in range(5), verb
     found = "".join(capsys.readouterr())
     assert "Traceback" not in found
     assert not any(letter in found for letter in "\x1b\x07\x9b"), (verb, found)

@@ -11,10 +11,10 @@ import pytest
 
 from tests.builders import run as run_of
 from tests.command import NO_REPORT, Command
-from vitsweep.cli.as_json import SCHEMA
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.compare import compared
 from vitsweep.cli.main import run
+from vitsweep.cli.verbs import SCHEMA
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 
@@ -23,7 +23,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def found(capsys: Captured, *words: str, code: int = 0) -> dict[str, Any]:
-    assert run([*words, "--json"], {}) == code
+    assert run([*words, "--json"]) == code
     out = capsys.readouterr().out
     assert out.count("\n") == 1, "one object alone"
     tree = json.loads(out, parse_constant=pytest.fail)
@@ -52,7 +52,7 @@ def test_status_and_collect(results: Path, capsys: Captured) -> None:
     tree = found(capsys, "collect", "sample", "--columns", "cell,img/s,mfu")
     assert [*tree["cells"][0]] == ["cell", "images_per_second", "mfu"]
     assert any(isinstance(cell["images_per_second"], float) for cell in tree["cells"])
-    assert run(["collect", "nosuch", "--json"], {}) == 2
+    assert run(["collect", "nosuch", "--json"]) == 2
     assert capsys.readouterr().out == ""
 
 
@@ -108,7 +108,7 @@ def test_progress_goes_to_stderr_and_a_quiet_sweep_has_none(vitsweep: Command) -
 
 PRINTS = """
 import os, subprocess
-from vitsweep.cli.as_json import print_json, result_alone
+from vitsweep.cli.verbs import print_json, result_alone
 with result_alone():
     os.write(1, b"of C ")
     print_json(cells=[])

@@ -16,7 +16,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     assert f"python -m vitsweep {verb} " in usage()
     assert VERBS[verb].summary in " ".join(usage().split())
     try:
-        code = run([verb, "--help"], {})
+        code = run([verb, "--help"])
     except SystemExit as left:
         code = left.code
     assert code == 0
@@ -50,12 +50,12 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 def test_what_is_mistyped_is_refused_by_name(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words, {}) == 2
+    assert run(words) == 2
     assert said in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_vitsweep(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"], {}) == 0
+    assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("vitsweep ")
 
 

@@ -129,7 +129,7 @@ def test_the_front_door_and_a_sweep_on_this_machine_load_no_feature(tmp_path: Pa
     alone = [*QUICK, "resources.ranks_per_node=1", "sharding=none", "measurement.prove=none"]
     code = (
         "import sys, vitsweep, vitsweep.cli.main as main, vitsweep.cli.show as show\nshow.usage()\n"
-        f"assert main.run({[*alone, NO_REPORT]}, {{}}) == 0\n"
+        f"assert main.run({[*alone, NO_REPORT]}) == 0\n"
         "print([n for n in sys.modules if n.startswith('vitsweep.extras.')])"
     )
     environment = os.environ | {"VITSWEEP_PREDICT": "always"}

@@ -89,7 +89,7 @@ def test_the_local_launcher_gets_all_cells_at_once(calls: Calls, tmp_path: Path)
 
 
 def test_a_plan_launches_nothing(calls: Calls) -> None:
-    assert run(["plan", "-m", "seed=1,2", "--no-predict"], {}) == 0
+    assert run(["plan", "-m", "seed=1,2", "--no-predict"]) == 0
     assert (len(calls.planned[0].entries), calls.requests) == (2, [])
 
 
@@ -156,7 +156,7 @@ NOTED = [
 def test_what_a_sites_wrapper_types_is_a_note(
     calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["plan", "seed=1", "--no-predict", *NOTED], {}) == 0
+    assert run(["plan", "seed=1", "--no-predict", *NOTED]) == 0
     said = capsys.readouterr().err.splitlines()
     assert [line.split("`")[1] for line in said if line.startswith("Note: ")] == NOTED
     assert _for_hydra(["hydra/launcher=basic", *NOTED]) == ["--multirun", "hydra/launcher=basic"]
@@ -175,7 +175,7 @@ def test_a_tab_in_a_yaml_is_named_with_its_line(
     file = tmp_path / "precision" / "tabbed.yaml"
     file.parent.mkdir()
     file.write_text("# One\ndtype: float32\n\ttf32: true\n")
-    assert run(["plan", "--config-dir", str(tmp_path), "precision=tabbed", "--no-predict"], {}) == 2
+    assert run(["plan", "--config-dir", str(tmp_path), "precision=tabbed", "--no-predict"]) == 2
     said = capsys.readouterr().err
     assert f"`precision/tabbed` in `{tmp_path}` is no YAML, line 3: a tab stands where" in said
 

@@ -26,7 +26,7 @@ ONE_BLOCK = "--minutes=0.001"
 
 
 def compare(*arguments: str) -> int:
-    return front_door(["compare", *arguments], {})
+    return front_door(["compare", *arguments])
 
 
 def test_a_setting_is_one_word_of_overrides_and_the_rest_is_for_both() -> None:

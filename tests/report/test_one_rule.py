@@ -53,7 +53,7 @@ def said(
         )
         typed = {"baselines": of, "cells": list(of), "command": "typed", "replicate": replicate}
         store.append_command(typed)
-        assert front_door(["collect", name], {}) == 0
+        assert front_door(["collect", name]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     return collected
@@ -259,14 +259,14 @@ def test_everything_that_shows_a_result_says_the_same(
     [answer] = vitsweep.load("s").answers()
     assert answer in text
     assert answer in vitsweep.load("s")._repr_html_()
-    assert front_door(["report", "s"], {}) == 0
+    assert front_door(["report", "s"]) == 0
     assert answer in Path("results/s/report/index.html").read_text()
     capsys.readouterr()
     said(of("base", [1] * 5, sweep="old"), of("sure", SURE, sweep="old"), name="old")
     if "gate" in extras.FEATURES:
-        assert front_door(["gate", "s", "--against", "old", "--lenient"], {}) in (0, 1, 4)
+        assert front_door(["gate", "s", "--against", "old", "--lenient"]) in (0, 1, 4)
         assert answer in capsys.readouterr().out
     if "latex" in extras.FEATURES:
-        assert front_door(["report", "s", "--latex"], {}) == 0
+        assert front_door(["report", "s", "--latex"]) == 0
         method = Path("results/s/report/method.tex").read_text()
         assert r"sure is the fastest shown: 1.30$\times$ [1.30, 1.30] among 2 cells" in method

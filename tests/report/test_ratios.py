@@ -117,7 +117,7 @@ def test_commands_and_pages(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     if "gate" in extras.FEATURES:
         commands += [["report", "s", "old"], ["gate", "s", "--against", "old", "--lenient"]]
     for words in commands:
-        assert front_door(words, {}) in (0, 1, 3, 4), words
+        assert front_door(words) in (0, 1, 3, 4), words
         shown = capsys.readouterr()
         assert not bare(shown.out + shown.err), words
     found = dict(files(here / "results"))

@@ -45,12 +45,12 @@ def test_where_there_is_none_it_says_so(name, tmp_path, monkeypatch) -> None:
 
 
 def test_all_sweeps_are_listed(two_sweeps, capsys) -> None:
-    assert run_verb(["status", "--all"], {}) == 0
+    assert run_verb(["status", "--all"]) == 0
     shown = capsys.readouterr().out
     assert shown.index("ape") < shown.index("zebra")
     assert "1 measured, 1 out of memory" in shown
     assert "2026-10-22 10:00" in shown
-    assert run_verb(["status", "ape", "--all"], {}) == 2
+    assert run_verb(["status", "ape", "--all"]) == 2
 
 
 def test_a_sweep_is_named_as_a_command_takes_it(

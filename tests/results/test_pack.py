@@ -234,7 +234,7 @@ def test_a_sweep_in_which_a_command_is_at_work_is_not_packed(tmp_path: Path, cap
     store = filled(tmp_path / "sweep")
     with store.lock(), pytest.raises(VitsweepError, match="at work"):
         main.VERBS["pack"].run([str(store.root)])
-    assert main.run(["pack", str(store.root)], {}) == 0
+    assert main.run(["pack", str(store.root)]) == 0
     assert "9 files moved" in capsys.readouterr().out
 
 
@@ -248,7 +248,7 @@ def test_a_command_that_ends_leaves_few_files(
     assert FILE not in files(store)
     monkeypatch.setattr(store_module, "MANY_FILES", 8)
     with store.lock():
-        assert main.run(["collect", str(store.root)], {}) == 0
+        assert main.run(["collect", str(store.root)]) == 0
     assert FILE not in files(store)
     living = {**START, "run_id": "b2", "node": socket.gethostname(), "pid": os.getpid()}
     append_line(store.cell("bb") / "attempts.jsonl", living)
@@ -259,7 +259,7 @@ def test_a_command_that_ends_leaves_few_files(
     assert seen(store) == before
     append_line(store.cell("bb") / "attempts.jsonl", {**living, "event": "end", "exit_codes": [1]})
     monkeypatch.setattr(store_module, "MANY_FILES", 2)
-    assert main.run(["collect", str(store.root)], {}) == 0
+    assert main.run(["collect", str(store.root)]) == 0
     assert "4 files of cells moved" in capsys.readouterr().out
     assert files(store) == [FILE]
     assert seen(store) == before

@@ -205,7 +205,7 @@ def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
         store.publish(record)
     said = f"The metric `broken` has no value in 3 of 4 runs: {__name__}.breaks raised KeyError: 'nosuch'."
     assert empty_metrics(SweepTables.of(store).runs) == [said]
-    assert command(["collect", str(store.root)], {}) == 0
+    assert command(["collect", str(store.root)]) == 0
     assert capsys.readouterr().out.count(said) == 1
     page = vitsweep.load(store.root).report().path.read_text()
     assert "The metric `broken` has no value in 3 of 4 runs" in page

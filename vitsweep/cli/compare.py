@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitsweep.api.compare import ComparisonResult, compared_settings
-from vitsweep.cli.as_json import print_json
 from vitsweep.cli.summary import summarize
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.pair import (

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
-from vitsweep.cli.as_json import print_json
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.composition.composer import Composer
 from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode

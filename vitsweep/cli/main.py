@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import vitsweep
@@ -24,18 +24,18 @@ TRUST = "--trust"
 """Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
 
 
-def run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run what was typed and return the exit code; errors the user can fix print as sentences."""
-    code = _run(arguments, environment)
+    code = _run(arguments)
     return ExitCode.terminated if code == ExitCode.interrupted and was_terminated() else code
 
 
-def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     try:
         _require_folder()
         if TRUST in arguments:
             trust_folders()
-        return _dispatch([without_units(w) for w in arguments if w != TRUST], environment)
+        return _dispatch([without_units(w) for w in arguments if w != TRUST])
     except VitsweepError as error:
         print(error, file=sys.stderr)
         return ExitCode.bad_input
@@ -70,7 +70,7 @@ def _require_folder() -> None:
         raise VitsweepError("The current folder was removed: `cd` to one that exists.") from None
 
 
-def _dispatch(arguments: list[str], environment: Mapping[str, str]) -> int:
+def _dispatch(arguments: list[str]) -> int:
     """Run a verb, a part of a cell, or what stands without a verb."""
     if arguments and arguments[0] in VERBS:
         with interrupts_to(signal.default_int_handler):

@@ -1,21 +1,27 @@
 """The verbs of the command line: the one table that help, completion and documentation follow."""
 
+import io
+import json
 import math
 import os
 import re
+import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from vitsweep import extras
-from vitsweep.cli.as_json import OPTION, result_alone
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.words import did_you_mean, plain_number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -200,3 +206,56 @@ class Options(ArgumentParser):
         meant = did_you_mean(option, self._option_string_actions, str)
         text = f"{message[:1].upper()}{message[1:]}{meant}"
         raise VitsweepError(f"{text}\n{self.format_usage().strip()}")
+
+
+# `--json`: what a verb found, alone on stdout; docs/scripts.md says what scripts may rely on.
+
+SCHEMA = 1
+"""Raised where a key of what is printed goes, or means something else."""
+OPTION = "--json"
+_outputs: list[TextIO] = []
+
+
+@contextmanager
+def result_alone() -> Iterator[None]:
+    """Send to stderr whatever else is printed, also by other processes and by C: Gloo of torch 2.9 does."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    found = io.StringIO()
+    _outputs.append(found)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        _outputs.pop()
+        print(found.getvalue(), end="")
+
+
+def print_json(**found: Any) -> None:
+    """Print one JSON object on one line; values that are missing or not finite are null."""
+    print(
+        json.dumps(_plain({"schema": SCHEMA, **found})),
+        file=_outputs[-1] if _outputs else sys.stdout,
+    )
+
+
+def rows_of(table: "DataFrame") -> list[dict[Any, Any]]:
+    """Return the rows of a table."""
+    return table.astype(object).to_dict("records")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "item"):  # a number of numpy
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    return None if str(value) in ("<NA>", "NaT") else str(value)

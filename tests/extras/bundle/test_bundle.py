@@ -196,14 +196,14 @@ def test_cells_of_others_are_measured_and_their_text_needs_trust(
     for path in sweep.cells.glob("*/cell.yaml"):
         path.write_text(MARK.sub("", path.read_text()))  # somebody else's
     write_bundle(sweep, tmp_path / "first.tar.gz")
-    assert run(["reproduce", "first.tar.gz", "--check"], {}) == 0
-    assert run(["reproduce", "first.tar.gz", "--minutes", "0.01"], {}) == 4, "plain cells"
+    assert run(["reproduce", "first.tar.gz", "--check"]) == 0
+    assert run(["reproduce", "first.tar.gz", "--minutes", "0.01"]) == 4, "plain cells"
     assert "too noisy to say" in capsys.readouterr().out
     assert [path.name[:15] for path in (tmp_path / "results").iterdir()] == ["reproduce-first"]
     for path in sweep.cells.glob("*/cell.yaml"):
         path.write_text(path.read_text().replace("held_out: null", "held_out: evil.f"))
     write_bundle(sweep, tmp_path / "named.tar.gz")
-    assert run(["reproduce", "named.tar.gz"], {}) == 2
+    assert run(["reproduce", "named.tar.gz"]) == 2
     said = capsys.readouterr()
     assert "  - task.held_out=evil.f" in said.err
     assert "--trust" in said.err

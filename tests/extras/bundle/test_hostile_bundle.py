@@ -96,7 +96,7 @@ def test_a_hostile_entry_is_refused_and_nothing_is_overwritten_or_executed(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = written(tmp_path / "bundle.tar.gz", HOSTILE[kind], outside)
     before = tree(tmp_path)
-    assert run(["reproduce", str(path), "--check"], {}) == 2
+    assert run(["reproduce", str(path), "--check"]) == 2
     said = capsys.readouterr()
     assert "Nothing in it was used" in said.err
     assert "\x1b" not in said.out + said.err

@@ -23,7 +23,7 @@ LONE = (*QUICK, "resources.ranks_per_node=1", "sharding=none")
 
 
 def explain(*arguments: str) -> int:
-    return front_door(["explain", *arguments], {})
+    return front_door(["explain", *arguments])
 
 
 def test_the_instrument_is_code_of_the_cells_that_set_it_alone() -> None:

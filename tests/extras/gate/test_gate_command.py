@@ -35,7 +35,7 @@ def measured(
 
 
 def gate(*arguments: str) -> int:
-    return front_door(["gate", *arguments], {})
+    return front_door(["gate", *arguments])
 
 
 def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> None:

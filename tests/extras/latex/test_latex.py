@@ -27,7 +27,7 @@ def test_table_and_method_say_what_was_done(
         record = RunRecord.from_json(path.read_text())
         moved = record.environment | {"git_commit": "fedcba9876543210"}
         path.write_text(replace(record, environment=moved).to_json())
-    assert run(["report", str(store.root), "--latex"], {}) == 0
+    assert run(["report", str(store.root), "--latex"]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [p.name for p in written] == ["results.tex", "method.tex"]
     table, method = (p.read_text(encoding="utf-8") for p in written)

@@ -296,7 +296,7 @@ status.MANY_FILES, store.MANY_FILES = 1, 3
 line = {["-m", *SMALL, *QUICK, NO_REPORT, "sweep.name=default", "sweep.baseline=null"]}
 line += ["seed=0,1,2", "resources.ranks_per_node=1", "hydra.launcher.cells_per_job=1"]
 for blocks in (1, 2):
-    assert main.run([*line, f"measurement.blocks={{blocks}}"], {{}}) == 0
+    assert main.run([*line, f"measurement.blocks={{blocks}}"]) == 0
 """
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.cli.as_json import print_json
-from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
 from vitsweep.extras.explain.causes import Explanation

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.as_json import print_json
-from vitsweep.cli.verbs import VERBS, Options, require_writable
+from vitsweep.cli.verbs import VERBS, Options, print_json, require_writable
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, interrupts_to
 from vitsweep.extras.judge.session import JudgeRequest, file_and_function, judge, overrides_of
