@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vitsweep import extras
 
 if TYPE_CHECKING:
-    from vitsweep.api.compare import ComparisonResult
-    from vitsweep.api.functions import compare, plan, sweep
+    from vitsweep.api.functions import ComparisonResult, compare, plan, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
     from vitsweep.extras import Applied as Applied
@@ -40,9 +39,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api.functions": ("compare", "plan", "sweep"),
+    "api.functions": ("ComparisonResult", "compare", "plan", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
-    "api.compare": ("ComparisonResult",),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
 }
 _MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for name in names}

@@ -15,8 +15,7 @@ from pandas import DataFrame
 
 from tests.builders import run
 from vitsweep.charts import accuracy, style, training_curves
-from vitsweep.report.figures import ChartWarning
-from vitsweep.report.html import write_report
+from vitsweep.report.html import ChartWarning, write_report
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.accuracy import MARGIN, mean_curve

@@ -25,7 +25,7 @@ from vitsweep.charts import (
     waterfall,
 )
 from vitsweep.charts.per_chip import per_chip as per_chip_table
-from vitsweep.report.figures import drawn
+from vitsweep.report.html import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables import cost

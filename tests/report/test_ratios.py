@@ -25,7 +25,7 @@ from vitsweep import extras
 from vitsweep.charts import effects, per_chip
 from vitsweep.cli.main import run as front_door
 from vitsweep.launchers.progress import Progress
-from vitsweep.report.figures import drawn
+from vitsweep.report.html import drawn
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import metrics_of

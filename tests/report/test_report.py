@@ -61,6 +61,14 @@ def test_the_report_is_one_page_with_everything_beside_it(page):
     assert pd.read_csv(page.parent / "cells.csv")["images_per_second"].dtype == float
 
 
+def test_a_section_that_fails_does_not_stop_the_report(page, monkeypatch):
+    failing = extras.Feature(words=(), section="missing:section", heading="Failing")
+    monkeypatch.setitem(html.FEATURES, "failing", failing)
+    text = write_report(page.parents[1]).read_text()
+    assert "This section could not be made: ModuleNotFoundError: " in text
+    assert "trains vit_nano fastest?" in text
+
+
 def test_the_page_needs_no_network(page):
     text = page.read_text()
     fetched = re.findall(r"""(?:src|href)=["'](?!#)([^"']+)|url\((?!#)([^)]+)\)|@import""", text)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from vitsweep.api.compare import ComparisonResult, compared_settings
+from vitsweep.api.functions import ComparisonResult, compared_settings
 from vitsweep.cli.summary import summarize
 from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.console import open_console

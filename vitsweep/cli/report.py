@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vitsweep.api.sweep import load
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import BadValueError
-from vitsweep.extras import of_two, option
+from vitsweep.extras import option
 
 
 def add_options(options: Options) -> None:
@@ -33,5 +33,5 @@ def run(arguments: Sequence[str]) -> int:
         print(sweep.report())
         return 0
     other = load(asked.other)
-    print(of_two("page")(sweep.folder, other.folder))
+    print(option("report SWEEP OTHER")(sweep.folder, other.folder))
     return 0

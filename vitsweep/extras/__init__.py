@@ -48,11 +48,8 @@ class Feature:
         kept: a file of the sweep's folder that has something of the feature.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.
-        of_two: what is shown of two sweeps -> functions: `changed` of their tables returns a table, `page` of
-            their folders writes a page and returns its path.
         charts: of a report -> the chart after which each is shown, "" for the first; `charts/NAME.py` has
             its `CHART`.
-        files: beside a report -> functions of the sweep's tables that return their text; "" for no file.
         rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
             `planning.rounds.AddedRounds`.
         result: of such a command, a function of the sweep's tables that returns a
@@ -60,7 +57,7 @@ class Feature:
         admission: a module that is asked of cells before they run: `admitted` (a plan without those that are
             refused, with the reasons), and `minutes` of their runs.
         columns: of a plan: a function that returns its rows with more columns, and lines to print below.
-        options: of a verb of the core -> what runs instead of it.
+        options: of a verb or function of the core -> what runs instead of it.
         settings: keys of `sweep` -> the value that asks for nothing; others are refused without the feature,
             and in a grid where it has `rounds`.
     """
@@ -76,9 +73,7 @@ class Feature:
     kept: str = ""
     section: str = ""
     heading: str = ""
-    of_two: dict[str, str] = field(default_factory=dict)
     charts: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
     result: str = ""
     admission: str = ""
@@ -154,7 +149,10 @@ KNOWN: dict[str, Feature] = {
                 "compare with a kept baseline; exit code 1 if a cell became worse",
             ),
         ),
-        of_two={"changed": "two_sweeps:changed", "page": "two_sweeps:write_page"},
+        options={
+            "report SWEEP OTHER": "two_sweeps:write_page",
+            "vitsweep.compare of two sweeps": "two_sweeps:changed",
+        },
     ),
     "take_home": Feature(
         words=("asked_cell", "not_provable"),
@@ -210,7 +208,6 @@ KNOWN: dict[str, Feature] = {
         section="result:section",
         heading="Race",
         charts={"race": ""},
-        files={"race.csv": "result:csv"},
         rounds={"race": "rounds:RaceRounds"},
         result="result:result",
         settings={"objective": "throughput", "memory_limit_gib": None, "confirm": 5},
@@ -239,9 +236,6 @@ METHODS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in 
 
 INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.instruments.items()}
 """Key of `measurement` -> the module that is run where it is set, the feature first."""
-
-OF_TWO = {what: f"{n}.{place}" for n, f in FEATURES.items() for what, place in f.of_two.items()}
-"""What is shown of two sweeps -> its place."""
 
 ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.rounds.items()}
 """Value of `sweep.search` -> what chooses the blocks, the feature first."""
@@ -287,16 +281,3 @@ def load(place: str) -> Any:
     """Import what a feature adds: `feature.module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
-
-
-def of_two(what: str) -> Any:
-    """Return the function that shows two sweeps beside each other.
-
-    Raises:
-        VitsweepError: the folder of the feature was removed.
-    """
-    if what not in OF_TWO:
-        raise VitsweepError(
-            "Two sweeps are compared by an optional feature that is not installed here."
-        )
-    return load(OF_TWO[what])

@@ -1,7 +1,8 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, caption, mixed
+from vitsweep.charts.style import NOTHING, Chart, caption, mixed
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import FEATURES, load
 from vitsweep.files import remove, write_atomically
 from vitsweep.report.answer import MOST, answers, question, winners
-from vitsweep.report.figures import ChartWarning, drawn, files_of, sections
 from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
@@ -81,8 +82,6 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))
     if tables.limit_key:
         write_atomically(folder / "limits.csv", csv_text(tables.limits))
-    for file, text in files_of(tables):
-        write_atomically(folder / file, text)
     if len(repeated):
         write_atomically(folder / "replicates.csv", csv_text(for_people(repeated)))
     else:
@@ -250,3 +249,100 @@ def saved(folder: Path, name: str, figure: Figure) -> Markup:
     write_atomically(folder / f"{name}.svg", svg)
     write_atomically(folder / f"{name}.png", style.to_png(figure))
     return Markup(style.themed(svg))
+
+
+# The charts of a report, each drawn where the sweep has data for it, and sections of optional features.
+
+
+class ChartWarning(UserWarning):
+    """A chart could not be drawn; the report is written without it."""
+
+
+NAMES = (
+    "limits",
+    "speedup",
+    "waterfall",
+    "heat_map",
+    "effects",
+    "phases",
+    "optimizer_step",
+    "roofline",
+    "scaling",
+    "gpu_scaling",
+    "sequence_length",
+    "communication",
+    "memory",
+    "pareto",
+    "accuracy",
+    "training_curves",
+    "epoch_hours",
+    "per_chip",
+)
+"""Files of `vitsweep.charts` in the order of the page; those of optional features come between."""
+
+CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART for name in NAMES)
+
+
+def shown_features(tables: SweepTables) -> list[str]:
+    """Return the optional features of which these sweeps hold something, and those of every sweep."""
+    found = {key for record in tables.records for key in record.samples}
+    kept = {f.kept for f in FEATURES.values() if f.kept}
+    found |= {file for store in tables.stores for file in kept if (store.root / file).exists()}
+    asked = {name: {f.recorded, f.kept} - {""} for name, f in FEATURES.items()}
+    return [name for name, keys in asked.items() if not keys or keys & found]
+
+
+def charts_of(tables: SweepTables) -> list[Chart]:
+    """Return the charts of a report in the order of the page, those of optional features included."""
+    found = list(CHARTS)
+    for name in shown_features(tables):
+        for chart, before in FEATURES[name].charts.items():
+            names = ["", *(other.name for other in found)]
+            place = names.index(before) if before in names else len(found)
+            found.insert(place, load(f"{name}.charts.{chart}:CHART"))
+    return found
+
+
+def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
+    """Return heading and HTML of each section of a report that an optional feature adds.
+
+    Of a section that fails a sentence stands there: it must not prevent the report of a long sweep.
+    """
+    found = []
+    for name in shown_features(tables):
+        feature = FEATURES[name]
+        if not feature.section:
+            continue
+        try:
+            body: Markup = load(f"{name}.{feature.section}")(tables)
+        except Exception as error:
+            failed = Markup("<p>This section could not be made: {}: {}</p>")
+            body = failed.format(type(error).__name__, error)
+        if body:
+            found.append((feature.heading, body))
+    return found
+
+
+def drawn(
+    tables: SweepTables, laid_out: Callable[[Figure], Figure | None] = style.freeze_layout
+) -> Iterator[tuple[Chart, Figure, str]]:
+    """Yield chart, figure and how to read it for every chart that the sweep has the columns for.
+
+    Args:
+        tables: of the sweep.
+        laid_out: returns a figure as it is saved; None leaves it out.
+    """
+    if tables.runs.empty:
+        return
+    for chart in charts_of(tables):
+        try:
+            table = chart.table(tables)
+            if len(table):
+                figure = laid_out(chart.draw(table))
+                if figure is None:
+                    continue
+                reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
+                yield chart, figure, reading
+        except Exception as error:  # a failing chart must not prevent the report of a long sweep
+            text = f"the chart `{chart.name}` could not be drawn: {type(error).__name__}: {error}"
+            warnings.warn(text, ChartWarning, stacklevel=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.compare import StopReason, compared_settings
+from vitsweep.api.functions import StopReason, compared_settings
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines

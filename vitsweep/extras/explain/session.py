@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from vitsweep.api.compare import StopReason, compared_settings
+from vitsweep.api.functions import StopReason, compared_settings
 from vitsweep.composition.overrides import value_override
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.explain.causes import explain_cells

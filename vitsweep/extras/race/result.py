@@ -5,7 +5,6 @@ from markupsafe import Markup
 from vitsweep.extras.race.table import race_in, race_lines, race_table, race_text
 from vitsweep.report.answer import SearchResult
 from vitsweep.report.html import rendered
-from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.render import BEST
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -25,9 +24,3 @@ def section(tables: SweepTables) -> Markup:
         return Markup("")
     table = race_text(race_table(race)).to_dict("split")
     return Markup(rendered("race.html.j2", {"race": table}, "vitsweep.extras.race"))
-
-
-def csv(tables: SweepTables) -> str:
-    """Return `race.csv`; "" where there was no race."""
-    race = race_in(tables)
-    return csv_text(race_table(race)) if race else ""
