@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vitsweep.extras import Applied as Applied
     from vitsweep.extras import apply as apply
     from vitsweep.extras import measured as measured
-    from vitsweep.extras import race as race
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,6 @@ from vitsweep.errors import VitsweepError
 
 if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.judge.measured import measured as measured
-    from vitsweep.extras.race.functions import race as race
     from vitsweep.extras.take_home.apply import Applied as Applied
     from vitsweep.extras.take_home.apply import apply as apply
 
@@ -202,8 +201,7 @@ KNOWN: dict[str, Feature] = {
             "within_reach",
         ),
         pages=("race.md",),
-        names={"race": "functions:race"},
-        methods={"race": "functions:race_of"},
+        methods={"race": "table:race_of"},
         kept="race.json",
         section="result:section",
         heading="Race",

@@ -11,7 +11,6 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.race.charts import race as chart
 from vitsweep.extras.race.table import (
     RACE,
-    race_history,
     race_lines,
     race_table,
     race_text,
@@ -83,7 +82,7 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
 
 
 def test_the_chart_has_a_line_per_cell_that_ran(race: dict[str, Any]) -> None:
-    figure = chart.draw(race_history(race))
+    figure = chart.draw(chart.history(race))
     [axes] = figure.axes
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["x=a", "x=b", "x=p", "x=c"]

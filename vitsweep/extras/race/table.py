@@ -11,7 +11,7 @@ from pandas import DataFrame
 from vitsweep.errors import VitsweepError
 from vitsweep.files import UnsafeFileError
 from vitsweep.foreign import foreign
-from vitsweep.results.store import DamagedRecordWarning
+from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.tables.formatting import Column, count, number, ratio, ratios, text_columns, values
 from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
@@ -107,11 +107,10 @@ def _row(cell: Mapping[str, Any], race: Race) -> dict[str, Any]:
     }
 
 
-def race_history(race: Race) -> DataFrame:
-    """Return the table with `blocks`, in which a cell ran, from 0."""
-    table = race_table(race)
-    blocks = {cell["cell_id"]: cell["blocks"] for cell in race.get("cells", ())}
-    return table.assign(blocks=[blocks[cell] for cell in table["cell_id"]])
+def race_of(store: Store) -> DataFrame:
+    """Return how a race went: when and why each cell was dropped; empty where there was no race."""
+    found = read_race(store.root)
+    return race_table(found) if found else DataFrame()
 
 
 _SHOWN: dict[str, Column] = {

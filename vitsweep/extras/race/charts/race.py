@@ -1,14 +1,12 @@
 """Who was in a race when: a line per cell, a mark per run."""
 
-from collections.abc import Sequence
-
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart
-from vitsweep.extras.race.table import race_history, race_in
+from vitsweep.extras.race.table import Race, race_in, race_table
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
@@ -21,9 +19,16 @@ COLOURS = {
 
 
 def table_of(tables: SweepTables) -> DataFrame:
-    """Return the cells of a race with the blocks in which each ran."""
-    table = race_history(race_in(tables))
-    return table if len(table) > 1 and (table["runs"] > 0).any() else NOTHING
+    """Return the cells of a race with the `blocks` in which each ran, from 0."""
+    return history(race_in(tables))
+
+
+def history(race: Race) -> DataFrame:
+    """Return the table of a race with `blocks`; empty where a chart has nothing to show."""
+    table = race_table(race)
+    blocks = {cell["cell_id"]: cell["blocks"] for cell in race.get("cells", ())}
+    drawn = len(table) > 1 and (table["runs"] > 0).any()
+    return table.assign(blocks=table["cell_id"].map(blocks)) if drawn else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -40,36 +45,13 @@ def draw(table: DataFrame) -> Figure:
         axes.plot(runs, [place] * len(runs), "o", color=colour, markersize=3.5)
         if row["state"] in ("dropped", "out"):
             axes.plot(row["last_block"], place, "|", color=colour, markersize=10, mew=2)
-    names = list(shown["name"])
-    if any(len(name) > style.LONGEST_LABEL for name in names):
-        names = _short(names)
-    axes.set_yticks(range(len(shown)), style.shorten(names))
+    axes.set_yticks(range(len(shown)), style.shorten(shown["name"]))
     axes.set_ylim(max(len(shown), 1) - 0.4, -0.6)
     axes.set_xlim(left=0.5)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("block of the race")
     return figure
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    """Return choices without their groups, and without those that all cells share.
-
-    `precision=O1 model.depth=2 sharding=none` -> `O1 · depth=2`; a name without settings (`plain`) stays.
-    """
-    typed = [name.split() for name in names]
-    swept = [set(texts) for texts in typed if any("=" in text for text in texts)]
-    shared = set.intersection(*swept) if len(swept) > 1 else set()
-    return [
-        " · ".join(_last_part(text) for text in texts if text not in shared) or name
-        for name, texts in zip(names, typed, strict=True)
-    ]
-
-
-def _last_part(text: str) -> str:
-    """Return the choice of a group, or a field's own name with its value."""
-    key, _, value = text.partition("=")
-    return f"{key.rpartition('.')[2]}={value}" if "." in key else value or key
 
 
 CHART = Chart(
