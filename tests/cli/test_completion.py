@@ -31,7 +31,6 @@ from vitsweep.results.store import Store
         ("report fi", ["first"]),
         ("gate first --against s", ["second"]),
         ("doctor --j", ["--json"]),
-        ("doctor ", []),
         ("'optimizer=glob(", []),
         ("sweep.zip=[[a,b", []),
     ],

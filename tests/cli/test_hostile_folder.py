@@ -421,7 +421,7 @@ def test_a_hostile_word_for_any_option_is_refused_or_harmless(
     ]
     for hostile in HOSTILE_WORDS:
         for action in actions:
-            named = "sweep" if VERBS[verb].names_a_sweep else "x"
+            named = "sweep" if any(a.dest == "sweep" for a in actions) else "x"
             words = (
                 [named, action.option_strings[0], hostile] if action.option_strings else [hostile]
             )

@@ -1,6 +1,5 @@
 """The table of verbs: help and documentation follow it, and each verb refuses what it does not take."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     assert f"python -m vitsweep {verb}" in capsys.readouterr().out
     typed = VERBS[verb].parser().format_usage()
     assert all(len(line) <= 80 for line in typed.splitlines())
-    assert VERBS[verb].usage in " ".join(typed.split())
 
 
 @pytest.mark.parametrize(
@@ -68,11 +66,3 @@ def test_every_verb_is_in_the_table_of_commands_and_no_other() -> None:
 
 def test_usage_lines_fit_a_terminal() -> None:
     assert max(map(len, usage().splitlines())) <= 140
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_usage_of_a_verb_names_all_its_options(verb: str) -> None:
-    flags = {flag for action in VERBS[verb].parser()._actions for flag in action.option_strings}
-    assert flags - {"-h", "--help", "--multirun"} <= set(
-        re.findall(r"--?[\w-]+", VERBS[verb].usage)
-    )

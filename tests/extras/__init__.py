@@ -8,5 +8,45 @@ ABSENT_SETTINGS = tuple(
     [f"sweep.search={word}" for feature in ABSENT for word in feature.rounds]
     + [f"sweep.{key}=" for feature in ABSENT for key in feature.settings]
 )
-ABSENT_VERBS = {verb.name for feature in ABSENT for verb in feature.verbs}
-ABSENT_PAGES = {page for feature in ABSENT for page in feature.pages}
+ABSENT_VERBS = {verb for feature in ABSENT for verb in feature.verbs}
+
+WORDS = {
+    "predict": ("keep_predictions", "predict_", "predicts", "StepTrace", "time_operators"),
+    "explain": (
+        "ExplainRequest",
+        "RankTrace",
+        "TracedRun",
+        "explain",
+        "explanations",
+        "traced_pairs",
+    ),
+    "judge": ("judge_request", "JudgeRequest"),
+    "gate": ("changes_in_words", "sweep_diff"),
+    "take_home": ("asked_cell", "not_provable"),
+    "bundle": ("bundle", "bundled", "reproduction"),
+    "latex": ("booktabs", "tex", "write_latex"),
+    "race": (
+        "RACE",
+        "RaceRounds",
+        "can_race",
+        "halving",
+        "is_race",
+        "race_",
+        "racing",
+        "read_race",
+        "require_racing",
+        "show_race",
+        "within_reach",
+    ),
+}
+"""Identifiers that no core file may define; one that ends in `_` stands for all that begin so."""
+PAGES = {
+    "predict": ("before_you_submit.md",),
+    "explain": ("explain.md",),
+    "judge": ("judge.md",),
+    "take_home": ("apply.md", "export.md"),
+    "bundle": ("bundle.md",),
+    "race": ("race.md",),
+}
+"""Pages of `docs/` of a feature."""
+ABSENT_PAGES = {page for name in PAGES if name not in extras.FEATURES for page in PAGES[name]}

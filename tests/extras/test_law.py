@@ -12,6 +12,7 @@ import pytest
 
 from tests.cells import TINY, composer, entry
 from tests.command import NO_REPORT, QUICK
+from tests.extras import PAGES, WORDS
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
 from vitsweep.cli.verbs import VERBS
@@ -19,7 +20,7 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, VitsweepError
 
 DOOR = PACKAGE / "extras"
-WORDS = {word for feature in extras.KNOWN.values() for word in feature.words}
+NO_CORE_WORD = {word for words in WORDS.values() for word in words}
 TESTS = HOUSE / "tests"
 
 
@@ -54,7 +55,8 @@ def _faults(tree: ast.AST) -> Iterator[str]:
 
 def is_word(name: str) -> bool:
     bare = name.lstrip("_")
-    return bare in WORDS or any(bare.startswith(word) for word in WORDS if word.endswith("_"))
+    begins = tuple(word for word in NO_CORE_WORD if word.endswith("_"))
+    return bare in NO_CORE_WORD or bare.startswith(begins)
 
 
 def test_no_core_file_knows_a_feature() -> None:
@@ -101,19 +103,19 @@ def test_every_folder_is_a_feature_and_has_what_it_is_said_to_have() -> None:
     assert folders <= set(extras.KNOWN)
     assert folders == set(extras.FEATURES)
     for name, feature in extras.FEATURES.items():
-        assert all((HOUSE / "docs" / page).is_file() for page in feature.pages)
-        assert {f"verb_{verb.name}" for verb in feature.verbs} == {
+        assert all((HOUSE / "docs" / page).is_file() for page in PAGES.get(name, ()))
+        assert {f"verb_{verb}" for verb in feature.verbs} == {
             path.stem for path in (DOOR / name).glob("verb_*.py")
         }
     assert all(extras.load(place) for place in extras.NAMES.values())
-    assert {verb.name for verb in extras.VERBS.values()} <= set(VERBS)
+    assert set(extras.VERBS) <= set(VERBS)
 
 
 def test_a_removed_folder_takes_its_feature_and_those_that_need_it_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(extras.KNOWN, "a", extras.Feature(words=()))
-    monkeypatch.setitem(extras.KNOWN, "b", extras.Feature(words=(), needs=("a",)))
+    monkeypatch.setitem(extras.KNOWN, "a", extras.Feature())
+    monkeypatch.setitem(extras.KNOWN, "b", extras.Feature(needs=("a",)))
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "__init__.py").touch()
@@ -153,7 +155,7 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
 
 def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        extras.KNOWN, "a", extras.Feature(words=(), instruments={"trace": "instrument"})
+        extras.KNOWN, "a", extras.Feature(instruments={"trace": "instrument"})
     )
     [reason] = entry(*TINY, "measurement.trace=true").reasons
     assert "`measurement.trace=True` needs a feature that is not installed" in reason

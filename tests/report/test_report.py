@@ -62,7 +62,7 @@ def test_the_report_is_one_page_with_everything_beside_it(page):
 
 
 def test_a_section_that_fails_does_not_stop_the_report(page, monkeypatch):
-    failing = extras.Feature(words=(), section="missing:section", heading="Failing")
+    failing = extras.Feature(section="missing:section", heading="Failing")
     monkeypatch.setitem(html.FEATURES, "failing", failing)
     text = write_report(page.parents[1]).read_text()
     assert "This section could not be made: ModuleNotFoundError: " in text
@@ -97,7 +97,7 @@ def test_a_feature_of_every_sweep_has_its_section_in_every_report(tmp_path, monk
         "def section(tables): return Markup(f'<p>{len(tables.cells)} of them</p>')\n"
     )
     monkeypatch.setattr(extras, "__path__", [*extras.__path__, str(tmp_path)])
-    feature = extras.Feature(words=(), section="table:section", heading="What it costs")
+    feature = extras.Feature(section="table:section", heading="What it costs")
     monkeypatch.setitem(extras.FEATURES, "made", feature)
     store = Store(tmp_path / "sweep").create()
     store.save_run(run("base", "b0"))

@@ -37,7 +37,7 @@ as you like. It assumes independent blocks; a warning says where neighbouring bl
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
-    options.add_argument("settings", nargs="*", metavar="A B [override ...]", help="see above")
+    options.add_argument("settings", nargs="*", metavar="A B override", help="see above")
     options.number(
         "--width",
         DEFAULT_WIDTH,

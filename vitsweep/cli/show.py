@@ -146,12 +146,9 @@ def suggestions(line: str) -> list[str]:
     verb = VERBS.get(before[0]) if before else None
     if word.startswith("-"):
         found = _flags_of(verb) if verb else [*FLAGS]
-    elif verb and not verb.names_a_sweep and "override" not in verb.usage:
-        found = []
-    elif verb and verb.names_a_sweep and "=" not in word:
-        found = sweep_names()
     else:
-        found = _overrides([w for w in before if "=" in w], word) + ([] if before else [*VERBS])
+        found = _overrides([w for w in before if "=" in w], word)
+        found += [*VERBS] * (not before) + (sweep_names() if verb else [])
     return sorted(text for text in found if text.startswith(word))
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from textwrap import wrap
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -34,16 +32,12 @@ class Verb:
 
     Attributes:
         name: as typed after `python -m vitsweep`.
-        usage: what may follow the name.
         summary: what it does, in one line.
-        names_a_sweep: whether its first word may be a sweep, for completion.
         module: by default `vitsweep.cli.<name>`.
     """
 
     name: str
-    usage: str
     summary: str
-    names_a_sweep: bool = True
     module: str = ""
 
     def _imported(self) -> ModuleType:
@@ -68,32 +62,20 @@ class Verb:
             return int(self._imported().run(arguments))
 
 
-_CORE = (
-    Verb("plan", "-m [override ...] [--hardware|--columns A,B] [--parquet FILE] [--no-predict] "
-         "[--json]",
-         "list cells with state and predictions; runs nothing",
-         names_a_sweep=False),
-    Verb("status", "[SWEEP] [--watch] | --all [--json]",
-         "show jobs and cells of a submitted sweep, or list all sweeps"),
-    Verb("collect", "[SWEEP] [--rows N|all] [--columns A,B] [--reconcile] [--json]",
-         "write parquet and CSV files anew, show the table; upload W&B runs"),
-    Verb("report", "[SWEEP [OTHER]] [--latex]", "write one HTML page of a sweep, of two compared, or LaTeX"),
-    Verb("retry", "[SWEEP] [--status failed,timed_out] [--set override ...]",
-         "run cells again that were not measured"),
-    Verb("cancel", "[SWEEP]", "end the jobs of a sweep; what was measured is kept"),
-    Verb("pack", "[SWEEP]", "put the files of a sweep's cells into one; every verb reads it"),
-    Verb("compare", "A B [override ...] [--width 0.05] [--minutes 30] [--sweep SWEEP] [--config-dir FOLDER] "
-         "[--json]",
-         "measure two settings in turns until the interval on their ratio is narrow", names_a_sweep=False),
-    Verb("show", "[GROUP | GROUP=CHOICE ...]", "say what the choices of a group are, and what one sets",
-         names_a_sweep=False),
-    Verb("doctor", "[--json]",
-         "say what this machine can do, what is missing, and how to get it",
-         names_a_sweep=False),
-)  # fmt: skip
-
-_ADDED = (Verb(*verb, module=module) for module, verb in extras.VERBS.items())
-VERBS: dict[str, Verb] = {verb.name: verb for verb in (*_CORE, *_ADDED)}
+_CORE = {
+    "plan": "list cells with state and predictions; runs nothing",
+    "status": "show jobs and cells of a submitted sweep, or list all sweeps",
+    "collect": "write parquet and CSV files anew, and show the table",
+    "report": "write one HTML page of a sweep, of two compared, or LaTeX",
+    "retry": "run cells again that were not measured",
+    "cancel": "end the jobs of a sweep; what was measured is kept",
+    "pack": "put the files of a sweep's cells into one; every verb reads it",
+    "compare": "measure two settings in turns until the interval on their ratio is narrow",
+    "show": "say what the choices of a group are, and what one sets",
+    "doctor": "say what this machine can do, what is missing, and how to get it",
+}
+_ADDED = {name: Verb(name, *of_feature) for name, of_feature in extras.VERBS.items()}
+VERBS = {name: Verb(name, summary) for name, summary in _CORE.items()} | _ADDED
 
 
 # Options of the verbs: argparse, with the project's way of reporting errors.
@@ -117,29 +99,17 @@ def require_writable(option: str, file: Path) -> None:
     raise BadValueError(f"`{option} {file}` {fault}.")
 
 
-USAGE_WIDTH = 73
-"""Of 80 columns, beside `usage: `."""
-
-
-def _folded(usage: str) -> str:
-    """Return a usage in lines for a narrow terminal; an option stays with its value."""
-    whole = re.sub(r" (?!\[)", "\xa0", usage)
-    lines = wrap(whole, USAGE_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines).replace("\xa0", " ")
-
-
 class Options(ArgumentParser):
     """Parser of one verb.
 
     Args:
-        verb: whose usage and summary are shown.
+        verb: whose summary is shown.
         description: more than the summary says, for `--help`.
     """
 
     def __init__(self, verb: Verb, description: str = "") -> None:
         super().__init__(
             prog=f"python -m vitsweep {verb.name}",
-            usage=_folded(f"python -m vitsweep {verb.name} {verb.usage}".rstrip()),
             description=description or f"{verb.summary[:1].upper()}{verb.summary[1:]}.",
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,

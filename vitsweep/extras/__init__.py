@@ -8,7 +8,7 @@ names none of them (`tests/extras/test_law.py`).
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.errors import VitsweepError
 
@@ -18,15 +18,6 @@ if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.take_home.apply import apply as apply
 
 
-class AddedVerb(NamedTuple):
-    """A verb of the command line; `verb_NAME.py` has its `add_options` and `run`, see `cli.verbs.Verb`."""
-
-    name: str
-    usage: str
-    summary: str
-    names_a_sweep: bool = True
-
-
 @dataclass(frozen=True, kw_only=True)
 class Feature:
     """What an optional feature adds.
@@ -34,10 +25,8 @@ class Feature:
     Places are `module:attribute`, the module one of the feature's folder.
 
     Attributes:
-        words: identifiers that no core file may define; one that ends in `_` stands for all that begin so.
         needs: features without which it is absent, too.
-        pages: of `docs/`.
-        verbs: of the command line.
+        verbs: of the command line -> what each does, in one line; see `cli.verbs.Verb`.
         names: of `import vitsweep` -> their places.
         methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
@@ -61,10 +50,8 @@ class Feature:
             and in a grid where it has `rounds`.
     """
 
-    words: tuple[str, ...]
     needs: tuple[str, ...] = ()
-    pages: tuple[str, ...] = ()
-    verbs: tuple[AddedVerb, ...] = ()
+    verbs: dict[str, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     methods: dict[str, str] = field(default_factory=dict)
     instruments: dict[str, str] = field(default_factory=dict)
@@ -83,37 +70,14 @@ class Feature:
 
 KNOWN: dict[str, Feature] = {
     "predict": Feature(
-        words=(
-            "keep_predictions",
-            "predict_",
-            "predicts",
-            "StepTrace",
-            "time_operators",
-        ),
-        pages=("before_you_submit.md",),
         admission="admission",
         columns="columns:predicted",
         settings={"only": None, "max_gpu_hours": None},
     ),
     "explain": Feature(
-        words=(
-            "ExplainRequest",
-            "RankTrace",
-            "TracedRun",
-            "explain",
-            "explanations",
-            "traced_pairs",
-        ),
-        pages=("explain.md",),
-        verbs=(
-            AddedVerb(
-                "explain",
-                "A [B [override ...]] [--sweep SWEEP] [--blocks 5] [--steps 3] [--minutes 30] "
-                "[--operators N] [--config-dir FOLDER] [--json]",
-                "say why A is faster than B, cause by cause; of A alone, its roofline",
-                names_a_sweep=False,
-            ),
-        ),
+        verbs={
+            "explain": "say why A is faster than B, cause by cause; of A alone, its roofline",
+        },
         methods={"explain": "explained:explain_of"},
         instruments={"traced_steps": "instrument"},
         recorded="trace",
@@ -122,85 +86,37 @@ KNOWN: dict[str, Feature] = {
         charts={"causes": "waterfall"},
     ),
     "judge": Feature(
-        words=("judge_request", "JudgeRequest"),
         needs=("take_home",),
-        pages=("judge.md",),
-        verbs=(
-            AddedVerb(
-                "judge",
-                "BASE [HEAD] [override ...] [--step FILE:FUNCTION|--script FILE] "
-                "[--examples FILE:FUNCTION] [--quality NAME] [--minutes 5] [--width 0.03] "
-                "[--setup CMD] [--link PATH] [--path FOLDER] [--python-base PYTHON] "
-                "[--python-head PYTHON] [--config-dir FOLDER] [--markdown FILE] [--json]",
-                "measure two states of your code in turns: faster, slower, or wrong",
-                names_a_sweep=False,
-            ),
-        ),
+        verbs={
+            "judge": "measure two states of your code in turns: faster, slower, or wrong",
+        },
         names={"measured": "measured:measured"},
     ),
     "gate": Feature(
-        words=("changes_in_words", "sweep_diff"),
-        verbs=(
-            AddedVerb(
-                "gate",
-                "[SWEEP] --against KEPT [--tolerance 0.05] [--metric A,B] [--lenient] [--mixed-hardware] "
-                "[--json]",
-                "compare with a kept baseline; exit code 1 if a cell became worse",
-            ),
-        ),
+        verbs={
+            "gate": "compare with a kept baseline; exit code 1 if a cell became worse",
+        },
         options={
             "report SWEEP OTHER": "two_sweeps:write_page",
             "vitsweep.compare of two sweeps": "two_sweeps:changed",
         },
     ),
     "take_home": Feature(
-        words=("asked_cell", "not_provable"),
-        pages=("apply.md", "export.md"),
-        verbs=(
-            AddedVerb(
-                "export",
-                "[SWEEP] --cell best|ID|SETTING ... --to FILE [--no-prove] [--minutes 5]",
-                "write a cell as one file of plain PyTorch, proved equal to it",
-            ),
-        ),
+        verbs={
+            "export": "write a cell as one file of plain PyTorch, proved equal to it",
+        },
         names={"Applied": "apply:Applied", "apply": "apply:apply"},
     ),
     "bundle": Feature(
-        words=("bundle", "bundled", "reproduction"),
-        pages=("bundle.md",),
-        verbs=(
-            AddedVerb(
-                "bundle",
-                "[SWEEP] [--to FILE] [--margin 0.1]",
-                "write a sweep as one archive that another laboratory can check",
-            ),
-            AddedVerb(
-                "reproduce",
-                "BUNDLE [--check] [--minutes 60]",
-                "check a bundle, and measure its claims on this machine",
-                names_a_sweep=False,
-            ),
-        ),
+        verbs={
+            "bundle": "write a sweep as one archive that another laboratory can check",
+            "reproduce": "check a bundle, and measure its claims on this machine",
+        },
     ),
     "latex": Feature(
-        words=("booktabs", "tex", "write_latex"),
         options={"report --latex": "latex:write_latex"},
     ),
     "race": Feature(
-        words=(
-            "RACE",
-            "RaceRounds",
-            "can_race",
-            "halving",
-            "is_race",
-            "race_",
-            "racing",
-            "read_race",
-            "require_racing",
-            "show_race",
-            "within_reach",
-        ),
-        pages=("race.md",),
         methods={"race": "table:race_of"},
         kept="race.json",
         section="result:section",
@@ -223,8 +139,12 @@ def is_here(name: str) -> bool:
 FEATURES = {name: feature for name, feature in KNOWN.items() if is_here(name)}
 """Those whose folders are there."""
 
-VERBS = {f"{__name__}.{n}.verb_{v.name}": v for n, f in FEATURES.items() for v in f.verbs}
-"""Module -> the verb that it runs."""
+VERBS = {
+    verb: (said, f"{__name__}.{n}.verb_{verb}")
+    for n, f in FEATURES.items()
+    for verb, said in f.verbs.items()
+}
+"""Verb -> what it does, and its module."""
 
 NAMES = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.names.items()}
 """What `import vitsweep` offers -> its place, the feature first: `judge.measured:measured`."""

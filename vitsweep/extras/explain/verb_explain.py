@@ -48,7 +48,7 @@ allow on this device (its roofline); nothing is measured.
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
-    options.add_argument("settings", nargs="*", metavar="A [B [override ...]]", help="see above")
+    options.add_argument("settings", nargs="*", metavar="A B override", help="see above")
     options.add_argument("--sweep", metavar="SWEEP", help="A and B are cells of it (the latest)")
     options.number(
         "--blocks",

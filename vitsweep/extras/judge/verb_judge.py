@@ -28,7 +28,7 @@ MINUTES, WIDTH = 5.0, 0.03
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
-    options.add_argument("words", nargs="*", metavar="BASE [HEAD] [override ...]", help="see above")
+    options.add_argument("words", nargs="*", metavar="BASE HEAD override", help="see above")
     options.add_argument("--step", metavar="FILE:FUNCTION", help="makes the training step")
     options.add_argument(
         "--script", default="", metavar="FILE", help="a loop with `vitsweep.measured()`: times only"
