@@ -88,30 +88,14 @@ def test_a_grid_with_minutes_needs_a_baseline() -> None:
         settings("sweep.minutes=5", "sweep.baseline=null")
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("", "is empty"),
-        ("  ", "is empty"),
-        (".", "is no folder of its own"),
-        ("..", "is no folder of its own"),
-        ("../../x", "contains `/`"),
-        ("/tmp/x", "contains `/`"),
-        ("a\\b", "contains"),
-        ("a\nb", "contains"),
-        ("a\x1bb", "contains"),
-        ("a[1]", "contains `[`, `]`"),
-        ("a%j", "contains `%`"),
-        ("-x", "begins with `-`"),
-        ("x" * 201, "is longer than 200 bytes"),
-    ],
-)
-def test_a_name_that_is_no_folder_of_its_own_is_refused(name: str, fault: str) -> None:
+def test_a_name_that_is_no_folder_of_its_own_is_refused() -> None:
     tree = composer().compose().tree
-    with pytest.raises(BadValueError) as error:
-        sweep_settings({"sweep": tree["sweep"] | {"name": name}})
-    assert f"{fault}" in str(error.value)
-    assert "\n" not in str(error.value)
+    names = ("", "  ", ".", "..", "../../x", "/tmp/x", "a\\b", "a\nb", "a\x1bb", "a[1]", "a%j", "-x", "~")
+    for name in (*names, " x", "x" * 201):
+        with pytest.raises(BadValueError, match=r"^`sweep\.name=.* must name a folder") as error:
+            sweep_settings({"sweep": tree["sweep"] | {"name": name}})
+        assert "\n" not in str(error.value)
+    assert sweep_settings({"sweep": tree["sweep"] | {"name": "über 1"}}).name == "über 1"
 
 
 def test_all_wrong_values_are_named_at_once() -> None:
@@ -127,7 +111,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
         ("hydra.launcher.mem_gb=2", "the launcher of this machine has no settings"),
         ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
         ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
-        ("sweep.name=../../x", "`sweep.name=../../x` contains `/`"),
+        ("sweep.name=../../x", "`sweep.name=../../x` must name a folder"),
         ("sweep.name=null", "`sweep.name=null`: a text is needed"),
         ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),
     ],

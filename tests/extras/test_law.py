@@ -154,8 +154,6 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
 
 
 def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        extras.KNOWN, "a", extras.Feature(instruments={"trace": "instrument"})
-    )
+    monkeypatch.setitem(extras.KNOWN, "a", extras.Feature(instruments={"trace": "instrument"}))
     [reason] = entry(*TINY, "measurement.trace=true").reasons
     assert "`measurement.trace=True` needs a feature that is not installed" in reason

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from vitsweep.composition.composer import (
 from vitsweep.composition.grid import AUTO
 from vitsweep.composition.hydra import unknown_choice
 from vitsweep.composition.overrides import (
+    key_of,
     other_sweeper,
     parse_overrides,
     plain_value,
@@ -293,11 +294,10 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
 
     Raises:
         BadValueError: `overrides` is neither a text nor a list of texts, a list is empty, a value is none
-            that a setting can have, or a key is given in both, or is one of `sweep` without it.
+            that a setting can have, or a key is given in both.
     """
     if not isinstance(overrides, Iterable) or isinstance(overrides, (Mapping, bytes)):
         raise BadValueError(f"`{overrides!r:.80}` is no list of overrides: {_EXPECTED}")
-    _refuse_keys_of_sweep(settings)
     texts = shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
     for text in texts:
         if not isinstance(text, str):
@@ -308,20 +308,6 @@ def as_overrides(overrides: Overrides, settings: Mapping[str, Any]) -> list[str]
     return [*map(without_units, texts), *named]
 
 
-def _refuse_keys_of_sweep(settings: Mapping[str, Any]) -> None:
-    """Refuse keys that stand in the section `sweep`, and say how they are given.
-
-    Raises:
-        BadValueError: all of them are named.
-    """
-    known = {field.name for field in fields(SweepSettings)}
-    if not (found := {key: value for key, value in settings.items() if key in known}):
-        return
-    typed = ", ".join(f"`{key}={value!r}`" for key, value in found.items())
-    what = f"`{next(iter(found))}` stands" if len(found) == 1 else "they stand"
-    raise BadValueError(f"{typed}: {what} in the section `sweep`: use `sweep={found!r}`.")
-
-
 def refuse_second(texts: Sequence[str], added: str) -> None:
     """Refuse an override whose key some texts have as well: one of them would be dropped silently.
 
@@ -329,12 +315,8 @@ def refuse_second(texts: Sequence[str], added: str) -> None:
         BadValueError: both are named.
     """
     for text in texts:
-        if text != added and _key(text) == _key(added):
+        if text != added and key_of(text) == key_of(added):
             raise BadValueError(f"`{text}` and `{added}` set the same key: give one of them.")
-
-
-def _key(text: str) -> str:
-    return text.lstrip("+").partition("=")[0]
 
 
 def _of_settings(settings: Mapping[str, Any], above: str) -> Iterator[str]:

@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     }
     for title, rows in found.items():
         console.print(_table(title, rows))
-    problems = [*_missing_packages(), *_unwritable_results()]
+    problems = _unwritable_results()
     if not rates:
         problems.append(
             "The ranks of the default cell could not measure their rates: run "
@@ -61,11 +61,6 @@ def run(arguments: Sequence[str]) -> int:
         keys = ("machine", "software", "cluster", "rates")
         print_json(**dict(zip(keys, map(dict, found.values()), strict=True)), problems=problems)
     return ExitCode.not_all_measured if problems else ExitCode.ok
-
-
-def _missing_packages() -> list[str]:
-    missing = [name for name in PACKAGES if _version(name) is None]
-    return [f"Missing packages: `pip install {' '.join(missing)}`."] if missing else []
 
 
 def _unwritable_results() -> list[str]:
@@ -79,24 +74,18 @@ def _unwritable_results() -> list[str]:
 
 def _machine(machine: Machine) -> list[tuple[str, str]]:
 
-    memory = psutil.virtual_memory()
-    disk = shutil.disk_usage(Path.cwd())
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
+    half = cpu_half_precision()
+    slow = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"
     return [
         ("host", socket.gethostname()),
         ("processor", f"{device_name('cpu')}, {machine.cores_per_node} cores usable"),
-        ("half precision on CPU", _half_precision()),
+        ("half precision on CPU", slow if half == "none" else half),
         ("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"),
         ("GPUs", _gpus(machine)),
         ("results would go to", f"{Path('results').absolute()}, {disk.free / 2**30:.0f} GiB free"),
         ("load", f"{os.getloadavg()[0]:.1f} (timing wants an idle machine)"),
     ]
-
-
-def _half_precision() -> str:
-
-    found = cpu_half_precision()
-    none = "no bfloat16 instructions: O1 to O3 and bf16 will be slower than fp32 here"
-    return none if found == "none" else found
 
 
 def _gpus(machine: Machine) -> str:
@@ -109,7 +98,7 @@ def _gpus(machine: Machine) -> str:
 
 
 def _software() -> list[tuple[str, str]]:
-    rows = [(name, _version(name) or "MISSING: pip install " + name) for name in PACKAGES]
+    rows = [(name, version(name)) for name in PACKAGES]
     rows += [
         (n, _version(n) or ("found" if find_spec(n) else f"absent ({why})"))
         for n, why in OPTIONAL.items()

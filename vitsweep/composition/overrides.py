@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -135,17 +134,18 @@ NOTED = (
     "hydra.output_subdir", "hydra.job.name",
 )  # fmt: skip
 """Settings of Hydra's that wrappers of a site type, and that change neither results nor their place."""
-FOLDERS = ("hydra.run", "hydra.sweep", "hydra.job.chdir")
-"""Settings of Hydra's output folders: vitsweep has none of them."""
-UNREAD = ("hydra.job", "hydra.runtime")
-"""What Hydra fills in about a job, or would do to its process: cells run in processes of their own."""
-OF_HYDRAS_OWN_OUTPUT = (
-    "hydra.verbose", "hydra.help", "hydra/help", "hydra.hydra_help", "hydra/hydra_help",
-    "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
-)  # fmt: skip
-"""Settings of Hydra's logs, help and callbacks: vitsweep prints its own."""
-OWN_SWEEPER = "hydra/sweeper=vitsweep"
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
+IGNORED = {
+    ("hydra.run", "hydra.sweep", "hydra.job.chdir"): "results go to `sweep.folder`/`sweep.name`",
+    ENVIRONMENT: "`'runtime.variables={NAME:value}'` sets environment variables of a cell",
+    ("hydra.job", "hydra.runtime"): "a cell has processes of its own",
+    (
+        "hydra.verbose", "hydra.help", "hydra/help", "hydra.hydra_help", "hydra/hydra_help",
+        "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
+    ): "Hydra prints and calls nothing here",
+}  # fmt: skip
+"""Settings of Hydra's that vitsweep does not read, and why; the first that fits is said."""
+OWN_SWEEPER = "hydra/sweeper=vitsweep"
 STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
 """Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
 
@@ -179,26 +179,14 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             )
         if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)
-        if _is_below(key.lstrip("~"), FOLDERS):
-            raise BadValueError(
-                f"`{override}` changes nothing: results go to `sweep.folder`/`sweep.name`."
-            )
-        if _is_below(key.lstrip("~"), OF_HYDRAS_OWN_OUTPUT):
-            raise BadValueError(
-                f"`{override}` changes nothing, since Hydra prints and calls nothing here: leave it out."
-            )
+        for sections, why in IGNORED.items():
+            if _is_below(key.lstrip("~"), sections) and not (has_stock and sections == ENVIRONMENT):
+                raise BadValueError(f"`{override}` changes nothing: {why}. Leave it out.")
         if key == "hydra.launcher":
             raise BadValueError(f"`{override}` is a section; did you mean `hydra/launcher={name}`?")
         if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:
             raise other_sweeper(override)
         _refuse_settings_of_what_is_not_chosen(override, key, overrides)
-        if key == "hydra.searchpath":
-            _require_folders(override, name)
-        if _is_below(key.lstrip("~"), UNREAD) and not (has_stock and _is_below(key, ENVIRONMENT)):
-            raise BadValueError(
-                f"`{override}` reaches no cell, which has a process of its own: leave it out, and set "
-                "variables in front of the command (`NAME=value python -m vitsweep ...`)."
-            )
 
 
 def other_sweeper(typed: str) -> BadValueError:
@@ -219,17 +207,6 @@ def _refuse_settings_of_what_is_not_chosen(
         f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
         f"`hydra/launcher=slurm` beside them{gone(f'hydra.launcher.{setting}') or '.'}"
     )
-
-
-def _require_folders(override: str, value: str) -> None:
-    """Refuse a search path with a folder that does not exist."""
-    for path in value.strip("[]").split(","):
-        folder = path.strip().strip("'\"").removeprefix("file://")
-        if folder and not folder.startswith("pkg:") and not Path(folder).is_dir():
-            raise BadValueError(
-                f"`{override}`: `{folder}` is no folder: name one that exists, such as "
-                "`'hydra.searchpath=[file:///home/me/my_conf]'`, or use `--config-dir`."
-            )
 
 
 def _is_below(key: str, sections: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ It stands in composition, which needs `axes`, `cells` and `zip` to expand a grid
 """
 
 import json
-import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -132,46 +132,32 @@ def _require_list_of_lists(groups: Any) -> None:
 
 
 def _name_problem(name: str) -> str:
-    """Say why a sweep cannot have this name, which becomes a folder, a job name and a label."""
-    bad = [c for c in name if c in _NOT_IN_A_NAME or not c.isprintable()]
-    if not name.strip():
-        fault = "is empty"
-    elif name in (".", ".."):
-        fault = "is no folder of its own"
-    elif name != name.strip() or name.startswith("~"):
-        fault = "begins or ends with a blank, or begins with `~`"
-    elif name.startswith("-"):
-        fault = "begins with `-`, like an option of a command"
-    elif bad:
-        fault = f"contains {', '.join(f'`{c!r}`'.replace(chr(39), '') for c in dict.fromkeys(bad))}"
-    elif len(name.encode()) > _LONGEST_NAME_BYTES:
-        fault = f"is longer than {_LONGEST_NAME_BYTES} bytes"
-    elif not _is_encodable(name):
-        fault = "holds letters that folders cannot have in this locale (try `LC_ALL=C.UTF-8`)"
-    else:
+    """Say that a sweep cannot have this name, which becomes a folder, a job name and a label."""
+    encoding = sys.getfilesystemencoding()
+    if (
+        name.strip() == name
+        and name not in ("", ".", "..")
+        and not name.startswith(("-", "~"))
+        and name.isprintable()
+        and not set(name) & {*_NOT_IN_A_NAME}
+        and len(name.encode()) <= _LONGEST_NAME_BYTES
+        and name.encode(encoding, "replace").decode(encoding) == name
+    ):
         return ""
-    shown = name if name.isprintable() else repr(name)
     return (
-        f"`sweep.name={shown}` {fault}, but it names a folder: use letters, digits, `.`, `_` and "
-        "`-`, such as `sweep.name=first_try`; `sweep.folder` says where the folder lies."
+        f"`sweep.name={_escaped(name)}` must name a folder: use at most {_LONGEST_NAME_BYTES} letters, "
+        "digits, `.`, `_` and `-`, such as `first_try`; `sweep.folder` says where the folder lies."
     )
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _folder_problem(folder: str) -> str:
     if folder.strip() and folder.isprintable():
         return ""
-    shown = folder if folder.isprintable() else repr(folder)
-    return (
-        f"`sweep.folder={shown}` is no path of a folder: leave it out for `sweep.folder=results`."
-    )
+    return f"`sweep.folder={_escaped(folder)}` is no path of a folder: leave it out for `results`."
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else repr(text)
 
 
 def _search_problems(settings: SweepSettings) -> list[str]:
