@@ -90,7 +90,21 @@ def test_a_grid_with_minutes_needs_a_baseline() -> None:
 
 def test_a_name_that_is_no_folder_of_its_own_is_refused() -> None:
     tree = composer().compose().tree
-    names = ("", "  ", ".", "..", "../../x", "/tmp/x", "a\\b", "a\nb", "a\x1bb", "a[1]", "a%j", "-x", "~")
+    names = (
+        "",
+        "  ",
+        ".",
+        "..",
+        "../../x",
+        "/tmp/x",
+        "a\\b",
+        "a\nb",
+        "a\x1bb",
+        "a[1]",
+        "a%j",
+        "-x",
+        "~",
+    )
     for name in (*names, " x", "x" * 201):
         with pytest.raises(BadValueError, match=r"^`sweep\.name=.* must name a folder") as error:
             sweep_settings({"sweep": tree["sweep"] | {"name": name}})

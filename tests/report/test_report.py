@@ -65,7 +65,7 @@ def test_a_section_that_fails_does_not_stop_the_report(page, monkeypatch):
     failing = extras.Feature(section="missing:section", heading="Failing")
     monkeypatch.setitem(html.FEATURES, "failing", failing)
     text = write_report(page.parents[1]).read_text()
-    assert "This section could not be made: ModuleNotFoundError: " in text
+    assert "This section could not be made (ModuleNotFoundError: " in text
     assert "trains vit_nano fastest?" in text
 
 

@@ -306,18 +306,16 @@ def charts_of(tables: SweepTables) -> list[Chart]:
 def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
     """Return heading and HTML of each section of a report that an optional feature adds.
 
-    Of a section that fails a sentence stands there: it must not prevent the report of a long sweep.
+    A section that raises becomes a sentence: it must not prevent the report of a long sweep.
     """
     found = []
     for name in shown_features(tables):
         feature = FEATURES[name]
-        if not feature.section:
-            continue
         try:
-            body: Markup = load(f"{name}.{feature.section}")(tables)
+            body = load(f"{name}.{feature.section}")(tables) if feature.section else Markup("")
         except Exception as error:
-            failed = Markup("<p>This section could not be made: {}: {}</p>")
-            body = failed.format(type(error).__name__, error)
+            said = say("section_failed", error=f"{type(error).__name__}: {error}")
+            body = Markup("<p>{}</p>").format(said)
         if body:
             found.append((feature.heading, body))
     return found
