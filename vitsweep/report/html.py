@@ -255,7 +255,7 @@ def saved(folder: Path, name: str, figure: Figure) -> Markup:
 
 
 class ChartWarning(UserWarning):
-    """A chart could not be drawn; the report is written without it."""
+    """A chart or a section could not be made; the report is written without it."""
 
 
 NAMES = (
@@ -314,8 +314,9 @@ def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
         try:
             body = load(f"{name}.{feature.section}")(tables) if feature.section else Markup("")
         except Exception as error:
-            said = say("section_failed", error=f"{type(error).__name__}: {error}")
-            body = Markup("<p>{}</p>").format(said)
+            text = f"the section `{name}` could not be made: {type(error).__name__}: {error}"
+            warnings.warn(text, ChartWarning, stacklevel=2)
+            body = Markup("<p>{}.</p>").format(text)
         if body:
             found.append((feature.heading, body))
     return found
