@@ -314,9 +314,11 @@ def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
         try:
             body = load(f"{name}.{feature.section}")(tables) if feature.section else Markup("")
         except Exception as error:
-            text = f"the section `{name}` could not be made: {type(error).__name__}: {error}"
-            warnings.warn(text, ChartWarning, stacklevel=2)
-            body = Markup("<p>{}.</p>").format(text)
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"the section `{name}` could not be made: {why}", ChartWarning, stacklevel=2
+            )
+            body = Markup("<p>No section: {}.</p>").format(why)
         if body:
             found.append((feature.heading, body))
     return found
