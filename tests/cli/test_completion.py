@@ -29,7 +29,7 @@ from vitsweep.results.store import Store
         ("compare --w", ["--width"]),
         ("retry first --set classifier=p", ["classifier=pooled"]),
         ("report fi", ["first"]),
-        ("gate first --against s", ["second"]),
+        ("gate first --against sec", ["second"]),
         ("doctor --j", ["--json"]),
         ("'optimizer=glob(", []),
         ("sweep.zip=[[a,b", []),
