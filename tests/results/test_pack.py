@@ -2,7 +2,6 @@
 
 import io
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +12,9 @@ import pytest
 
 from tests.builders import run
 from vitsweep.cli import main
-from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import attempts
 from vitsweep.files import UnsafeFileError, append_line
-from vitsweep.launchers.few_files import locked
 from vitsweep.results import pack
 from vitsweep.results import store as store_module
 from vitsweep.results.pack import FILE, opened
@@ -236,33 +233,6 @@ def test_a_sweep_in_which_a_command_is_at_work_is_not_packed(tmp_path: Path, cap
         main.VERBS["pack"].run([str(store.root)])
     assert main.run(["pack", str(store.root)]) == 0
     assert "9 files moved" in capsys.readouterr().out
-
-
-def test_a_command_that_ends_leaves_few_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    store = filled(tmp_path / "sweep")
-    before = seen(store)
-    with locked(store, open_console()):
-        pass
-    assert FILE not in files(store)
-    monkeypatch.setattr(store_module, "MANY_FILES", 8)
-    with store.lock():
-        assert main.run(["collect", str(store.root)]) == 0
-    assert FILE not in files(store)
-    living = {**START, "run_id": "b2", "node": socket.gethostname(), "pid": os.getpid()}
-    append_line(store.cell("bb") / "attempts.jsonl", living)
-    with locked(store, open_console()):
-        pass
-    assert "6 files of cells moved" in capsys.readouterr().out
-    assert [p.name for p in store.cells.iterdir() if p.name != FILE] == ["bb"]
-    assert seen(store) == before
-    append_line(store.cell("bb") / "attempts.jsonl", {**living, "event": "end", "exit_codes": [1]})
-    monkeypatch.setattr(store_module, "MANY_FILES", 2)
-    assert main.run(["collect", str(store.root)]) == 0
-    assert "4 files of cells moved" in capsys.readouterr().out
-    assert files(store) == [FILE]
-    assert seen(store) == before
 
 
 def test_what_a_pack_has_is_not_written_again(

@@ -9,7 +9,6 @@ from vitsweep.cli.verbs import VERBS, Options, print_json, rows_of
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import record_unfinished, unfinished
-from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
 from vitsweep.report.answer import answers
 from vitsweep.report.views import collect, for_people
@@ -73,7 +72,6 @@ def run(arguments: Sequence[str]) -> int:
     for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):
         if hint:
             console.print(hint)
-    keep_few_files(store, console, is_held=False)
     if typed.json:
         shown = for_people(tables.cells)
         if typed.columns:

@@ -42,11 +42,10 @@ from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.launchers.base import CellLauncher, LaunchResult
 from vitsweep.launchers.external_ranks import run_in_place, run_rank
-from vitsweep.launchers.few_files import locked
 from vitsweep.launchers.local import run_unlocked
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.machine_defaults import cells_for
-from vitsweep.results.sweeps import sweep_argument
+from vitsweep.results.sweeps import held, sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
@@ -143,7 +142,7 @@ def run_part(arguments: Sequence[str]) -> int:
     from vitsweep.cli.summary import summarize  # charts, which rank 0 alone needs
 
     console = open_console()
-    with locked(result.store, console):
+    with held(result.store, console):
         return exit_code(summarize(result, console, with_report=settings.report))
 
 
@@ -201,7 +200,7 @@ def _summarize_stock(
     if not plan.entries.keys() <= set(store.cell_ids()):
         console.print(f"`vitsweep report {sweep_argument(store)}` shows what was measured.")
         return
-    with locked(store, console):
+    with held(store, console):
         result = LaunchResult(store=store, plan=plan)
         rows = summarize(result, console, config.get("tracker"), with_report=settings.report)
     if code := exit_code(rows):

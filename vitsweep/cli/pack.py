@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.errors import VitsweepError
-from vitsweep.launchers.few_files import pack_ended
+from vitsweep.execution.attempts import unfinished
+from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.results import pack
+from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.formatting import count
 
@@ -42,3 +44,17 @@ def run(arguments: Sequence[str]) -> int:
     )
     print(f"{count(moved, 'file')} moved into `{store.cells / pack.FILE}`.{left}")
     return 0
+
+
+def pack_ended(store: Store) -> tuple[int, int]:
+    """Pack the cells that nothing measures; the caller holds the folder.
+
+    Returns:
+        How many files moved, and how many cells stayed as they are.
+
+    Raises:
+        OSError: the pack cannot be written.
+    """
+    live = {run.cell_id for state in poll(store) if state.is_live for run in state.job.runs()}
+    live |= {cell_id for cell_id in store.folders() if unfinished(store, cell_id)}
+    return store.pack(live), len(live)

@@ -32,7 +32,6 @@ from vitsweep.launchers.base import (
     prepared,
     rounds_of,
 )
-from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import (
     Block,
@@ -46,7 +45,7 @@ from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
-from vitsweep.results.store import MANY_FILES, Store
+from vitsweep.results.store import Store
 from vitsweep.spec.resources import Machine
 
 SECONDS_TO_SAVE = 300.0
@@ -214,7 +213,6 @@ def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
             sweep.store.adopt_prediction(entry.cell_id, planned)
         interrupted, state = _run(sweep, request)
         yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted, state=state)
-        keep_few_files(sweep.store, request.console)
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:
@@ -258,7 +256,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
-    stopped = runner.run(_packed(planned, sweep.store, runner.records, progress.console), progress)
+    stopped = runner.run(planned, progress)
     if not stopped and not request.pair:
         announce_undecided(rounds, runner.records, request.settings, console)
     elif stopped:
@@ -269,15 +267,3 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
                 "same command continues it.",
             )
     return stopped, rounds.state(runner.records)
-
-
-def _packed(
-    blocks: Iterable[Block], store: Store, records: Sequence[RunRecord], console: Console
-) -> Iterator[Block]:
-    """Pass blocks on; between two, pack the files of many runs."""
-    num_packed = 0
-    for block in blocks:
-        yield block
-        if len(records) - num_packed >= MANY_FILES:
-            num_packed = len(records)
-            keep_few_files(store, console)

@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -62,8 +61,6 @@ NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 MOST_KEPT_BYTES = 2**27
 """More records of a store are parsed anew each time: 20,000 of 6 KiB as text."""
 MOST_COMMANDS = 10_000
-MANY_FILES = 5_000
-"""A command that ends packs a sweep whose cells have more files than this."""
 _UNKNOWN = "unknown.json"
 """Stands for the records of a cell where a damaged pack does not say which there were."""
 
@@ -579,12 +576,6 @@ class Store:
             for folder in ("runs", "attempts", ""):
                 remove_empty(self.cells / cell_id / folder)
         return len(moved)
-
-    def has_many_files(self) -> bool:
-        """Whether the files of cells outside of the pack are so many that it pays."""
-        folders = (self.cell(cell_id) / part for cell_id in self.folders() for part in ("", "runs"))
-        files = (name for folder in folders for name in names_in(folder))
-        return next(islice(files, MANY_FILES, None), None) is not None
 
     def _loose(self, cell_id: str) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         """Yield the files of a cell that a pack takes: name, version and content."""

@@ -18,13 +18,13 @@ from rich.console import Console
 
 from tests.builders import run as measured_run
 from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, rows, write_events
+from vitsweep.cli.pack import pack_ended
 from vitsweep.cli.verbs import VERBS
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
-from vitsweep.launchers.few_files import pack_ended
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob, expand_job_ids
 from vitsweep.launchers.slurm.node import coordinator

@@ -19,7 +19,6 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.files import SweepGoneError
-from vitsweep.launchers.few_files import keep_few_files
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
@@ -36,7 +35,7 @@ from vitsweep.launchers.slurm.state.poll import (
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import LOOK, RunRecord, Status
-from vitsweep.results.store import MANY_FILES, Store
+from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.render import TextTable
@@ -368,7 +367,7 @@ def _follow(
     """Read events often, and reconcile less often, until no job is live."""
     reader = _EventReader(plan, progress)
     num_jobs = sum(array.facts["num_jobs"] for array in watched)
-    times, all_ended, is_late, num_packed = PollTimes(), False, False, 0
+    times, all_ended, is_late = PollTimes(), False, False
     times.asked([])
     while True:
         reader.read(watched)
@@ -380,9 +379,6 @@ def _follow(
                 break
             if is_late:
                 cancel_waiting(states)
-        if reader.num_runs - num_packed >= MANY_FILES:
-            num_packed = reader.num_runs
-            keep_few_files(store, progress.console, is_held=False)
         time.sleep(REFRESH_SECONDS)
     reader.read(watched)
     wait_for_records(store, states, progress.console)
@@ -393,7 +389,6 @@ class _EventReader:
 
     Attributes:
         ended_jobs: event files of the jobs that have ended.
-        num_runs: runs that have ended.
     """
 
     def __init__(self, plan: SweepPlan, progress: Progress) -> None:
@@ -401,7 +396,6 @@ class _EventReader:
         self._offsets: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
         self.ended_jobs: set[str] = set()
-        self.num_runs = 0
 
     def read(self, watched: Sequence[JobArray]) -> None:
         """Read new events of all jobs."""
@@ -440,7 +434,6 @@ class _EventReader:
         if event["event"] == "run_start":
             self._progress.started(cell)
         elif event["event"] == "run_end":
-            self.num_runs += 1
             self._progress.dropped(-1 if event["will_repeat"] else 0)
             status = Status(event["status"])
             speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK

@@ -18,7 +18,6 @@ from vitsweep.launchers.base import (
     prepared,
     rounds_of,
 )
-from vitsweep.launchers.few_files import keep_few_files, locked
 from vitsweep.launchers.slurm.commands import max_array_size, require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
@@ -37,6 +36,7 @@ from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
 from vitsweep.planning.freeze import code_folder
 from vitsweep.planning.rounds import Rounds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results import sweeps
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
@@ -117,7 +117,6 @@ def _launched(
             sweep, request, settings, typed
         )
         arrays = submission.next()
-        keep_few_files(sweep.store, console)
     store, plan = sweep.store, sweep.plan
     if not settings.wait:
         console.print(_next_commands(store))
@@ -130,10 +129,10 @@ def _launched(
             console.print(detached)
             yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True)
             return
-        with locked(store, console):
+        with sweeps.held(store, console):
             arrays = submission.next()
     submission.announce_end()
-    with locked(store, console):
+    with sweeps.held(store, console):
         yield LaunchResult(store=store, plan=plan)
 
 
