@@ -17,12 +17,11 @@ from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
     noise_of,
-    noise_of_other_sweep,
 )
 from vitsweep.planning.freeze import code_state, store_of
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings, cell_table
-from vitsweep.rates.profile import Profile, device_name, profile_named
+from vitsweep.rates.profile import Profile, profile_named
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
@@ -290,13 +289,10 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
     store = store_of(settings)
     runs = list(store.runs()) if store.cells.is_dir() else []
     state = resume_state(sweep_plan, runs, settings, code_state())
-    is_here = machine.described_by == HERE
     looks = looks_per_cell(sweep_plan, state, settings)
     rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
-    if not noise.num_ratios and sweep_plan.runnable and is_here:
-        noise = noise_of_other_sweep(store, device_name(machine.device))
     if settings.search in extras.ROUNDS:
         begin = extras.load(extras.ROUNDS[settings.search])
         outlook = begin(sweep_plan, settings, store, code_state(), runs).outlook

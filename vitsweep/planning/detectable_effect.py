@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import expm1, inf, sqrt
 
 from pandas import DataFrame
 
-from vitsweep.errors import VitsweepError
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.stats import LEVEL, MIN_BLOCKS, POWER, noncentrality, widening
 
@@ -23,9 +21,6 @@ ASSUMED_LOG_RATIO_SD = 0.05
 MIN_DEGREES = 4
 """Degrees of freedom below which a pooled standard deviation says too little to be used."""
 
-MOST_SWEEPS = 5
-"""So many other sweeps at most are read to find the noise of a machine."""
-
 MORE_BLOCKS = 11
 """Number of blocks that `plan` shows for comparison; that of `measurement=careful`."""
 
@@ -37,12 +32,10 @@ class Noise:
     Attributes:
         log_ratio_sd: standard deviation.
         num_ratios: log ratios that it was estimated from; 0 where it is assumed.
-        source: which sweep they are of, in words.
     """
 
     log_ratio_sd: float = ASSUMED_LOG_RATIO_SD
     num_ratios: int = 0
-    source: str = "this sweep"
 
 
 def minimum_detectable_effect(
@@ -102,33 +95,6 @@ def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> 
     return Noise(sqrt(float(squares) / total), int(groups.count().sum()))
 
 
-def noise_of_other_sweep(store: Store, device: str | None) -> Noise:
-    """Estimate the noise from the latest other sweep beside `store` that was measured on a device.
-
-    The sweeps may have other models and batches, whose noise may differ.
-
-    Args:
-        store: of the sweep that is planned; it need not exist.
-        device: name as in the `device` column of records; None where it is unknown.
-
-    Returns:
-        The assumed noise where there is no such sweep with enough blocks among the latest
-        `MOST_SWEEPS`.
-    """
-    logs = [p for p in store.root.parent.glob("*/commands.jsonl") if p.parent.name != store.name]
-    latest = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in latest[:MOST_SWEEPS] if device else ():
-        other = Store(path.parent)
-        try:
-            runs = [run for run in other.runs() if run.environment.get("device") == device]
-            noise = noise_of(runs, other.baselines())
-        except VitsweepError:  # of a later version
-            continue
-        if noise.num_ratios:
-            return replace(noise, source=f"sweep `{other.name}` on the same device")
-    return Noise()
-
-
 def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
     """Return a sentence about what the sweep can show; empty where it compares nothing."""
     compared = [e for e in plan.runnable if e.baseline_id not in (None, e.cell_id)]
@@ -147,9 +113,9 @@ def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
         return _percent(minimum_detectable_effect(blocks, family, noise.log_ratio_sd))
 
     source = (
-        f"seen in {noise.num_ratios} ratios of {noise.source}"
+        f"seen in {noise.num_ratios} ratios of this sweep"
         if noise.num_ratios
-        else "assumed: nothing is measured on this device yet"
+        else "assumed: this sweep has measured too little yet"
     )
     cells = "1 cell" if family == 1 else f"{family} cells"
     return (
