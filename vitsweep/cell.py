@@ -38,7 +38,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.generators import seeded_generators
 from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
-from vitsweep.training.epochs import EpochSizes, Training, described, train_epochs
+from vitsweep.training.epochs import EpochSizes, Training, train_epochs
 from vitsweep.training.shards import sketch_next_gradients
 from vitsweep.training.timed_steps import (
     TimedSteps,
@@ -121,8 +121,6 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
             summary.metrics |= training.metrics
             summary.environment |= training.reasons | keeper.facts()
             summary.samples |= {"training": training.curve} | training.samples
-            if sizes := described(cell):
-                summary.environment |= {"schedule_epochs": sizes}
             if checkpoints and checkpoints.resumed:
                 summary.environment |= {"resumed": checkpoints.resumed}
     return summary
@@ -194,11 +192,7 @@ def _timed_samples(
         memory=dict(peak),
         device_state=device_state,
         own_cpu_seconds=own_seconds,
-        environment=environment(world.device)
-        | {
-            "fp8_layers": converted_layers(trainer.model),
-            "muon_matrices": ", ".join(getattr(trainer.optimizer, "matrix_names", ())),
-        },
+        environment=environment(world.device) | {"fp8_layers": converted_layers(trainer.model)},
         machine=machine(),
     )
     return samples, timed, contention

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -81,22 +80,6 @@ def _flops(cell: CellSpec, size: EpochSize) -> int:
         patches = shape.num_patches(size.resolution_px)
         shape = replace(shape, kept_patches=size.kept(patches))
     return train_flops(shape, size.resolution_px, cell.classifier.pooling, cell.attention_pattern)
-
-
-def described(cell: CellSpec) -> str | None:
-    """Return the sizes of all epochs as text; None where they are the same.
-
-    "0-3: 16 px, 50 % of the patches; 4-9: 32 px"
-    """
-    if not cell.schedule.changes_sizes:
-        return None
-    runs = []
-    for size, group in groupby(enumerate(_sizes(cell)), key=lambda pair: pair[1]):
-        numbers = [epoch for epoch, _ in group]
-        which = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
-        kept = f", {100 * size.keep:.0f} % of the patches" if size.keep < 1 else ""
-        runs.append(f"{which}: {size.resolution_px} px{kept}")
-    return "; ".join(runs)
 
 
 @dataclass(frozen=True, kw_only=True)
