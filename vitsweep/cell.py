@@ -18,7 +18,13 @@ from vitsweep.data.damaged_images import named_damage
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load
-from vitsweep.measure.communication import SentBytes, counted_bytes, profile_collectives, traced
+from vitsweep.measure.communication import (
+    SentBytes,
+    counted_bytes,
+    naming_modules,
+    profile_collectives,
+    traced,
+)
 from vitsweep.measure.environment import (
     AttentionKernels,
     Compiled,
@@ -30,7 +36,6 @@ from vitsweep.measure.environment import (
     machine,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
-from vitsweep.measure.module_trace import naming_modules
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize

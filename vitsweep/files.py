@@ -371,6 +371,24 @@ def fits(
     )
 
 
+def names_in(folder: str | Path) -> list[str]:
+    """Return the names in a folder, in order; none where there is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def version_of(path: str | Path) -> tuple[int, ...]:
+    """Return what tells whether a plain file has changed; () where there is none."""
+    with suppress(OSError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size, found.st_mtime_ns, found.st_ino
+    return ()
+
+
 # Files that save work between commands, in the user's cache folder: losing one costs time alone.
 
 

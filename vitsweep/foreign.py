@@ -124,6 +124,19 @@ def _check_plain(tree: list[Any]) -> None:
                 raise ValueError(f"it has a {type(value).__name__} that no setting holds")
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes what is there twice, twice: no reader follows aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def yaml_text(document: dict[str, Any]) -> str:
+    """Return a document as YAML that `parsed_yaml` reads."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False)
+    return text
+
+
 # JSON
 
 _CONTROL = re.compile(
@@ -183,6 +196,15 @@ def column_number(digits: str) -> int | float | None:
     if len(digits) < 19 or abs(int(digits)) < 2**63:
         return int(digits)
     return None if isinf(number := float(digits)) else number
+
+
+def size_of(value: Any) -> int:
+    """Return the characters of a text, or the entries and characters of all that a section holds."""
+    if type(value) is str:
+        return len(value)
+    if type(value) not in (dict, list):
+        return 0
+    return len(value) + sum(map(size_of, value.values() if type(value) is dict else value))
 
 
 def read_lines(path: Path, most: int = OF_SWEEP.sections) -> list[dict[str, Any]]:

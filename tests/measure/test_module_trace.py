@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from vitsweep.measure.module_trace import MODULE, naming_modules, units_of
+from vitsweep.measure.communication import MODULE, naming_modules, units_of
 from vitsweep.model.build import first_model
 
 

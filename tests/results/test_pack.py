@@ -14,7 +14,7 @@ from tests.builders import run
 from vitsweep.cli import main
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import attempts
-from vitsweep.files import UnsafeFileError, append_line
+from vitsweep.files import UnsafeFileError, append_line, write_atomically
 from vitsweep.results import pack
 from vitsweep.results import store as store_module
 from vitsweep.results.pack import FILE, opened
@@ -34,7 +34,9 @@ def filled(folder: Path) -> Store:
     for cell_id in ("aa", "bb", "cc"):
         store.freeze(cell_id, {"cell_id": cell_id, "overrides": [], "cell": {"seed": 1}})
     append_line(store.cell("aa") / "attempts.jsonl", START)
-    store.keep_prediction("bb", {"step_time_ms": 2.0})
+    write_atomically(
+        store.cell("bb") / "prediction.json", '{"predicted_step_time_ms": 2.0, "made_at": "x"}'
+    )
     store.keep_row({"cell_id": "cc", "status": "invalid", "reason": "No."})
     store.append_command({"command": "x", "cells": ["aa", "bb", "cc"], "baselines": {"aa": None}})
     return store

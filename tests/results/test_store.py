@@ -11,6 +11,7 @@ from tests.other_process import finished, other_process
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
+from vitsweep.results.sweeps import only_rounds
 
 
 @pytest.fixture
@@ -164,10 +165,10 @@ def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> 
 
 def test_only_one_command_races_in_a_sweep(store: Store) -> None:
     with (
-        store.only_rounds(),
+        only_rounds(store),
         pytest.raises(VitsweepError, match="Another command chooses the rounds"),
     ):
-        with store.only_rounds():
+        with only_rounds(store):
             pass
-    with store.only_rounds():
+    with only_rounds(store):
         pass

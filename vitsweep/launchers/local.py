@@ -46,6 +46,7 @@ from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.results.sweeps import only_rounds
 from vitsweep.spec.resources import Machine
 
 SECONDS_TO_SAVE = 300.0
@@ -205,7 +206,7 @@ def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
     is_added = request.settings.search in extras.ROUNDS
     with (
         prepared(request) as sweep,
-        sweep.store.only_rounds() if is_added else nullcontext(),
+        only_rounds(sweep.store) if is_added else nullcontext(),
     ):
         record_unfinished(sweep.store, sweep.plan.entries)
         planned = planned_store(request.machine.device)

@@ -18,8 +18,7 @@ from vitsweep.console import (
     notebook_line,
     periodic_status,
 )
-from vitsweep.planning.blocks import least_seconds_beyond_look
-from vitsweep.planning.run_duration import run_seconds
+from vitsweep.planning.blocks import least_seconds_beyond_look, run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER

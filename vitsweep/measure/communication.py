@@ -1,4 +1,4 @@
-"""Communication of a step: bytes counted at the real collectives, time read from a profiler."""
+"""Communication of a step: bytes counted at the real collectives, time read from a profiler; its trace."""
 
 import os
 import sys
@@ -12,11 +12,13 @@ from typing import Any, get_args
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
 from vitsweep.files import make_folder, remove
+from vitsweep.model.block import blocks_of
 from vitsweep.world import World
 
 # torch's profiler, without the messages that it prints.
@@ -306,7 +308,51 @@ def communication_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> f
     return sum(transfers)
 
 
-# A profiler trace of one step, for reading in a browser (chrome://tracing, Perfetto).
+# A profiler trace of one step, for reading in a browser (chrome://tracing, Perfetto): parts of the model name
+# their forward passes.
+
+
+MODULE = "vitsweep.module."
+"""Begins the name of a range in which a module computes forward."""
+
+
+def units_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the parts of a model by name: its blocks, and whatever lies beside them."""
+    blocks = {id(block) for block in blocks_of(model)}
+
+    def parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        inner = {id(child) for child in module.modules()} - {id(module)}
+        if name and (id(module) in blocks or not inner & blocks):
+            yield name, module
+            return
+        for child, part in module.named_children():
+            yield from parts(f"{name}.{child}" if name else child, part)
+
+    return dict(parts("", model))
+
+
+@contextmanager
+def naming_modules(model: nn.Module) -> Iterator[None]:
+    """Let the parts of an uncompiled model name their forward passes in traces, until the block ends."""
+    handles = []
+    for name, unit in units_of(model).items():
+        begun: list[Any] = []
+
+        def enter(*_: object, name: str = name, begun: list[Any] = begun) -> None:
+            begun.append(torch.profiler.record_function(MODULE + name))
+            begun[-1].__enter__()
+
+        def leave(*_: object, begun: list[Any] = begun) -> None:
+            begun.pop().__exit__(None, None, None)
+
+        handles.append(unit.register_forward_pre_hook(enter, prepend=True))
+        # recomputation may end a forward pass early, by an exception
+        handles.append(unit.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def traced(step: Callable[[], object], folder: Path, world: World) -> Path | None:

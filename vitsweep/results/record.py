@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.files import fits
 from vitsweep.foreign import parsed_json
 from vitsweep.results.provenance import masked_setting
 
@@ -263,6 +264,26 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+# Lines of `commands.jsonl`.
+
+
+_NOTHING = type(None)
+_COMMAND: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("command", "time"), (str,)),
+    **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
+    **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
+    **dict.fromkeys(("cells", "published", "hydra"), (list,)),
+}
+
+
+def is_command(entry: dict[str, Any]) -> bool:
+    """Whether a line of `commands.jsonl` has the entries that a command writes."""
+    if not fits(entry, _COMMAND, ()):
+        return False
+    ids = (*entry.get("cells", ()), *(entry.get("baselines") or {}).values())
+    return all(isinstance(cell_id, str | None) for cell_id in ids)
 
 
 # Times of a run's steps: of all ranks where they are few.

@@ -19,10 +19,12 @@ from vitsweep.files import (
     append_line,
     guard,
     make_folder,
+    names_in,
     parent_of,
     read_bytes,
     remove,
     remove_empty,
+    version_of,
     write_atomically,
     write_once,
 )
@@ -36,6 +38,8 @@ from vitsweep.foreign import (
     parsed_lines,
     parsed_yaml,
     read_lines,
+    size_of,
+    yaml_text,
 )
 from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
@@ -46,15 +50,7 @@ from vitsweep.results.provenance import (
     marked,
     marked_text,
 )
-from vitsweep.results.record import OtherSchemaError, RunRecord, Status, utc_now
-from vitsweep.results.store_files import (
-    is_command,
-    names_in,
-    size_of,
-    text_of,
-    version_of,
-    yaml_text,
-)
+from vitsweep.results.record import OtherSchemaError, RunRecord, Status, is_command
 
 NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 """What reading a part of a document raises that is of another type, or nested without end."""
@@ -155,23 +151,6 @@ class Store:
         """Hold the folder for one launcher at a time; `on_wait` is called if another has it."""
         with held(self.root / ".lock", on_wait):
             pack.forget(self._pack_file)  # who had the lock may just have packed
-            yield
-
-    @contextmanager
-    def only_rounds(self) -> Iterator[None]:
-        """Be the only command that chooses rounds in this sweep, until the block ends or the process dies.
-
-        Raises:
-            VitsweepError: another one does. Two would choose from each other's fresh runs.
-        """
-
-        def refuse() -> None:
-            raise VitsweepError(
-                f"Another command chooses the rounds of `{self.root}`: wait for it, or end it with "
-                "Ctrl-C and type this one, which goes on."
-            )
-
-        with held(self.root / ".race.lock", refuse):
             yield
 
     def require_lease(self) -> None:
@@ -361,17 +340,6 @@ class Store:
             return self.admitted(row) if isinstance(row, dict) else {}
         return {}
 
-    def keep_prediction(self, cell_id: str, columns: Mapping[str, float | None]) -> None:
-        """Write a cell's `prediction.json`: metric -> value that was predicted for it, and when.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        tree: dict[str, Any] = {f"predicted_{name}": value for name, value in columns.items()}
-        tree["made_at"] = utc_now()
-        text = json.dumps(tree, indent=1)
-        write_atomically(self.cell(cell_id) / "prediction.json", text, durable=False)
-
     def adopt_prediction(self, cell_id: str, planned: "Store") -> None:
         """Keep what `planned` holds of a cell that has no run and no prediction here.
 
@@ -535,7 +503,7 @@ class Store:
         if name in packed:
             size, record = packed.size(name), RunRecord.from_tree(packed.record(name))
         else:
-            size, record = version[0], RunRecord.from_json(text_of(path))
+            size, record = version[0], RunRecord.from_json(_text_of(path))
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
         parts = record.spec, record.metrics, record.validity, record.environment
@@ -616,3 +584,10 @@ class Store:
         for command in self.commands():
             merged |= command.get("baselines") or {}
         return merged
+
+
+def _text_of(path: str) -> str:
+    """Read a run record in a folder that is known to be no link; many are read one after the other."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), encoding="utf-8", newline="") as handle:
+        return handle.read()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitsweep.errors import VitsweepError
+from vitsweep.results import lease
 from vitsweep.results.store import Store
 
 if TYPE_CHECKING:
@@ -67,4 +68,22 @@ def held(store: Store, console: "Console") -> Iterator[None]:
         console.print(f"Another command is using `{store.root}`; waiting for it to end.")
 
     with store.lock(on_wait=announce_wait):
+        yield
+
+
+@contextmanager
+def only_rounds(store: Store) -> Iterator[None]:
+    """Be the only command that chooses rounds in a sweep, until the block ends or the process dies.
+
+    Raises:
+        VitsweepError: another one does. Two would choose from each other's fresh runs.
+    """
+
+    def refuse() -> None:
+        raise VitsweepError(
+            f"Another command chooses the rounds of `{store.root}`: wait for it, or end it with "
+            "Ctrl-C and type this one, which goes on."
+        )
+
+    with lease.held(store.root / ".race.lock", refuse):
         yield

@@ -17,6 +17,7 @@ from vitsweep.extras.predict import prediction
 from vitsweep.extras.predict.admission import admitted, minutes
 from vitsweep.extras.predict.prediction import PROCESS_GIB
 from vitsweep.extras.predict.trace_pool import TraceCache
+from vitsweep.files import write_atomically
 from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.results.store import Store
@@ -167,7 +168,8 @@ def test_a_sweep_on_this_machine_adopts_what_was_planned_and_when(tmp_path: Path
     later, (first, second) = Store(tmp_path / "later").create(), plan.runnable
     admitted(plan, replace(settings, only="fits"), Console(quiet=True), THIS_LAPTOP, NO_STORE)
     shown = planned_store(THIS_LAPTOP.device)
-    later.keep_prediction(second.cell_id, {"peak_gib": 7.0})
+    path = later.cell(second.cell_id) / "prediction.json"
+    write_atomically(path, '{"predicted_peak_gib": 7.0}')
     for entry in plan.runnable:
         later.adopt_prediction(entry.cell_id, shown)
     kept = later.prediction(first.cell_id)

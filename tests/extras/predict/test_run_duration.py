@@ -4,14 +4,9 @@ import pytest
 
 from tests.cells import TINY, cell
 from tests.extras.predict.traces import trace_of
-from vitsweep.extras.predict.prediction import CellPrediction
+from vitsweep.extras.predict.prediction import CPU_SETUP_SECONDS, CellPrediction
 from vitsweep.extras.predict.step_time import PARTS, StepTimePrediction
-from vitsweep.planning.run_duration import (
-    CPU_SETUP_SECONDS,
-    INSTRUMENTED_STEPS,
-    run_seconds,
-    training_seconds,
-)
+from vitsweep.planning.blocks import INSTRUMENTED_STEPS, run_seconds, training_seconds
 from vitsweep.spec.cell_spec import CellSpec
 
 TRAIN = ("task=train", "data=digits", "task.epochs=10", "resources.ranks_per_node=1")

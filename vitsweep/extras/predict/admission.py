@@ -4,6 +4,7 @@ A prediction never stops a command and delays no run. Whatever goes wrong leaves
 said. With `VITSWEEP_PREDICT=never` in the environment none is made.
 """
 
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +23,13 @@ from vitsweep.extras.predict.prediction import (
     predict_cells,
     process_bytes,
 )
+from vitsweep.files import write_atomically
+from vitsweep.planning.blocks import run_seconds
 from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import code_state, planned_store
 from vitsweep.planning.pending import resume_state
-from vitsweep.planning.run_duration import run_seconds
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.record import utc_now
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import TransformerSpec
@@ -232,8 +235,9 @@ def minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
 def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
     columns = found.columns()
     kept = {name: columns.get(name) for name in STORED}
-    numbers = {k: float(v) for k, v in kept.items() if isinstance(v, (int, float))}
-    store.keep_prediction(cell_id, numbers)
+    numbers = {f"predicted_{k}": float(v) for k, v in kept.items() if isinstance(v, (int, float))}
+    text = json.dumps(numbers | {"made_at": utc_now()}, indent=1)
+    write_atomically(store.cell(cell_id) / "prediction.json", text, durable=False)
 
 
 def admitted(

@@ -19,16 +19,20 @@ from vitsweep.extras.predict.step_time import (
 from vitsweep.extras.predict.timed_operators import time_operators
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
-from vitsweep.planning.run_duration import (
-    CPU_SETUP_SECONDS,
-    GPU_SETUP_SECONDS,
-    SETUP_INTERVAL_SECONDS,
-    SETUP_SECONDS,
-    run_seconds,
-)
+from vitsweep.planning.blocks import SETUP_SECONDS, run_seconds
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
+
+SETUP_INTERVAL_SECONDS = (5.0, 45.0)
+"""80 % of runs on several nodes are meant to lie between: up to many nodes that import from a network file
+system (assumed)."""
+CPU_SETUP_SECONDS = (1.5, 0.5, 10.0)
+"""Set-up of a run and its interval on one node without a GPU: 0.65 to 0.9 s a run, with the proof 2 to 5 s,
+on two cores of a Xeon; the processes are forked from one that has imported all."""
+GPU_SETUP_SECONDS = (2.7, 2.0, 15.0)
+"""The same on one node with GPUs, mean of five runs on one H200: 0.8 s, 1.4 s between runs, and in the first
+2 to 3 s of proof. Compiled cells take 9 to 20 s."""
 
 # The step time of a cell: its trace, and the rates of the machine it would run on.
 

@@ -112,7 +112,7 @@ def _launched(
     console = request.console
     with prepared(request) as sweep:
         if typed:
-            held.enter_context(sweep.store.only_rounds())
+            held.enter_context(sweeps.only_rounds(sweep.store))
         submission = (_RoundSubmission if typed else _GridSubmission)(
             sweep, request, settings, typed
         )
