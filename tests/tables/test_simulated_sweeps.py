@@ -1,7 +1,7 @@
 """How often intervals hold the truth and claims are wrong, over simulated sweeps and gates (`full`).
 
-`python -m tests.tables.test_simulated_sweeps` prints the tables of benchmarks/results/simulations.md; with numbers of cells,
-the rates of sweeps of so many.
+`python -m tests.tables.test_simulated_sweeps` prints the tables of
+benchmarks/results/simulations.md; with numbers of cells, the rates of sweeps of so many.
 """
 
 import sys
@@ -50,7 +50,9 @@ MISSING, CUT_SLOWDOWN = 0.1, 4.0
 CELLS = (4, 16, 64)
 MANY, GATES, SELECTIONS = 14, 1000, 150
 """Blocks of long sweeps, simulated gates, and simulated sweeps whose winner's interval is judged."""
-STATED = (Path(__file__).parents[2] / "benchmarks/results/simulations.md").read_text(encoding="utf-8")
+STATED = (Path(__file__).parents[2] / "benchmarks/results/simulations.md").read_text(
+    encoding="utf-8"
+)
 
 
 def autocorrelated(correlation: float) -> Noise:
