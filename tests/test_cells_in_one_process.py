@@ -27,7 +27,7 @@ CHOICES = (
     ("sharding=zero1", "precision=O2"),
     ("sharding=fsdp", "memory=recompute_blocks"),
     ("sharding=fsdp", "precision=bf16", "batch.accumulation_steps=2"),
-    ("sharding=ddp", "optimizer=lion", "averaging=ema"),
+    ("sharding=ddp", "optimizer=sgd_foreach", "averaging=ema"),
     ("sharding=ddp", "optimizer=adamw_contiguous", "precision=O1"),
     ("sharding=zero2", "memory=recompute_selected"),
 )

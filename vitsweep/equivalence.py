@@ -460,7 +460,7 @@ class _Leg:
                 self._squares[kind] += sum(norm * norm for norm in norms_of(tensors).values())
         norms, weights = norms_of(wanted), norms_of(held)
         relative, stored = self._update_rounding
-        bounds = {n: relative * norms[n] + stored * weights[n] + self._ties(n) for n in norms}
+        bounds = {n: relative * norms[n] + stored * weights[n] for n in norms}
         return furthest("update", norms_of(minus(found, wanted)), bounds, norms)
 
     def _averaged(self, average: Named, before: Named, held: Named, step: int) -> Named:
@@ -485,10 +485,6 @@ class _Leg:
         moved, norms = norms_of(minus(wanted, held)), norms_of(wanted)
         bounds = {n: relative * moved[n] + 4 * stored * norms[n] for n in norms}
         return furthest("average of the weights", norms_of(minus(found, wanted)), bounds, norms)
-
-    def _ties(self, name: str) -> float:
-        state = getattr(self._updates[0], "state", {}).get(name, {})
-        return float(state.get("ties", 0.0))
 
     def _half_apart(self, weights: Named) -> str:
         """Compare a module of the user's in half precision with itself in float32.

@@ -71,10 +71,6 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
             "`recipe=deit_300` has no learning rate for `optimizer=sgd_fused`",
         ),
         (
-            ("task=train", "recipe=deit_300", "optimizer=lion"),
-            "`recipe=deit_300` has no learning rate for `optimizer=lion`",
-        ),
-        (
             ("task=train", "recipe.mixup_alpha=1.0", "data=moving_digits", "model=video_vit_nano"),
             "needs single images with one label, not `data=moving_digits`",
         ),

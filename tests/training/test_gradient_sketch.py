@@ -72,7 +72,7 @@ def test_an_error_of_a_thousandth_shows(fault: str) -> None:
 def test_nothing_shows_where_gradients_are_the_same_or_have_a_common_factor() -> None:
     wanted = sketch(alone(*PLAIN, FLOAT64))
     assert sketch(alone(*PLAIN, FLOAT64)) == wanted
-    for words in (["optimizer=lion"], ["averaging=ema"], ["memory=recompute_blocks"]):
+    for words in (["optimizer=sgd_foreach"], ["averaging=ema"], ["memory=recompute_blocks"]):
         assert apart(sketch(alone(*PLAIN, FLOAT64, *words)), wanted) < 1e-12
     clipped = sketch(alone(*PLAIN, FLOAT64, "optimizer.clip_norm=0.01"))
     assert clipped[0] == pytest.approx(0.01)

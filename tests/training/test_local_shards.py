@@ -37,7 +37,7 @@ def updated_in_place(world: World, spec: CellSpec) -> dict[str, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw_foreach", "sgd_foreach", "sgd_fused", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw_foreach", "sgd_foreach", "sgd_fused"])
 def test_shards_are_updated_as_plain_tensors_in_their_own_memory(
     tmp_path: Path, optimizer: str
 ) -> None:

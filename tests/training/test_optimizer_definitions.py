@@ -7,7 +7,7 @@ import torch
 
 from tests.training.alone import alone
 from vitsweep.spec.technique import OptimizerChoice
-from vitsweep.training.optimizer_definitions import ByEquations, series_apart
+from vitsweep.training.optimizer_definitions import series_apart
 from vitsweep.training.reference import plain_model
 from vitsweep.training.twin import twin_of
 
@@ -24,7 +24,6 @@ def apart(choice: OptimizerChoice | None = None, *overrides: str) -> str:
     [
         ["optimizer=adamw_contiguous"],
         ["optimizer=sgd_foreach", "optimizer.nesterov=true", "optimizer.weight_decay=0.1"],
-        ["optimizer=lion", "optimizer.weight_decay=0.1"],
         ["optimizer=muon"],
         pytest.param(["optimizer=adamw_fused"], marks=pytest.mark.full),
         pytest.param(["optimizer=adamw_8bit"], marks=pytest.mark.full),
@@ -45,7 +44,6 @@ def test_an_optimizer_is_its_equations_on_a_long_series(overrides: list[str]) ->
         ("adamw_fused", {"eps": 1e-4}, "weight"),
         ("adamw_fused", {"weight_decay": 0.0}, "weight"),
         ("sgd_fused", {"momentum": 0.89}, "weight"),
-        ("lion", {"beta2": 0.98}, "weight"),
         ("muon", {"momentum": 0.9}, "weight"),
     ],
 )
@@ -65,12 +63,3 @@ def _plain_of(choice: OptimizerChoice) -> OptimizerChoice:
     if hasattr(choice, "implementation"):
         return replace(choice, implementation="loop")  # type: ignore[call-arg]
     return choice
-
-
-def test_signs_that_rounding_decides_are_counted_as_ties() -> None:
-    choice = alone("optimizer=lion", "optimizer.learning_rate=0.001").optimizer
-    update, weights = ByEquations(choice, torch.float64), {"w": torch.zeros(2)}
-    update(weights, {"w": torch.ones(2)})
-    cancelled = torch.tensor([1 + 1e-8, 1 + 1e-3], dtype=torch.float64)
-    update(weights, {"w": -0.09 * cancelled})  # 0.9 m is 0.009, and so is 0.1 of this
-    assert float(update.state["w"]["ties"]) == pytest.approx(2 * 0.001)

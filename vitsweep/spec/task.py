@@ -196,7 +196,7 @@ class Recipe:
         yield f"{' and '.join(typed)} {has} no effect with `task={task}`: use `task=train`, or leave it out."
 
     def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        # Muon's updates are as large; Lion's, which have no eps, need a lower rate.
+        # Muon's updates are as large.
         is_adam = getattr(cell.optimizer, "eps", None) is not None
         if self.learning_rate is not None and not is_adam:
             yield (

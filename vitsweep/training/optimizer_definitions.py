@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import OptimizerChoice
 from vitsweep.techniques.optimizer.adamw import AdamW
-from vitsweep.techniques.optimizer.lion import Lion
 from vitsweep.techniques.optimizer.muon import Muon
 from vitsweep.techniques.optimizer.sgd import SGD
 from vitsweep.training.update import names_in_blocks, parameter_groups
@@ -22,8 +21,6 @@ SERIES = 200
 """Updates of the series on which an optimizer is proved alone."""
 ORTHOGONAL = 0.1
 """Relative distance that bfloat16, in which Muon iterates, leaves between sums of orthogonal matrices."""
-TIE = 1e-6
-"""Of two terms that cancel but for this share of them, rounding in float32 decides the sign; in half, u."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of Muon's quintic iteration (kellerjordan.github.io/posts/muon)."""
 
@@ -36,7 +33,7 @@ class Update(Protocol):
 
 
 class ByEquations:
-    """`SGD` (PyTorch's momentum), `AdamW` (arXiv:1711.05101, algorithm 2), `Lion` and `Muon`.
+    """`SGD` (PyTorch's momentum), `AdamW` (arXiv:1711.05101, algorithm 2) and `Muon`.
 
     Args:
         choice: the optimizer and its settings.
@@ -45,7 +42,7 @@ class ByEquations:
         in_blocks: names of weights that lie in the blocks, for Muon.
 
     Attributes:
-        state: by the names of weights; `ties` of Lion is the norm of what rounding may add to its update.
+        state: by the names of weights.
     """
 
     def __init__(
@@ -66,13 +63,12 @@ class ByEquations:
 
     def _updated(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
         w, g = weight.to(self._compute), gradient.reshape(weight.shape).to(self._compute)
-        tie = max(TIE, torch.finfo(self._store).eps / 2)
-        state = self.state.setdefault(name, {"step": 0, "tie": tie})
+        state = self.state.setdefault(name, {"step": 0})
         state["step"] += 1
         decay = self._plain.weight_decay if decays(name, weight) else 0.0
         update = _adamw if self._update is _muon and name not in self._in_blocks else self._update
         updated = update(self._plain, state, name, w, g, decay)
-        for key in state.keys() - {"step", "tie"}:
+        for key in state.keys() - {"step"}:
             state[key] = state[key].to(self._store).to(self._compute)
         return updated.to(self._store)
 
@@ -215,16 +211,6 @@ def _sgd(o: SGD, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: 
     return w - o.learning_rate * g
 
 
-def _lion(o: Lion, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
-    m = state.get("momentum", torch.zeros_like(g))
-    kept, added = o.beta1 * m, (1 - o.beta1) * g
-    direction = kept + added
-    state["momentum"] = o.beta2 * m + (1 - o.beta2) * g
-    ties = direction.abs() < state["tie"] * (kept.abs() + added.abs())
-    state["ties"] = 2 * o.learning_rate * ties.sum().to(w.dtype).sqrt()
-    return (1 - o.learning_rate * decay) * w - o.learning_rate * direction.sign()
-
-
 def _muon(o: Muon, state: dict[str, Any], name: str, w: Tensor, g: Tensor, decay: float) -> Tensor:
     if not (w.ndim == 2 and name.endswith("weight")):
         return _adamw(o, state, name, w, g, decay)  # type: ignore[arg-type]
@@ -254,6 +240,5 @@ def _size(matrix: Tensor) -> float:
 EQUATIONS: Mapping[type, Callable[..., Tensor]] = {
     AdamW: _adamw,
     SGD: _sgd,
-    Lion: _lion,
     Muon: _muon,
 }

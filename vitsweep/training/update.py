@@ -121,7 +121,7 @@ class LocalShards:
 
     Each operation on a DTensor first decides how its result is spread over the ranks, which takes the
     host longer than the operation takes on a small shard, hundreds of times per update. An update that
-    treats every number alone (AdamW, SGD, Lion) asks no other rank: it gives the same on the parts.
+    treats every number alone (AdamW, SGD) asks no other rank: it gives the same on the parts.
 
     Args:
         groups: parameter groups, in which parameters may be DTensors that keep their memory.

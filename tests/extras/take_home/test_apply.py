@@ -36,7 +36,7 @@ MODELS = (
 KNOBS = {
     "precision": ("fp32", "bf16", "O1", "O2", "O3"),
     "sharding": ("ddp", "zero1", "zero2", "fsdp"),
-    "optimizer": ("adamw_loop", "adamw_fused", "lion", "adamw_contiguous", "adamw_8bit", "sgd_loop"),
+    "optimizer": ("adamw_loop", "adamw_fused", "adamw_contiguous", "adamw_8bit", "sgd_loop"),
     "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
     "averaging": ("none", "ema"),
     "batch.accumulation_steps": ("1", "2"),

@@ -237,7 +237,7 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
             ("sharding=ddp", "sharding.gradient_dtype=bfloat16", TWO),
             "sharding.gradient_dtype=bfloat16",
         ),
-        (("optimizer=lion",), "optimizer=lion"),
+        (("optimizer=muon",), "optimizer=muon"),
         (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
         (("averaging=ema",), "averaging=ema"),
         (("compilation=cuda_graphs_compiled",), "compilation=cuda_graphs_compiled"),

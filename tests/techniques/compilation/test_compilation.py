@@ -185,7 +185,7 @@ def _train(world, specs):
     return found
 
 
-UPDATES = ("adamw_foreach", "sgd_foreach", "lion", "adamw_contiguous")
+UPDATES = ("adamw_foreach", "sgd_foreach", "adamw_contiguous")
 
 
 @pytest.mark.full
