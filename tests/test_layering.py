@@ -161,7 +161,7 @@ def test_only_composition_the_plugins_and_one_file_of_the_command_line_know_hydr
 
 
 def test_choices_are_loaded_without_what_only_running_them_needs() -> None:
-    heavy = ("torch", "torchao", "apex", "sklearn", "PIL")
+    heavy = ("torch", "torchao", "sklearn", "PIL")
     loaded = {t: imports_any(path, *heavy, at_once=True) for t, path in target_files().items()}
     assert len(loaded) > 20
     assert {target: found for target, found in loaded.items() if found} == {}

@@ -75,7 +75,6 @@ NOT_FAKED = {
     "compilation=compile_model": "the compiler writes kernels",
     "compilation=cuda_graphs": "a graph is captured by the driver",
     "memory=budget": "the compiler decides what is kept",
-    "optimizer=adamw_apex": "apex is built for a GPU",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
         (

@@ -11,7 +11,6 @@ from vitsweep.planning import freeze
 from vitsweep.spec import rules
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
-from vitsweep.techniques.optimizer import apex_adamw
 from vitsweep.training.twin import twin_of
 
 WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
@@ -227,14 +226,6 @@ def test_more_threads_than_a_node_can_start_are_refused() -> None:
         assert any("is more than 128 threads on 2 cores" in text for text in found)
 
 
-def test_apex_is_refused_where_it_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apex_adamw, "apex_is_installed", lambda: False)
-    [reason] = reasons("optimizer=adamw_apex", machine=GPU_NODE)
-    assert reason.startswith("`optimizer=adamw_apex` needs NVIDIA's apex built with its CUDA")
-    assert "the package `apex` on PyPI is something else" in reason
-    assert reasons(way_out(reason), machine=GPU_NODE) == ()
-
-
 FP8_OF_ALL = ("precision=fp8", "precision.layers=all")
 
 
@@ -343,7 +334,10 @@ def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take(choice: str) ->
 
 def test_all_reasons_of_a_cell_are_told_at_once() -> None:
     found = reasons(
-        "sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer=adamw_apex"
+        "sharding=hsdp",
+        "batch.images_per_step=15",
+        "model.num_heads=3",
+        "optimizer=adamw_stochastic",
     )
     for knob in ("sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer="):
         assert any(f"`{knob}" in reason for reason in found)

@@ -27,7 +27,6 @@ from vitsweep.tables.render import TextTable
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 OPTIONAL = {
     "torchao": "precision=fp8: pip install 'vitsweep[fp8]'",
-    "apex": "optimizer=adamw_apex: NVIDIA's, from source (github.com/NVIDIA/apex)",
 }
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 

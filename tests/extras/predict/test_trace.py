@@ -98,7 +98,6 @@ def _sent(trace: StepTrace) -> dict[str, float]:
     [
         ("compilation=compile_model", "`compilation=compile_model` is counted as the eager step"),
         ("attention=flex", "`attention=flex` is counted as flash attention."),
-        ("optimizer=adamw_apex", "is counted as PyTorch's fused AdamW."),
         ("attention=sdpa_cudnn", ""),
         ("", ""),
     ],

@@ -1,10 +1,7 @@
-import importlib.machinery
-
 import pytest
 
-from tests.cells import GPU_NODE, LAPTOP, cell
+from tests.cells import LAPTOP, cell
 from vitsweep.spec.resources import Machine
-from vitsweep.techniques.optimizer import apex_adamw
 
 
 def reasons(*overrides: str, machine: Machine = LAPTOP) -> list[str]:
@@ -62,28 +59,3 @@ def test_nesterov_needs_momentum():
     (reason,) = reasons("optimizer=sgd_loop", "optimizer.momentum=0.0", "optimizer.nesterov=true")
 
     assert reason == "`optimizer.nesterov=true` needs `optimizer.momentum` above 0."
-
-
-def test_apex_is_refused_where_it_is_not_installed():
-    not_there, no_gpu = reasons("optimizer=adamw_apex")
-
-    assert "the package `apex` on PyPI is something else" in not_there
-    assert "runs on GPUs only" in no_gpu
-
-
-def test_the_apex_of_pypi_is_not_taken_for_nvidias(monkeypatch, tmp_path):
-    spec = importlib.machinery.ModuleSpec("apex", None, is_package=True)
-    spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(apex_adamw, "find_spec", lambda name: spec)
-    assert not apex_adamw.apex_is_installed()
-
-    (tmp_path / "optimizers").mkdir()
-    (tmp_path / "optimizers" / "fused_adam.py").touch()
-    assert apex_adamw.apex_is_installed()
-
-
-def test_apex_refuses_shards(monkeypatch):
-    monkeypatch.setattr(apex_adamw, "apex_is_installed", lambda: True)
-    (reason,) = reasons("optimizer=adamw_apex", "sharding=fsdp", machine=GPU_NODE)
-
-    assert "know no DTensor" in reason
