@@ -97,8 +97,8 @@ class Pictures:
 """
 
 
-@pytest.mark.parametrize("runtime", ["plain", pytest.param("huge_pages", marks=full)])
-def test_a_temporary_folder_with_a_long_path(runtime: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variables", ["null", pytest.param("{A:1}", marks=full)])
+def test_a_temporary_folder_with_a_long_path(variables: str, tmp_path: Path) -> None:
     """No socket fits there: those of ranks and loaders lie elsewhere, and user code keeps its `TMPDIR`."""
     (tmp_path / "places.py").write_text(PLACES)
     long = tmp_path / ("t" * 100)
@@ -107,7 +107,9 @@ def test_a_temporary_folder_with_a_long_path(runtime: str, tmp_path: Path) -> No
     with tempfile.TemporaryDirectory() as short:
         places = {"TMPDIR": str(long), "XDG_RUNTIME_DIR": short}
         done = shell(
-            f"{ONE_CELL} {data} runtime={runtime} batch.resolution_px=32", tmp_path, **places
+            f"{ONE_CELL} {data} runtime.variables={variables} batch.resolution_px=32",
+            tmp_path,
+            **places,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert not os.listdir(short)

@@ -22,7 +22,6 @@ from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Resources
 from vitsweep.spec.technique import Technique
-from vitsweep.techniques.runtime.memory import find_allocator, huge_pages_of_kernel
 from vitsweep.techniques.runtime.process import numa_nodes
 from vitsweep.world import World
 
@@ -64,18 +63,7 @@ REFUSED_ON_CPU = {
     "precision=fp8": "needs a GPU with FP8 units",
     "precision=fp8_masters": "needs a GPU with FP8 units",
     "precision=tf32": "needs an NVIDIA GPU",
-    "runtime=expandable_segments": "sets the allocator of GPU memory",
     **({} if len(numa_nodes()) > 1 else {"runtime=bind_numa": "needs several NUMA nodes"}),
-    **{
-        f"runtime={name}": f"needs the library {name}"
-        for name in ("jemalloc", "tcmalloc")
-        if find_allocator(name) is None
-    },
-    **(
-        {}
-        if huge_pages_of_kernel() in ("always", "madvise")
-        else {"runtime=huge_pages": "needs transparent huge pages"}
-    ),
 }
 """Choice -> part of its reason. Everything else must run here."""
 

@@ -27,7 +27,6 @@ def conflicts(cell: CellSpec) -> list[str]:
         _shapes(cell),
         _batch(cell),
         _instruments(cell),
-        _variables(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
         cell.task.conflicts(),
@@ -174,14 +173,6 @@ def _batch(cell: CellSpec) -> Iterator[str]:
         f"does not split evenly over {replicas} replicas x "
         f"`batch.accumulation_steps={steps}`: try `batch.images_per_step={fewer}`."
     )
-
-
-def _variables(cell: CellSpec) -> Iterator[str]:
-    for name in (cell.runtime.variables or {}).keys() & cell.runtime.environment().keys():
-        yield (
-            f"`runtime.variables` names `{name}`, which `runtime={cell.runtime.name}` sets: leave it out, or "
-            "use `runtime=plain`."
-        )
 
 
 def _instruments(cell: CellSpec) -> Iterator[str]:

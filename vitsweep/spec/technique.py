@@ -443,7 +443,7 @@ class Runtime(Technique):
     Python collects no garbage within the timed steps.
 
     Attributes:
-        variables: environment variables of the ranks, beside those of the choice; None for none.
+        variables: environment variables of the ranks; None for none.
     """
 
     variables: Variables | None = field(
@@ -460,14 +460,10 @@ class Runtime(Technique):
         """Steps between two collections where they are scheduled."""
         return 0
 
-    def environment(self) -> Mapping[str, str]:
-        """Variables that the choice itself sets."""
-        return {}
-
     @property
     def rank_environment(self) -> Mapping[str, str]:
         """Variables that a rank must find when it starts; the ranks are new processes then."""
-        return {**(self.variables or {}), **self.environment()}
+        return self.variables or {}
 
     def set_up(self, cell: "CellSpec", local_rank: int) -> None:
         """Prepare the process of a rank, before it joins the others.
@@ -477,15 +473,10 @@ class Runtime(Technique):
         """
         for reason in self.lacking_here(cell):
             raise VitsweepError(reason)
-        lacking = {k: v for k, v in (self.variables or {}).items() if os.environ.get(k) != v}
+        lacking = {k: v for k, v in self.rank_environment.items() if os.environ.get(k) != v}
         if lacking:
-            raise not_started_so("runtime.variables", lacking)
-
-
-def not_started_so(setting: str, variables: Mapping[str, str]) -> VitsweepError:
-    """Return what to say of a rank that something else has started without its variables."""
-    typed = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
-    return VitsweepError(
-        f"`{setting}` must be set before a rank starts, and this one was started without: put "
-        f"`{typed}` before the command that starts the ranks."
-    )
+            typed = " ".join(f"{key}={shlex.quote(value)}" for key, value in lacking.items())
+            raise VitsweepError(
+                "`runtime.variables` must be set before a rank starts, and this one was started without: put "
+                f"`{typed}` before the command that starts the ranks."
+            )

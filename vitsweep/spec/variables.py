@@ -14,7 +14,7 @@ REFUSED = {
     r"\w+_VISIBLE_DEVICES": "`resources` and the launcher say which devices a rank has",
     r"(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_\w*"
     r"|TORCHRUN_\w*|(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX|OMPI|FLUX|PBS|LSB)_\w*": "the launcher sets it",
-    r"LD_\w*|GLIBC_TUNABLES|BASH_ENV|ENV|IFS": "it loads code into every process (see `runtime=jemalloc`)",
+    r"LD_\w*|GLIBC_TUNABLES|BASH_ENV|ENV|IFS": "it loads code into every process: put it before the command",
     r"PYTHON\w*|PATH|HOME|TMPDIR|XDG_\w*|USER|SHELL": "it says which code and files a rank finds",
     r"(\w*_)?(TOKEN|SECRET|PASSWORD|KEY)": "a secret would stand in every record",
 }

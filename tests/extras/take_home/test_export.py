@@ -138,7 +138,7 @@ def of_named_sweeps(ranks: int) -> list[CellSpec]:
 def assert_equal(cells: list[CellSpec], folder: Path, *, twins: bool = True) -> None:
     groups: dict[tuple[object, ...], dict[Path, CellSpec]] = {}
     for number, spec in enumerate(cells):  # by how its processes are started
-        group = (spec.sharding.name == "none", *spec.runtime.environment().items())
+        group = (spec.sharding.name == "none", *spec.runtime.rank_environment.items())
         legs = sizes(spec) if twins else {OWN_SIZE: spec}
         own = {folder / str(number) / name: leg for name, leg in legs.items()}
         groups.setdefault(group, {}).update(own)

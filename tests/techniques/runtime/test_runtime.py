@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, entry
-from tests.choices import choice
 from tests.ranks import on_ranks
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.rank_processes import context_for, variables
 from vitsweep.spec.cell_spec import flatten
-from vitsweep.techniques.runtime import memory, process
+from vitsweep.techniques.runtime import process
 from vitsweep.training.timed_steps import garbage_collector_off
 from vitsweep.training.trainer import ScheduledCollection
 from vitsweep.world import World
@@ -66,57 +65,27 @@ def test_more_threads_than_cores_are_refused() -> None:
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "find_allocator", lambda library: None)
-    monkeypatch.setattr(memory, "huge_pages_of_kernel", lambda: "never")
     monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
-    assert "install it (Debian: `apt-get install libjemalloc2`)" in refusals("runtime=jemalloc")
-    assert "needs the library tcmalloc" in refusals("runtime=tcmalloc")
-    assert "says never: `echo madvise` into it" in refusals("runtime=huge_pages")
     assert "this machine shows 1: use `runtime=bind_cores`" in refusals("runtime=bind_numa")
-    assert "`resources.device=cpu`" in refusals("runtime=expandable_segments")
-    assert not refusals("runtime=expandable_segments", gpu=True)
-    assert "is for tensors in host memory" in refusals("runtime=huge_pages", gpu=True)
 
 
 def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "find_allocator", lambda library: None)
-    planned = entry(*TINY, "runtime=jemalloc", machine=LAPTOP)
+    monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
+    planned = entry(*TINY, "runtime=bind_numa", machine=LAPTOP)
     assert not planned.reasons
-    with pytest.raises(VitsweepError, match="needs the library jemalloc, which this machine lacks"):
+    with pytest.raises(VitsweepError, match="needs several NUMA nodes, and this machine shows 1"):
         planned.spec.runtime.set_up(planned.spec, 0)
 
 
-@pytest.mark.parametrize(("text", "mode"), [("always [madvise] never", "madvise"), ("", "")])
-def test_the_mode_of_huge_pages_is_read(text: str, mode: str, tmp_path: Path) -> None:
-    (tmp_path / "enabled").write_text(text + "\n")
-    assert memory.huge_pages_of_kernel(tmp_path / "enabled") == mode
-    assert memory.huge_pages_of_kernel(tmp_path / "none") == ""
-
-
 def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
-    assert context_for(cell("runtime=huge_pages")).get_start_method() == "spawn"
+    assert context_for(cell("runtime.variables={A:1}")).get_start_method() == "spawn"
     assert context_for(cell()).get_start_method() == "forkserver"
     with variables({"VITSWEEP_A": "1", "HOME": "/nowhere"}):
         assert (os.environ["VITSWEEP_A"], os.environ["HOME"]) == ("1", "/nowhere")
     assert "VITSWEEP_A" not in os.environ
     assert os.environ["HOME"] != "/nowhere"
-
-
-@pytest.mark.parametrize("name", ["huge_pages", "expandable_segments"])
-def test_a_process_that_was_started_without_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = choice("runtime", name)
-    for variable in runtime.environment():
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(
-        VitsweepError, match=r"must be set before a rank starts.*put `\w+=.*` before"
-    ):
-        runtime.set_up(None, 0)
-    with variables(runtime.environment()):
-        runtime.set_up(None, 0)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +129,6 @@ def test_variables_are_part_of_the_identity_where_set() -> None:
     spec = cell("runtime.variables={NCCL_ALGO:Ring}")
     assert flatten(spec)["runtime.variables.NCCL_ALGO"] == "Ring"
     assert context_for(spec).get_start_method() == "spawn"
-
-
-def test_a_variable_of_the_choice_itself_is_a_conflict() -> None:
-    said = refusals("runtime=huge_pages", "runtime.variables={THP_MEM_ALLOC_ENABLE:0}")
-    assert "`THP_MEM_ALLOC_ENABLE`, which `runtime=huge_pages` sets" in said
 
 
 def test_ranks_that_something_else_started_without_the_variables_are_refused() -> None:

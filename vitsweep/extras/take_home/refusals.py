@@ -18,7 +18,6 @@ from vitsweep.techniques.optimizer.adamw import AdamW
 from vitsweep.techniques.optimizer.sgd import SGD
 from vitsweep.techniques.precision.full import FullPrecision
 from vitsweep.techniques.precision.opt_level import OptLevel
-from vitsweep.techniques.runtime.memory import CudaAllocator, HugePages
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.fsdp import Fsdp, Hsdp
 from vitsweep.techniques.sharding.none import Unsharded
@@ -30,7 +29,7 @@ WRITTEN = {
     "optimizer": (AdamW, SGD),
     "memory": (Memory, RecomputeBlocks, RecomputeSelected, RecomputeByBudget),
     "attention": (ScaledDotProduct,),
-    "runtime": (Runtime, CudaAllocator, HugePages),
+    "runtime": (Runtime,),
     "compilation": (Compilation, CompileBlocks, CompileModel),
     "tokens": (TokenVariant, Registers),
 }

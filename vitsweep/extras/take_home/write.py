@@ -73,7 +73,6 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
     docstring = "\n".join([_title(cell), "", f"    {command}", "", *header]).rstrip()
     text = environment.get_template("file.py.j2").render(
         docstring=docstring,
-        environment=known["environment"],
         variables=[f"{k}={shlex.quote(v)}" for k, v in (cell.runtime.variables or {}).items()],
         code=code,
         settings="\n".join(settings),
@@ -203,7 +202,6 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "model": model,
         "own_imports": [path for path in (model["imported"], own_loss) if path],
         "own_loss": own_loss and own_loss.rpartition(".")[2],
-        "environment": dict(cell.runtime.environment()),
         "threads": cell.resources.threads_per_rank if on_cpu else None,
         "cast": cast,
         "cast_images": None if plan.param_dtype == "float32" else plan.param_dtype,
