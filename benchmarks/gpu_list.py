@@ -21,7 +21,6 @@ NEEDS = {
     "attention=sdpa_cudnn_first": ("precision=bf16",),
     "attention=sdpa_flash": ("precision=bf16",),
     "compilation=cuda_graphs": BASE,
-    "memory=budget": ("compilation=compile_blocks",),
     "optimizer=adamw_4bit": ("optimizer.compiled=false",),
     "optimizer=adamw_8bit": ("optimizer.compiled=false",),
     "optimizer=adamw_bf16_state": ("optimizer.compiled=false",),
@@ -58,7 +57,6 @@ COMPILED: tuple[tuple[str, ...], ...] = (
     ("compilation=compile_blocks",),
     ("precision=fp8", "precision.layers=all", "compilation=compile_blocks"),
     ("attention=flex",),
-    ("memory=budget", "compilation=compile_blocks"),
     ("compilation=compile_model",),
     ("compilation=compile_model", "compilation.mode=reduce_overhead", *BASE),
     ("optimizer=adamw_stochastic", "precision=bf16_params", "optimizer.compiled=true"),
@@ -70,7 +68,6 @@ ONLY_COMPILED = (
     "compilation=compile_blocks",
     "compilation=compile_model",
     "attention=flex",
-    "memory=budget",
 )
 """Choices of which `COMPILED` has all there is."""
 NEED_RANKS = ("pipeline_parallel=interleaved",)

@@ -71,7 +71,6 @@ SLOW = {
     **{f"recipe={name}": pytest.mark.full for name in RECIPES if name != "digits"},
     "compilation=compile_blocks": pytest.mark.full,  # tests/techniques/compilation
     "compilation=compile_model": pytest.mark.full,
-    "memory=budget": pytest.mark.full,  # tests/techniques/memory
     "model=resnet_50": pytest.mark.full,  # tests/model/test_resnet.py
 }
 """Choices that take long, and where they are tested besides."""
@@ -90,7 +89,6 @@ BESIDE = {
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
     "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
     "data=synthetic_video": [*VIDEO, "batch.resolution_px=8"],
-    "memory=budget": ["compilation=compile_blocks"],
     "attention=sdpa_causal": ["classifier=pooled"],
     "batch=blog_384_256px": ["batch.images_per_step=384", "batch.resolution_px=8"],
     "batch=blog_560": ["batch.images_per_step=560"],

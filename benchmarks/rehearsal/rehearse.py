@@ -74,7 +74,6 @@ NOT_FAKED = {
     "compilation=compile_blocks": "the compiler writes kernels",
     "compilation=compile_model": "the compiler writes kernels",
     "compilation=cuda_graphs": "a graph is captured by the driver",
-    "memory=budget": "the compiler decides what is kept",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
         (

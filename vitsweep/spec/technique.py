@@ -389,10 +389,6 @@ class Memory(Technique):
         """Wrap what is to be recomputed."""
         return model
 
-    def saved_activations(self) -> AbstractContextManager[Any]:
-        """Context of forward and backward; offloading moves saved tensors in it."""
-        return nullcontext()
-
 
 class Compilation(Technique):
     """How much of the step is compiled or captured; itself the plain choice, nothing.

@@ -266,7 +266,7 @@ class Trainer:
             if self.depth:
                 self.depth.select(index)
             marks.end("data")
-            with self._sync(index == micro_batches - 1), self.cell.memory.saved_activations():
+            with self._sync(index == micro_batches - 1):
                 total += self._add_gradients(batch, divisor, marks)
             marks.end("backward")
         self.cell.sequence_parallel.complete_gradients(self.model, self.world)

@@ -182,7 +182,7 @@ RARER = {
         ("layout=batch_second", "tokens=registers", "classifier=pooled", "precision=O2"),
     ),
     2: (
-        ("compilation=compile_model", "memory=budget", "sharding=fsdp", "precision=bf16_masters"),
+        ("compilation=compile_model", "sharding=fsdp", "precision=bf16_masters"),
         ("precision=O2", HALF, "sharding=ddp", "optimizer.clip_norm=0.1"),
         ("sharding=fsdp", "sharding.gradient_dtype=bfloat16", "sharding.prefetch_forward=1"),
         (
@@ -283,7 +283,6 @@ WRITTEN = (
     ("precision=O2", "sharding=hsdp", "resources.ranks_per_node=4", "sharding.blocks_per_unit=2"),
     (
         "compilation=compile_model",
-        "memory=budget",
         "classifier=pooled",
         "attention=sdpa_math",
         "layout.channels_last=true",

@@ -5,10 +5,8 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.cells import TINY, entry
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
-from vitsweep.errors import BadValueError
 from vitsweep.model.flops import train_flops
 from vitsweep.spec.technique import PrecisionPlan
 
@@ -100,36 +98,3 @@ def test_what_is_not_kept_is_computed_again(keep):
         step(technique.apply(choice("attention", "sdpa_math").apply(build())))
     repeated = counter.get_total_flops() - 3 * train_flops(NANO, 8, "token")
     assert (repeated > 0) == (max(KEPT[keep]) > 0)
-
-
-def test_a_budget_needs_a_compiler():
-    reasons = entry(*TINY, "memory=budget").reasons
-    assert "`compilation=eager` does not run it: use `compilation=compile_blocks`" in reasons[0]
-    assert not entry(*TINY, "memory=budget", "compilation=compile_model").reasons
-    with pytest.raises(BadValueError, match=r"`memory.share=1.5`: must be less|at most 1"):
-        entry(*TINY, "memory=budget", "memory.share=1.5")
-
-
-@pytest.mark.full
-def test_a_smaller_budget_keeps_less_and_gives_the_same_gradients():
-    """The budget ends with the step: a later cell of the process is compiled without it."""
-    kept, results = {}, {}
-    for share in (1.0, 0.0):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = choice("compilation", "compile_model").apply(build(dtype=torch.float32))
-        sizes = []
-
-        def note(tensor, sizes=sizes):
-            sizes.append(tensor.nbytes)
-            return tensor
-
-        with (
-            choice("memory", "budget", share=share).saved_activations(),
-            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        ):
-            results[share] = step(model)
-        kept[share] = sum(sizes)
-    torch.testing.assert_close(results[0.0], results[1.0], rtol=1e-4, atol=1e-5)
-    assert kept[0.0] < 0.8 * kept[1.0]
-    assert torch._functorch.config.activation_memory_budget == 1.0

@@ -11,7 +11,6 @@ from vitsweep.techniques.attention.sdpa import ScaledDotProduct
 from vitsweep.techniques.compilation.torch_compile import CompileBlocks, CompileModel
 from vitsweep.techniques.memory.recompute import (
     RecomputeBlocks,
-    RecomputeByBudget,
     RecomputeSelected,
 )
 from vitsweep.techniques.optimizer.adamw import AdamW
@@ -27,7 +26,7 @@ WRITTEN = {
     "precision": (OptLevel, FullPrecision),
     "sharding": (Unsharded, Ddp, Fsdp, Hsdp),
     "optimizer": (AdamW, SGD),
-    "memory": (Memory, RecomputeBlocks, RecomputeSelected, RecomputeByBudget),
+    "memory": (Memory, RecomputeBlocks, RecomputeSelected),
     "attention": (ScaledDotProduct,),
     "runtime": (Runtime,),
     "compilation": (Compilation, CompileBlocks, CompileModel),

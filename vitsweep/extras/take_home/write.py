@@ -42,7 +42,6 @@ NAMES = {
 MODULES = {name: name for name in ("math", "os", "timm", "torch")} | {
     "dist": "torch.distributed as dist",
     "F": "torch.nn.functional as F",
-    "functorch": "torch._functorch.config as functorch",
 }
 
 

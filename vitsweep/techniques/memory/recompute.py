@@ -1,13 +1,10 @@
 """Keep all activations, or recompute some of them in the backward pass."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from annotated_types import Ge, Le
-
-from vitsweep.spec.technique import Memory, Technique
+from vitsweep.spec.technique import Memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,41 +64,3 @@ class RecomputeSelected(Memory):
         from vitsweep.techniques.memory.checkpointed_blocks import recomputed
 
         return recomputed(model, frozenset(self.keep))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecomputeByBudget(Memory):
-    """torch.compile keeps a share of the activations, and computes again what costs least.
-
-    torch's partitioner solves a knapsack of all results of a graph by their sizes and FLOPs
-    (`torch._functorch.config.activation_memory_budget`, private to torch). A prediction counts all
-    activations.
-
-    Attributes:
-        share: of what the compiled graph would keep; 0 keeps the inputs of a graph alone, 1 is what
-            torch.compile keeps anyway.
-    """
-
-    share: Annotated[float, Ge(0), Le(1)]
-
-    def trace_substitute(self) -> tuple[Technique, str]:
-        """Itself: nothing is computed again without a compiler."""
-        return self, (
-            f"`memory={self.name}` is counted with all activations: how many are kept is known "
-            "once the step is compiled."
-        )
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse what nothing compiles."""
-        if not cell.compilation.fuses_kernels:
-            yield (
-                f"`memory={self.name}` lets torch.compile decide what is kept, and "
-                f"`compilation={cell.compilation.name}` does not run it: use "
-                "`compilation=compile_blocks`, or `memory=recompute_selected`."
-            )
-
-    def saved_activations(self) -> AbstractContextManager[Any]:
-        """Set the budget while a step is compiled, for this cell alone."""
-        import torch._functorch.config as functorch
-
-        return functorch.patch(activation_memory_budget=self.share)
