@@ -43,7 +43,6 @@ SHORT = [
 TRAINED = ["task.epochs=1", "batch.images_per_step=256"]
 """Few large steps."""
 RECIPES = ("deit_300", "digits", "pycls_100", "short_20")
-STAGES = ("interleaved", "zero_bubble_v", "dual_pipe_v")
 VIDEO = ["model=video_vit_nano", "data=moving_digits"]
 
 SMALL_VIT = (
@@ -104,7 +103,7 @@ BESIDE = {
     "model=video_vit_720m": VIDEO,
     "model=video_vit_nano": VIDEO,
     "optimizer=adamw_stochastic": ["precision=bf16_params"],
-    **{f"pipeline_parallel={each}": ["model.depth=4"] for each in STAGES},
+    "pipeline_parallel=interleaved": ["model.depth=4"],
     "sequence_parallel=dsp": VIDEO,
     "sequence_parallel=lasp": ["attention=linear", "attention.causal=true", "classifier=pooled"],
     "sequence_parallel=lasp2": ["attention=linear"],

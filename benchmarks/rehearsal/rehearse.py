@@ -76,10 +76,7 @@ NOT_FAKED = {
     "compilation=cuda_graphs": "a graph is captured by the driver",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
-        (
-            f"pipeline_parallel={schedule}"
-            for schedule in ("gpipe", "one_f_one_b", "interleaved", "zero_bubble_v", "dual_pipe_v")
-        ),
+        (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
         "stages tell each other their shapes through tensors that must be real",
     ),
 }

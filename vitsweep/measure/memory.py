@@ -87,9 +87,6 @@ def _gradients_with_peak(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str,
     if trainer.cell.compilation.fuses_kernels:
         trainer.gradients(stream)
         return {}, "torch's memory tracker sees no tensors inside compiled code"
-    if trainer.cell.pipeline_parallel.splits_backward:
-        trainer.gradients(stream)
-        return {}, "torch's memory tracker cannot follow a backward pass in two parts"
     try:
         tracker = _tensor_tracker()
         tracker.track_external(trainer.model)

@@ -82,11 +82,6 @@ class PipelineParallel(ModelParallel):
     else:
         microbatches = stages_per_rank = 1
 
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of inputs are computed first, and those of weights later."""
-        return False
-
     def stages(
         self,
         model: "nn.Module",

@@ -198,9 +198,7 @@ def pipeline(cell: CellSpec) -> dict[str, float]:
     stages, depth = ranks * cell.pipeline_parallel.stages_per_rank, cell.transformer.depth
     per_block = cell.sequence_parallel.tokens_per_rank(cell)
     # What enters a stage is still sharded as its predecessor's last block left it.
-    # At the bottom of a V, two stages lie on one rank.
-    crossed = set(range(1, stages)) - ({ranks} if cell.pipeline_parallel.splits_backward else set())
-    borders = sum(per_block[stage * depth // stages - 1] for stage in crossed)
+    borders = sum(per_block[stage * depth // stages - 1] for stage in range(1, stages))
     both_ways = 2 * size.images * borders * size.width * size.stream
     return {"activation": both_ways / ranks + 2 * remote(ranks) * LOSS_BYTES}
 

@@ -15,8 +15,6 @@ PIPELINES = [
     ("pipeline_parallel=interleaved", *DEEP, "optimizer.clip_norm=0.5"),
     ("pipeline_parallel=interleaved", *DEEP, "sharding=fsdp", "layout=batch_second"),
     ("pipeline_parallel=gpipe", *VIDEO, *DEEP),
-    ("pipeline_parallel=zero_bubble_v", *DEEP, "optimizer.clip_norm=0.5"),
-    ("pipeline_parallel=dual_pipe_v", *DEEP, "pipeline_parallel.microbatches=8"),
 ]
 ON_FOUR = [
     ("sequence_parallel=dsp", *VIDEO, "mesh.sequence=2", "sharding=fsdp"),

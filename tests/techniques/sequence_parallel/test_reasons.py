@@ -112,20 +112,8 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
             "`pipeline_parallel.microbatches=2` must be a multiple of `mesh.pipeline=4`",
         ),
         (
-            ["pipeline_parallel=zero_bubble_v", "pipeline_parallel.stages_per_rank=3"],
-            "`zero_bubble_v` and `dual_pipe_v` have 2",
-        ),
-        (
-            ["pipeline_parallel=dual_pipe_v", "model.depth=8"],
-            "`pipeline_parallel.microbatches=4` must be at least the 8 stages",
-        ),
-        (
-            ["pipeline_parallel=zero_bubble_v", "mesh.pipeline=2"],
-            "without the hooks by which other ranks exchange them: use `mesh.pipeline=4`",
-        ),
-        (
-            ["pipeline_parallel=zero_bubble_v", "compilation=compile_blocks"],
-            "which `compilation=compile_blocks` computes in one operation: use `pipeline_parallel=",
+            ["pipeline_parallel=gpipe", "pipeline_parallel.stages_per_rank=3"],
+            "`interleaved` has at least 2, the others 1.",
         ),
         (
             ["sequence_parallel=dsp", *VIDEO, "sharding=none"],

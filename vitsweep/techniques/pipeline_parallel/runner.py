@@ -1,7 +1,7 @@
 """Running a step through the stages by torch.distributed.pipelining (needs torch)."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
-    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
 )
 
 from vitsweep.collectives.primitives import from_first, sent_as
@@ -26,23 +24,15 @@ SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
     "one_f_one_b": Schedule1F1B,
     "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble_v": ScheduleZBVZeroBubble,
-    "dual_pipe_v": ScheduleDualPipeV,
 }
 
 
-def stage_numbers(rank: int, ranks: int, per_rank: int, *, v_shaped: bool) -> list[int]:
-    """Return which stages lie on a rank: every `ranks`-th one, or a V, the last one where the first is."""
-    if v_shaped:
-        return [rank, 2 * ranks - 1 - rank]
-    return [*range(rank, ranks * per_rank, ranks)]
+def stage_numbers(rank: int, ranks: int, per_rank: int) -> range:
+    """Return which stages lie on a rank: every `ranks`-th one."""
+    return range(rank, ranks * per_rank, ranks)
 
 
-CHUNKS = {
-    "forward_one_chunk": "forward",
-    "backward_one_chunk": "backward",
-    "backward_weight_one_chunk": "backward",
-}
+CHUNKS = {"forward_one_chunk": "forward", "backward_one_chunk": "backward"}
 """What schedules call on a stage for each micro-batch, and which phase that is."""
 
 
@@ -56,7 +46,6 @@ class PipelineRunner:
         schedule: a key of `SCHEDULES`.
         microbatches: parts of a batch.
         world: ranks.
-        v_shaped: whether stages lie on ranks in a V, see `stage_numbers`.
     """
 
     stages: list[nn.Module]
@@ -64,7 +53,6 @@ class PipelineRunner:
     schedule: str
     microbatches: int
     world: World
-    v_shaped: bool = False
     _scheduled: Any = None
     _divisor: Any = None
     _scale: Callable[[Tensor], Tensor] = field(default=lambda loss: loss)
@@ -136,18 +124,11 @@ class PipelineRunner:
     def _ranks(self) -> int:
         return self._group.size()
 
-    def _numbers(self, rank: int) -> list[int]:
-        return stage_numbers(rank, self._ranks, len(self.stages), v_shaped=self.v_shaped)
-
     @property
     def _owners(self) -> list[tuple[int, int]]:
         """The rank of each stage, and its place among the stages of that rank."""
-        found = {
-            number: (rank, place)
-            for rank in range(self._ranks)
-            for place, number in enumerate(self._numbers(rank))
-        }
-        return [found[stage] for stage in range(len(found))]
+        places, ranks = range(len(self.stages)), range(self._ranks)
+        return [(rank, place) for place in places for rank in ranks]
 
     def _unscaled(self) -> Tensor:
         return self._scale(torch.ones((), device=self.world.device, dtype=torch.float32)).double()
@@ -166,7 +147,7 @@ class PipelineRunner:
         # Shapes are found by a pass of our own: torch's would run a backward pass as well, which
         # DDP takes for a step.
         between = self._between_stages(images.chunk(self.microbatches)[0])
-        numbers = self._numbers(self._rank)
+        numbers = stage_numbers(self._rank, self._ranks, len(self.stages))
         stages = [self._stage(*each, between) for each in zip(numbers, self.stages, strict=True)]
         kind = SCHEDULES[self.schedule]
         chosen = stages if len(stages) > 1 else stages[0]
@@ -207,7 +188,7 @@ def _example(tensor: Tensor, *, needs_gradient: bool) -> Tensor:
 
 def cut(
     model: nn.Module,
-    numbers: list[int],
+    numbers: Iterable[int],
     num_stages: int,
     forward_context: Callable[[], AbstractContextManager[Any]],
 ) -> list[nn.Module]:

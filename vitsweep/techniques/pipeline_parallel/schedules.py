@@ -1,4 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: classical schedules, and those without a bubble."""
+"""Pipeline parallelism by torch.distributed.pipelining."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,23 +25,16 @@ class Schedule(PipelineParallel):
         schedule: `gpipe` (arXiv:1811.06965), all forward passes, then all backward ones;
             `one_f_one_b` (PipeDream-Flush, arXiv:2006.09503), in turns, so that few micro-batches
             are in flight; `interleaved` (arXiv:2104.04473), several stages per rank, which shortens
-            the time at either end when ranks wait; `zero_bubble_v` (ZB-V, arXiv:2401.10241) and
-            `dual_pipe_v` (after arXiv:2412.19437), two stages per rank in a V, whose gradients of
-            weights are computed while ranks would wait.
+            the time at either end when ranks wait.
         microbatches: parts of a replica's batch that follow one another through the stages.
-        stages_per_rank: 1, more with `interleaved`, 2 in a V.
+        stages_per_rank: 1, more with `interleaved`.
     """
 
-    schedule: Literal["gpipe", "one_f_one_b", "interleaved", "zero_bubble_v", "dual_pipe_v"]
+    schedule: Literal["gpipe", "one_f_one_b", "interleaved"]
     microbatches: Annotated[int, Gt(0)]
     stages_per_rank: Annotated[int, Gt(0)]
 
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether stages lie in a V, with the first and the last one on one rank."""
-        return self.schedule in ("zero_bubble_v", "dual_pipe_v")
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse stages without a block, uneven micro-batches, and what a schedule does not allow."""
@@ -68,53 +61,28 @@ class Schedule(PipelineParallel):
                 "split the batch twice: use `batch.accumulation_steps=1` and more "
                 "`pipeline_parallel.microbatches`."
             )
-        several = self.splits_backward or self.schedule == "interleaved"
-        if (self.stages_per_rank > 1) != several or (
-            self.splits_backward and self.stages_per_rank != 2
-        ):
+        if (self.stages_per_rank > 1) != (self.schedule == "interleaved"):
             yield (
                 f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` does not fit `{me}`: "
-                "`interleaved` has at least 2, `zero_bubble_v` and `dual_pipe_v` have 2, the others 1."
+                "`interleaved` has at least 2, the others 1."
             )
         if self.schedule == "interleaved" and self.microbatches % ranks:
             yield (
                 f"`pipeline_parallel.microbatches={self.microbatches}` must be a multiple of "
                 f"`mesh.pipeline={ranks}` with `{me}`: micro-batches go in rounds over the ranks."
             )
-        if self.schedule in ("one_f_one_b", "dual_pipe_v") and self.microbatches < stages:
+        if self.schedule == "one_f_one_b" and self.microbatches < stages:
             yield (
                 f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {stages} "
                 f"stages of `{me}`, all of which are to be busy: use "
                 f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
             )
-        if self.splits_backward:
-            yield from self._conflicts_of_split_backward(cell)
-        elif cell.compilation.scope == "model":
+        if cell.compilation.scope == "model":
             yield (
                 f"`{me}` hands activations from stage to stage, which "
                 f"`compilation={cell.compilation.name}` would trace through: use "
                 "`compilation=compile_blocks`."
             )
-
-    def _conflicts_of_split_backward(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse what computes both gradients in one operation, or waits for the gradient of a weight."""
-        me = f"pipeline_parallel={self.name}"
-        if cell.mesh.pipeline != cell.resources.world_size:
-            yield (
-                f"`{me}` computes gradients of weights without the hooks by which other ranks exchange "
-                f"them: use `mesh.pipeline={cell.resources.world_size}`, all ranks, or "
-                "`pipeline_parallel=interleaved`."
-            )
-        for choice, whole in (
-            (f"compilation={cell.compilation.name}", cell.compilation.scope != "nothing"),
-            (f"precision={cell.precision.name}", bool(cell.precision.float8)),
-            (f"memory={cell.memory.name}", cell.memory.wraps_blocks),
-        ):
-            if whole:
-                yield (
-                    f"`{me}` computes gradients of inputs first and those of weights later, which "
-                    f"`{choice}` computes in one operation: use `pipeline_parallel=interleaved`."
-                )
 
     def stages(
         self,
@@ -126,7 +94,7 @@ class Schedule(PipelineParallel):
         from vitsweep.techniques.pipeline_parallel.runner import cut, stage_numbers
 
         group, per_rank = world.axis("pipeline").get_group(), self.stages_per_rank
-        own = stage_numbers(group.rank(), group.size(), per_rank, v_shaped=self.splits_backward)
+        own = stage_numbers(group.rank(), group.size(), per_rank)
         return cut(model, own, group.size() * per_rank, forward_context)
 
     def runner(
@@ -135,6 +103,4 @@ class Schedule(PipelineParallel):
         """Return what runs a batch through the stages."""
         from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
-        return PipelineRunner(
-            stages, criterion, self.schedule, self.microbatches, world, self.splits_backward
-        )
+        return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
