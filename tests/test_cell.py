@@ -56,7 +56,6 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "kept_epoch",
         "accuracy_top5",
         "train_seconds",
-        "train_flops_share",
         "seconds_to_target",
         "epochs_to_target",
         "first_compile_seconds",

@@ -111,7 +111,6 @@ BESIDE = {
     "sequence_parallel=usp": ["resources.ranks_per_node=4"],
     "sharding=hsdp": ["resources.ranks_per_node=4"],
     "sharding=none": ["resources.ranks_per_node=1"],
-    "schedule=progressive": ["task=train", "task.epochs=2", "schedule.growth_epochs=0.5"],
     "task=train": TRAINED,
     **{f"recipe={name}": ["task=train", *TRAINED] for name in RECIPES},
 }

@@ -43,7 +43,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.generators import seeded_generators
 from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
-from vitsweep.training.epochs import EpochSizes, Training, train_epochs
+from vitsweep.training.epochs import Training, train_epochs
 from vitsweep.training.shards import sketch_next_gradients
 from vitsweep.training.timed_steps import (
     TimedSteps,
@@ -262,14 +262,11 @@ def _train(
             "torchrun or srun, or train from the beginning."
         )
     gc.collect()  # wrappers refer to each other: free the timed model before building another
-    model = first_model(cell)
-    sizes = EpochSizes(model) if cell.schedule.changes_sizes else None
-    trainer = parallelize(
-        model, replace(cell, optimizer=cell.recipe.optimizer(cell)), world, cell.recipe.drop_path
-    )
+    trained = replace(cell, optimizer=cell.recipe.optimizer(cell))
+    trainer = parallelize(first_model(cell), trained, world, cell.recipe.drop_path)
     scheduled = cell.runtime.collects_garbage == "scheduled"
     with garbage_collector_off() if scheduled else contextlib.nullcontext():
-        training = train_epochs(trainer, batches, checkpoints, sizes, keeper)
+        training = train_epochs(trainer, batches, checkpoints, keeper)
     _refuse_divergence(trainer, f"{training.curve[-1]['epoch']:g} epochs of {cell.task.epochs}")
     return training
 

@@ -203,8 +203,8 @@ def test_every_group_node_carries_its_choice(tmp_path: Path) -> None:
         ),
         ("resources.ranks=2", "did you mean `resources.ranks_per_node=2`?"),
         (
-            "schedule.growth_epochs=0.7",
-            "`schedule=constant` has no key `growth_epochs`; another choice of `schedule` may have it.",
+            "averaging.every=2",
+            "`averaging=none` has no key `every`; another choice of `averaging` may have it.",
         ),
         ("+precison=O1", "`+precison=O1`: there is no group or key `precison`"),
         (

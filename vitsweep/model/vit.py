@@ -1,6 +1,5 @@
 """Plain pre-norm Vision Transformers (Dosovitskiy et al., arXiv:2010.11929)."""
 
-import math
 from functools import partial
 from typing import Literal
 
@@ -40,8 +39,6 @@ class Embedding(nn.Module):
 
     Attributes:
         num_prefix_tokens: class token and registers, which come before the patches.
-        resizes_position: whether images of another size are taken, for which the grid of positions is
-            resized; an error otherwise.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class Embedding(nn.Module):
         some = spec.registers > 0
         self.registers = nn.Parameter(torch.zeros(spec.registers, spec.width)) if some else None
         self.num_prefix_tokens = spec.registers + class_token
-        self.resizes_position = False
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
@@ -87,11 +83,7 @@ class Embedding(nn.Module):
         # residual stream through all blocks: every LayerNorm would copy.
         x = x.contiguous()
         if self.position is not None:
-            position: Tensor = self.position
-            if self.resizes_position:
-                prefix = 0 if self.class_token is None else 1
-                position = resized_positions(position, x.shape[token_axis] - prefix, prefix)
-            x = x + (position if self.batch_first else position.unsqueeze(1))
+            x = x + (self.position if self.batch_first else self.position.unsqueeze(1))
         return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
 
     def _convolved(self, images_BCHW: Tensor) -> Tensor:
@@ -132,24 +124,6 @@ class Embedding(nn.Module):
         first = 0 if self.class_token is None else 1
         before, patches = x.split([first, x.shape[token_axis] - first], dim=token_axis)
         return torch.cat([before, inserted.to(x.dtype), patches], dim=token_axis)
-
-
-def resized_positions(position_TD: Tensor, patches: int, prefix: int) -> Tensor:
-    """Return positions of a square grid with another number of patches (arXiv:2010.11929, section 3.2).
-
-    Args:
-        position_TD: of `prefix` tokens and of a square grid of patches.
-        patches: wanted; where there are as many, the positions are returned as they are.
-        prefix: tokens before the patches, whose positions stay.
-    """
-    if len(position_TD) - prefix == patches:
-        return position_TD
-    before, grid_PD = position_TD[:prefix], position_TD[prefix:]
-    old, new = math.isqrt(len(grid_PD)), math.isqrt(patches)
-    grid_1Dhw = grid_PD.T.unflatten(1, (old, old)).unsqueeze(0)
-    wide = grid_1Dhw.to(torch.promote_types(grid_1Dhw.dtype, torch.float32))
-    resized = F.interpolate(wide, size=(new, new), mode="bicubic", antialias=True)
-    return torch.cat([before, resized[0].flatten(1).T.to(position_TD.dtype)])
 
 
 # Axes: B images, C channels, H x W pixels, P patches, T tokens (patches and class token), D width,

@@ -461,19 +461,10 @@ def training_seconds(cell: CellSpec, step_time_ms: float) -> float | None:
     train, test = sizes
     steps = cell.task.epochs * (train // cell.images_per_step)
     evaluated = _evaluations(cell) * test / cell.images_per_step * FORWARD_SHARE
-    return (steps * _size_share(cell) + evaluated) * step_time_ms / 1e3
+    return (steps + evaluated) * step_time_ms / 1e3
 
 
 def _evaluations(cell: CellSpec) -> int:
     """Number of evaluations of a training; the last epoch is always evaluated."""
     epochs, every = cell.task.epochs, cell.task.evaluate_every_epochs
     return -(-epochs // every) if every else 1
-
-
-def _size_share(cell: CellSpec) -> float:
-    """Work of an epoch over that of one of full size, mean over the epochs."""
-    if not cell.schedule.changes_sizes:
-        return 1.0
-    from vitsweep.training.epochs import flops_share  # loads torch
-
-    return flops_share(cell)

@@ -167,9 +167,6 @@ _ALL = (
            "task.keep=final: accuracy_top1; best: on the held-out images that had no part in the choice"),
     Metric("kept_epoch", "1", "Epoch of the kept weights", None, "epochs trained when they were kept"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
-    Metric("train_flops_share", "1", "FLOPs of the training over those at full size", "lower",
-           "model FLOPs of an image, mean over the epochs, over those of the timed steps: below 1 with a "
-           "schedule of resolution or tokens"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "
            "where that was not reached, see seconds_to_target_reason",

@@ -1,7 +1,6 @@
 """The kinds of technique that change what is trained or evaluated: blocks, tokens, averages, epochs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from vitsweep.spec.technique import Technique
@@ -106,40 +105,13 @@ class Averaging(Technique):
         return None
 
 
-@dataclass(frozen=True)
-class EpochSize:
-    """What an epoch of a training works on.
-
-    Attributes:
-        resolution_px: side of its images.
-        keep: share of their patches that go through the blocks.
-    """
-
-    resolution_px: int
-    keep: float = 1.0
-
-    def kept(self, patches: int) -> int:
-        """Return how many patches of an image go through the blocks; at least one."""
-        return max(1, round(patches * self.keep))
-
-
 class Schedule(Technique):
-    """How large the images and how many the tokens of an epoch are; the timed steps have full size.
-
-    Itself the plain choice: every epoch has the images and tokens of the cell.
-    """
+    """How large the images of an epoch are: those of the cell. The only choice; ids of cells contain it."""
 
     touches: ClassVar[tuple[str, ...]] = ()
 
     colour = 6
     part_of_training = True
-
-    changes_sizes: ClassVar[bool] = False
-    """True where some epoch differs from the others."""
-
-    def size(self, cell: "CellSpec", epoch: int) -> EpochSize:
-        """Return the size of an epoch, counted from 0."""
-        return EpochSize(cell.batch.resolution_px)
 
 
 class WeightAverage(Protocol):

@@ -5,81 +5,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import interpolate
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from vitsweep.collectives.primitives import broadcast_together, gathered
-from vitsweep.model.flops import train_flops
-from vitsweep.model.initialize import drop_after_embedding
 from vitsweep.model.module_look import logits_of
 from vitsweep.model.restored import as_it_was, is_writable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.generators import named_seed, set_generators
-from vitsweep.spec.model_spec import ViTSpec
-from vitsweep.spec.model_variant import EpochSize
 from vitsweep.training.checkpoint import Position
 from vitsweep.training.checkpoint_files import Evaluation
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision, WeightKeeper
 from vitsweep.training.regularize import augmented
-from vitsweep.training.trainer import MicroBatch, Trainer, at_least_float32, labels_of
-
-# Epochs of a training with smaller images and fewer patches than the cell has.
-
-
-class EpochSizes:
-    """Cuts images and tokens of a training down to the size of the epoch.
-
-    Args:
-        model: a ViT before any technique wraps it; its embedding gets a hook.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._size: EpochSize | None = None
-        vit: Any = model
-        vit.embedding.resizes_position = True
-        drop_after_embedding(model, self._kept)
-
-    def _kept(self, patches: int) -> int:
-        return self._size.kept(patches) if self._size else patches
-
-    def begin(self, size: EpochSize, batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Begin an epoch; return its batches with images of its size."""
-        self._size = size
-        resize = partial(interpolate, size=(size.resolution_px,) * 2, mode="bilinear")
-        side = size.resolution_px
-        return (
-            (resize(images, antialias=True) if images.shape[-1] > side else images, labels)
-            for images, labels in batches
-        )
-
-
-def flops_share(cell: CellSpec) -> float:
-    """Return the model FLOPs of an image, mean over the epochs, over those of an epoch of full size."""
-    if not cell.schedule.changes_sizes:
-        return 1.0
-    flops = [_flops(cell, size) for size in _sizes(cell)]
-    return sum(flops) / len(flops) / _flops(cell, EpochSize(cell.batch.resolution_px))
-
-
-def _sizes(cell: CellSpec) -> list[EpochSize]:
-    return [cell.schedule.size(cell, epoch) for epoch in range(cell.task.epochs)]
-
-
-def _flops(cell: CellSpec, size: EpochSize) -> int:
-    shape = replace(cell, batch=replace(cell.batch, resolution_px=size.resolution_px)).shape
-    if size.keep < 1 and isinstance(shape, ViTSpec):
-        patches = shape.num_patches(size.resolution_px)
-        shape = replace(shape, kept_patches=size.kept(patches))
-    return train_flops(shape, size.resolution_px, cell.classifier.pooling, cell.attention_pattern)
+from vitsweep.training.trainer import Trainer, at_least_float32, labels_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +47,6 @@ def train_epochs(
     trainer: Trainer,
     batches: Batches,
     checkpoints: CheckpointManager | None = None,
-    sizes: EpochSizes | None = None,
     keeper: WeightKeeper | None = None,
 ) -> Training:
     """Train for `task.epochs`, and evaluate on the held-out images every so many of them.
@@ -115,7 +58,6 @@ def train_epochs(
         batches: training and test batches.
         checkpoints: with it, training resumes from a checkpoint of an earlier attempt, writes
             checkpoints while it runs, and can be interrupted between two steps.
-        sizes: with it, epochs have the sizes of `schedule`.
         keeper: with it, weights are kept in files.
 
     Raises:
@@ -148,8 +90,6 @@ def train_epochs(
         stream = batches.train(epoch, first * cell.batch.accumulation_steps)
         if cell.recipe.augments:
             stream = augmented(stream, cell, trainer.world, step)
-        if sizes:
-            stream = sizes.begin(cell.schedule.size(cell, epoch), stream)
         for _ in range(first, per_epoch):
             save_if_agreed(step)
             set_learning_rate(trainer.optimizer, cell, step, total)
@@ -196,7 +136,6 @@ def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) ->
         "accuracy_top1": last.get("accuracy_top1"),
         "accuracy_top5": last.get("accuracy_top5"),
         "train_seconds": seconds,
-        "train_flops_share": flops_share(cell),
         "seconds_to_target": None,
         "epochs_to_target": None,
     }
