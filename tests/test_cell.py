@@ -52,8 +52,6 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "bubble_ms",  # pipelines
         "accuracy_top1",  # task=train
         "accuracy_top1_raw",
-        "kept_accuracy_top1",
-        "kept_epoch",
         "accuracy_top5",
         "train_seconds",
         "seconds_to_target",

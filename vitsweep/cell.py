@@ -121,7 +121,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
         if checkpoints:
             checkpoints.save_measurement(asdict(summary), world)
         if cell.task.epochs:
-            keeper = _weight_keeper(cell, context)
+            keeper = WeightKeeper(context.folder, cell.task.keep)
             training = _train(cell, world, batches, checkpoints, keeper)
             summary.metrics |= training.metrics
             summary.environment |= training.reasons | keeper.facts()
@@ -240,12 +240,6 @@ def _instruments(
         "environment": {"attention_kernel": kernels.name},
         "extra": extra,
     }
-
-
-def _weight_keeper(cell: CellSpec, context: RunContext) -> WeightKeeper:
-    folder, checkpoints = context.folder, context.checkpoints
-    earlier = (*checkpoints.earlier, *checkpoints.trainings) if checkpoints else ()
-    return WeightKeeper(folder, cell.task.keep, tuple(path.parent for path in earlier))
 
 
 def _train(

@@ -163,9 +163,6 @@ _ALL = (
            "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("accuracy_top1_raw", "1", "Top-1 accuracy without averaging", "higher",
            "of the last weights themselves; only where averaging keeps others beside them"),
-    Metric("kept_accuracy_top1", "1", "Top-1 accuracy of the kept weights", "higher",
-           "task.keep=final: accuracy_top1; best: on the held-out images that had no part in the choice"),
-    Metric("kept_epoch", "1", "Epoch of the kept weights", None, "epochs trained when they were kept"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "

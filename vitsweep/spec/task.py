@@ -32,8 +32,7 @@ class Task:
         checkpoint_minutes: time between two checkpoints; None writes one only when interrupted.
         resume_from: folder of a checkpoint of another cell (see `training.checkpoint_files.checkpoints_in`),
             from which the training goes on; its ranks, mesh, sharding and precision may be others.
-        keep: the weights that a training leaves in a file: those after the last epoch, those that were
-            best in an evaluation, or none.
+        keep: the weights that a training leaves in a file: those after the last epoch, or none.
         held_out: path of a function (outputs, batch) -> mapping of name -> tensor (B, ...), which is kept
             of each held-out image, after training, for metrics of one's own; None keeps nothing.
     """
@@ -46,7 +45,7 @@ class Task:
     target_accuracy: Annotated[float, Gt(0), Le(1)] | None
     checkpoint_minutes: Annotated[float, Gt(0)] | None = field(metadata={"identity": False})
     resume_from: str | None
-    keep: Literal["final", "best", "none"] = field(default="none", metadata={"identity": False})
+    keep: Literal["final", "none"] = field(default="none", metadata={"identity": False})
     held_out: str | None = field(default=None, metadata={"identity": False})
 
     def conflicts(self) -> Iterator[str]:
@@ -75,11 +74,6 @@ class Task:
             yield (
                 f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than `task.epochs={self.epochs}`"
                 f": use `task.warmup_epochs={self.epochs / 6:.2g}`."
-            )
-        if self.keep == "best" and self.epochs > 1 and not self.evaluate_every_epochs:
-            yield (
-                "`task.keep=best` has one evaluation with `task.evaluate_every_epochs=0`: use "
-                "`task.evaluate_every_epochs=1`, or `task.keep=final`."
             )
         if self.target_accuracy is not None and self.epochs > 1:
             every = self.evaluate_every_epochs

@@ -43,16 +43,12 @@ class Evaluation:
         accuracy_top1: share of images whose largest logit is their label.
         accuracy_top5: share of images whose label is among the five largest logits (all, where there
             are fewer classes).
-        accuracy_choosing: top-1 on the first, third, ... of the images of each replica.
-        accuracy_reporting: top-1 on the others; 0 where there are none.
     """
 
     epoch: float
     seconds: float
     accuracy_top1: float
     accuracy_top5: float
-    accuracy_choosing: float
-    accuracy_reporting: float
 
 
 @dataclass(frozen=True, kw_only=True)

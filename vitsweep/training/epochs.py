@@ -58,7 +58,7 @@ def train_epochs(
         batches: training and test batches.
         checkpoints: with it, training resumes from a checkpoint of an earlier attempt, writes
             checkpoints while it runs, and can be interrupted between two steps.
-        keeper: with it, weights are kept in files.
+        keeper: with it, the last weights are kept in files.
 
     Raises:
         TrainingInterrupted: a stop was requested; a checkpoint of all steps so far is on disk.
@@ -68,8 +68,6 @@ def train_epochs(
     total = cell.task.epochs * per_epoch
     done = checkpoints.resume(trainer) if checkpoints else Position()
     trainer.steps_taken = done.step
-    if keeper and done.step:
-        keeper.resume()
     begin = time.perf_counter() - done.seconds
 
     def at(step: int) -> Position:
@@ -103,8 +101,6 @@ def train_epochs(
             done = replace(done, curve=(*done.curve, asdict(point)))
             if bool(trainer.non_finite):
                 break
-            if keeper:
-                keeper.after(trainer, point)
     save_if_agreed(step)
     if checkpoints:
         checkpoints.finish()
@@ -119,7 +115,7 @@ def train_epochs(
         training.samples["held_out"], reason = held_out(trainer, batches, cell.task.held_out)
         training.reasons.update({"held_out_reason": reason} if reason else {})
     if keeper and not bool(trainer.non_finite):
-        training.metrics.update(keeper.finish(trainer, training.curve))
+        keeper.finish(trainer, training.curve[-1])
     return training
 
 
@@ -233,32 +229,22 @@ def evaluate(
         seconds: training time.
         averaged: with the averaged weights, where there are any.
     """
-    # top-1, all; by half
-    right = torch.zeros(2, 2, device=trainer.world.device, dtype=torch.float64)
-    top5, non_finite, seen = torch.zeros_like(right[:1, 0]), trainer.non_finite.double()[None], 0
+    right = torch.zeros(2, device=trainer.world.device, dtype=torch.float64)  # top-1, top-5
+    seen = 0
     with _evaluating(trainer), trainer.averaged_weights() if averaged else nullcontext():
         for batch in batches.test():
             labels = labels_of(trainer.cell, batch)
             logits = logits_of(trainer.predict(batch))
             best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]
-            half = (torch.arange(len(labels), device=labels.device) + seen) % 2
-            right[0].index_add_(0, half, best[:, 0].double())
-            right[1].index_add_(0, half, torch.ones_like(half, dtype=right.dtype))
-            top5 += best.sum()
-            seen += len(labels)
-    counts = torch.cat([right.flatten(), top5, non_finite])
+            right += torch.stack([best[:, 0].sum(), best.sum()])
+            seen += len(best)
+    counts = torch.cat([right, right.new_tensor([seen]), trainer.non_finite.double()[None]])
     if dist.is_initialized():
         dist.all_reduce(counts)  # ranks that share an image count it equally often
     trainer.non_finite |= counts[-1] > 0
-    choosing, reporting, num_choosing, num_reporting, in_top5, _ = counts.tolist()
-    total = num_choosing + num_reporting
+    top1, top5, total, _ = counts.tolist()
     return Evaluation(
-        epoch=epoch,
-        seconds=seconds,
-        accuracy_top1=(choosing + reporting) / total,
-        accuracy_top5=in_top5 / total,
-        accuracy_choosing=choosing / max(num_choosing, 1),
-        accuracy_reporting=reporting / max(num_reporting, 1),
+        epoch=epoch, seconds=seconds, accuracy_top1=top1 / total, accuracy_top5=top5 / total
     )
 
 
