@@ -35,7 +35,6 @@ NEEDS = {
     "sequence_parallel=lss": ("precision=bf16",),
     "sequence_parallel=megatron_sp": ("precision=bf16",),
     "sequence_parallel=ring": ("precision=bf16",),
-    "sequence_parallel=segment_local": ("precision=bf16", "classifier=pooled"),
     "sequence_parallel=ulysses": ("precision=bf16",),
     "sequence_parallel=usp": ("precision=bf16",),
 }

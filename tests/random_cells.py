@@ -38,7 +38,7 @@ GROUPS = {
     "memory": "keep_all recompute_blocks recompute_selected",
     "vit_block": "plain plain drop_samples parallel",
     "tokens": "all all drop registers",
-    "sequence_parallel": "none none none ulysses ring usp lss lasp lasp2 dsp megatron_sp segment_local",
+    "sequence_parallel": "none none none ulysses ring usp lss lasp lasp2 dsp megatron_sp",
     "tensor_parallel": "none none none megatron",
     "pipeline_parallel": "none none none gpipe one_f_one_b interleaved",
     "batch.accumulation_steps": "1 1 2 3",

@@ -107,7 +107,6 @@ BESIDE = {
     "sequence_parallel=dsp": VIDEO,
     "sequence_parallel=lasp": ["attention=linear", "attention.causal=true", "classifier=pooled"],
     "sequence_parallel=lasp2": ["attention=linear"],
-    "sequence_parallel=segment_local": ["classifier=pooled"],
     "sequence_parallel=usp": ["resources.ranks_per_node=4"],
     "sharding=hsdp": ["resources.ranks_per_node=4"],
     "sharding=none": ["resources.ranks_per_node=1"],

@@ -28,7 +28,6 @@ from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.techniques.attention import kernels
 from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.techniques.optimizer.adamw import AdamW
-from vitsweep.techniques.sequence_parallel import wrapped_attention
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.none import Unsharded
 from vitsweep.techniques.vit_block import branches
@@ -138,20 +137,6 @@ def test_a_choice_that_changes_the_model_is_compared_with_other_code_than_its_ow
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(WrongResultError):
         prove(alone(*words), lone_world())
-
-
-def _verdict_without_segments(world: World, spec: CellSpec) -> tuple[str, str]:
-    honest = _verdict(world, spec)
-    wrapped_attention.within_segments = lambda attend, *numbers: attend
-    return honest, _verdict(world, spec)
-
-
-def test_segments_that_see_one_another_are_found(tmp_path: Path) -> None:
-    words = ["sequence_parallel=segment_local", "sequence_parallel.segments=4"]
-    spec = cell(*words, "classifier=pooled", "resources.ranks_per_node=2")
-    for honest, wrong in on_ranks(2, _verdict_without_segments, spec, spec, folder=tmp_path):
-        assert honest.startswith("equal")
-        assert "forward pass: `sharding=ddp`, `classifier=pooled`, `sequence_parallel=seg" in wrong
 
 
 @dataclass(frozen=True, kw_only=True)

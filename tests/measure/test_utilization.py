@@ -156,7 +156,6 @@ def test_utilisation_divides_by_the_published_and_by_the_measured_peak() -> None
     [
         ["attention=sdpa_causal", "classifier=pooled"],
         ["attention=linear"],
-        ["sequence_parallel=segment_local", "classifier=pooled"],
     ],
 )
 def test_what_attends_to_less_has_fewer_flops(overrides: list[str]) -> None:

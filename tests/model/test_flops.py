@@ -6,11 +6,8 @@ from tests.choices import choice
 from tests.flops import recomputed_score_flops
 from tests.shapes import NANO, build, replace, step
 from vitsweep.model import flops
-from vitsweep.model.attention import Attention, attend
-from vitsweep.model.vit import MultiDimViT
-from vitsweep.spec.model_spec import AxialViTSpec
+from vitsweep.model.attention import Attention
 from vitsweep.spec.technique import AttentionPattern
-from vitsweep.techniques.sequence_parallel.wrapped_attention import within_segments
 
 aten = torch.ops.aten
 CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count nothing for it here
@@ -121,28 +118,6 @@ def test_flops_of_linear_attention_equal_those_of_the_counter(spec):
     assert counted(model, spec) == IMAGES * flops.train_flops(
         spec, 8, "mean", kernel.attention_pattern
     )
-
-
-@pytest.mark.parametrize("segments", [1, 2, 3, 5, 16])
-def test_flops_within_segments_equal_those_of_the_counter(segments):
-    model = with_kernel(build(pooling="mean"), within_segments(attend, 16, segments))
-    products = AttentionPattern(segments=segments)
-    scores = recomputed_score_flops(NANO, 8, "mean", products)
-
-    assert counted(model, NANO) == IMAGES * (flops.train_flops(NANO, 8, "mean", products) + scores)
-
-
-@pytest.mark.parametrize("segments", [1, 2])
-def test_models_with_two_axes_have_segments_along_the_first(segments):
-    fields = {k: v for k, v in vars(NANO).items() if k not in VIT_ONLY}
-    spec = AxialViTSpec(**fields | {"name": "axial"})
-    model = MultiDimViT(spec, resolution_px=8).double()
-    columns = model.blocks[1]  # even blocks attend within rows, along the second axis
-    columns.attention.attend = within_segments(attend, 4, segments)
-    products = AttentionPattern(segments=segments)
-    scores = recomputed_score_flops(spec, 8, "mean", products)
-
-    assert counted(model, spec) == IMAGES * (flops.train_flops(spec, 8, "mean", products) + scores)
 
 
 def test_a_mask_and_states_take_the_flops_that_their_formulas_say():

@@ -31,11 +31,6 @@ def causal(q: Tensor, k: Tensor) -> Tensor:
     return softmax(q, k, torch.ones(len(q), len(q)).tril())
 
 
-def segments_of_6(q: Tensor, k: Tensor) -> Tensor:
-    number = torch.arange(len(q)) // 6
-    return softmax(q, k, number[:, None] == number)
-
-
 def linear(q: Tensor, k: Tensor) -> Tensor:
     def phi(x: Tensor) -> Tensor:
         return torch.where(x > 0, x + 1, x.exp())
@@ -125,7 +120,6 @@ TWINS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"mix": (decaying(exp(-1 / 16)), decaying(exp(-1 / 256))), "pooled": True},
     ),
     "classifier=pooled": ({}, POOLED, {"pooled": True}),
-    "sequence_parallel=segment_local": ({"segments": 3}, POOLED, {"mix": segments_of_6, "pooled": True}),
     "tokens=drop": ({}, {}, {}),
     "tokens=registers": ({"count": 2}, {"spec": replace(NANO, registers=2)}, {}),
     "vit_block=drop_samples": ({}, {}, {}),

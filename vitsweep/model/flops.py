@@ -140,20 +140,10 @@ def _of_computed_images(spec: TransformerSpec, flops: int) -> int:
 def _pairs(
     spec: TransformerSpec, resolution_px: int, pooling: Pooling, attention_pattern: AttentionPattern
 ) -> int:
-    """Pairs of query and key of one image, over all blocks.
-
-    A block attends within sequences along one axis; every other block of a model with two axes
-    attends along the first.
-    """
+    """Pairs of query and key of one image, over all blocks, each of which attends along one axis."""
     tokens = spec.num_tokens(resolution_px, pooling)
     lengths = spec.attended_tokens(resolution_px, pooling)
-    axes = spec.num_sequence_axes
-    return sum(
-        tokens
-        // length
-        * attention_pattern.pairs(length, first_axis=axes == 1 or block % axes == 1)
-        for block, length in enumerate(lengths)
-    )
+    return sum(tokens // length * attention_pattern.pairs(length) for length in lengths)
 
 
 def _patch_flops(spec: TransformerSpec, resolution_px: int) -> int:

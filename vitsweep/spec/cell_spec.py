@@ -104,7 +104,7 @@ class CellSpec:
     @property
     def attention_pattern(self) -> AttentionPattern:
         """Which products attention takes, for the FLOPs."""
-        return self.sequence_parallel.attention_pattern(self.attention.attention_pattern)
+        return self.attention.attention_pattern
 
     @property
     def cell_id(self) -> str:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vitsweep.spec.technique import AttentionPattern, Technique
+from vitsweep.spec.technique import Technique
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,10 +40,6 @@ class SequenceParallel(ModelParallel):
         first, *rest = axis_lengths(cell)
         share = padded_share(first, cell.mesh.sequence_parallel_size, self.unit(cell))
         return (share * prod(rest),) * cell.transformer.depth
-
-    def attention_pattern(self, kernel: AttentionPattern) -> AttentionPattern:
-        """Which tokens attend to which, given the kernel's own pattern; unchanged by most."""
-        return kernel
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Make every block work on this rank's share of the tokens."""

@@ -59,7 +59,6 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     for key, of_device in AUTO_MEASUREMENT.items():
         _fill(resolved, "measurement", key, partial(of_device.get, device))
     resolved["mesh"] = _resolve_mesh(resolved)
-    _fill(resolved, "sequence_parallel", "segments", lambda: resolved["mesh"]["sequence"])
     return resolved
 
 

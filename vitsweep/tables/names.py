@@ -27,7 +27,7 @@ SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
-FROM_OTHERS = ("optimizer.eps", "sequence_parallel.segments", "sharding.gradient_as_bucket_view")
+FROM_OTHERS = ("optimizer.eps", "sharding.gradient_as_bucket_view")
 """Columns of those groups that other groups fill where their choice says `auto`, see `resolve`."""
 BOOKKEEPING = ("measurement", *(f"measurement.{name}" for name in OF_COMMAND))
 """Spec columns that change how precisely a cell is measured, not what is run."""

@@ -118,11 +118,6 @@ def ring(cell: CellSpec) -> dict[str, float]:
     return {"activation": all_to_alls(cell) + hops(cell) + gathered_at_the_end(cell)}
 
 
-def segment_local(cell: CellSpec) -> dict[str, float]:
-    """The all-gather before the head; attention sends nothing."""
-    return {"activation": gathered_at_the_end(cell)}
-
-
 def lss(cell: CellSpec) -> dict[str, float]:
     """K and V to n - 1 ranks per forward pass, their gradients back."""
     of_kv = 2 * (cell.mesh.sequence_parallel_size - 1) * attended(cell)
@@ -204,7 +199,7 @@ def pipeline(cell: CellSpec) -> dict[str, float]:
 
 
 FORMULAS = {
-    "Ulysses": ulysses, "Ring": ring, "Usp": ring, "SegmentLocal": segment_local, "Dsp": dsp,
+    "Ulysses": ulysses, "Ring": ring, "Usp": ring, "Dsp": dsp,
     "LongSequenceSegmentation": lss, "Lasp": lasp, "Lasp2": lasp, "MegatronSp": megatron_sp,
     "Megatron": megatron, "Schedule": pipeline,
 }  # fmt: skip

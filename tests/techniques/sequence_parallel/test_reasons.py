@@ -57,15 +57,6 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
             "or `sequence_parallel=ulysses`, which runs any attention.",
         ),
         (
-            ["sequence_parallel=segment_local"],
-            "use `classifier=pooled`, which reads all of them.",
-        ),
-        (
-            ["sequence_parallel=segment_local", "sequence_parallel.segments=6", "classifier=pooled"],
-            "`sequence_parallel.segments=6` must be a multiple of `mesh.sequence=4`: each rank has "
-            "whole segments. Try `sequence_parallel.segments=4`.",
-        ),
-        (
             ["sequence_parallel=ring", "mesh.ring=3"],
             "`mesh.ring=3` does not divide the 4 ranks",
         ),

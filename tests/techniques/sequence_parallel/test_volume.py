@@ -34,7 +34,6 @@ CASES = [
     ("sequence_parallel=lasp", *DECAY),
     ("sequence_parallel=lasp2", "attention=linear", "memory=recompute_selected"),
     ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
-    ("sequence_parallel=segment_local", "classifier=pooled"),
     ("sequence_parallel=lss",),
     ("sequence_parallel=lss", *VIDEO, "memory=recompute_blocks"),
     ("sequence_parallel=lss", "precision=O1"),

@@ -19,7 +19,6 @@ def shard_tokens(
     at_last: TokenAxis,
     group: ProcessGroup,
     zigzag_ranks: int = 0,
-    unit: int | None = None,
 ) -> None:
     """Let blocks and the last norm work on this rank's tokens; embedding and head see all of them.
 
@@ -30,9 +29,8 @@ def shard_tokens(
         group: ranks that share the tokens of an image.
         zigzag_ranks: length of the ring over which parts are dealt out from both ends; 0 deals them
             out in their order.
-        unit: the number of tokens is padded to a multiple of it; the size of the group if None.
     """
-    unit = 2 * group.size() if zigzag_ranks else unit or group.size()
+    unit = 2 * group.size() if zigzag_ranks else group.size()
     padded = unit * padded_share(at_last.length, unit)
 
     def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
@@ -65,19 +63,17 @@ def on_own_tokens(
     world: World,
     attention: Callable[[Attend, int], Attend],
     zigzag_ranks: int = 0,
-    unit: int | None = None,
 ) -> nn.Module:
     """Shard the tokens along the first axis, and give attention along it another `attend`.
 
     Args:
-        model: see `shard_tokens`, as the last two.
+        model: see `shard_tokens`, as the last one.
         world: its token ranks share an image.
         attention: makes it of the model's own, and of the number of tokens along the axis.
         zigzag_ranks: of a ring.
-        unit: of padding.
     """
     along = token_axes(model)[0]
-    shard_tokens(model, along, along, world.token_group(), zigzag_ranks, unit)
+    shard_tokens(model, along, along, world.token_group(), zigzag_ranks)
     replace_attend(model, along, lambda attend: attention(attend, along.length))
     return model
 

@@ -5,11 +5,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from vitsweep.collectives.parallel_linear import gather_from_sequence_parallel
-from vitsweep.collectives.primitives import check_share, unpadded_length
+from vitsweep.collectives.primitives import check_share
 from vitsweep.collectives.resharding import lies_tokens_outermost, to_heads, to_tokens
 from vitsweep.model.attention import Attend
 from vitsweep.model.linear_attention import LinearAttend
-from vitsweep.spec.model_parallel import padded_share
 
 
 def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
@@ -32,32 +31,6 @@ def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
         return to_tokens(attend(q, k, v), group, outermost)
 
     return exchanged
-
-
-def within_segments(attend: Attend, num_tokens: int, segments: int, first: int = 0) -> Attend:
-    """Return an `attend` whose tokens see their own segment only.
-
-    Args:
-        attend: any kernel.
-        num_tokens: of an image, without padding.
-        segments: of an image; the last ones may be shorter or empty.
-        first: number of the first segment here.
-    """
-    length = padded_share(num_tokens, segments)
-
-    def partial(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-        parts = zip(*(t.split(length, 2) for t in (q_BHTK, k_BHTK, v_BHTK)), strict=True)
-        outputs = []
-        for number, (q, k, v) in enumerate(parts, first):
-            tokens = unpadded_length(num_tokens, length, number)
-            q, k, v = (t[:, :, :tokens] for t in (q, k, v))
-            o = attend(q, k, v) if tokens else v
-            outputs.append(
-                torch.cat([o, o.new_zeros(*o.shape[:2], length - tokens, o.shape[3])], 2)
-            )
-        return torch.cat(outputs, 2)[:, :, : q_BHTK.shape[2]]
-
-    return partial
 
 
 def to_all_keys(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
