@@ -44,7 +44,7 @@ from vitsweep.spec.data import Batches
 from vitsweep.spec.generators import seeded_generators
 from vitsweep.training.checkpoint_manager import CheckpointManager, WeightKeeper
 from vitsweep.training.epochs import Training, train_epochs
-from vitsweep.training.shards import sketch_next_gradients
+from vitsweep.training.shards import Unmoved, sketch_next_gradients, watch_weights
 from vitsweep.training.timed_steps import (
     TimedSteps,
     endless,
@@ -53,7 +53,6 @@ from vitsweep.training.timed_steps import (
     timed_steps,
 )
 from vitsweep.training.trainer import MicroBatch, Trainer, unwrapped
-from vitsweep.training.unmoved_weights import Unmoved, watch_weights
 from vitsweep.world import World, process_flags_kept
 
 TOO_SLOW = "one step takes longer than `measurement.max_seconds`"

@@ -13,8 +13,16 @@ from vitsweep.model.restored import as_it_was
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.averaging.ema import Ema
-from vitsweep.training.differences import (
+from vitsweep.training.faults import (
+    ALONE,
+    BACKWARD,
+    EITHER,
+    FORWARD,
     LEAST,
+    MODULE,
+    START,
+    UPDATE,
+    agree,
     beyond_half,
     furthest,
     longer,
@@ -23,7 +31,6 @@ from vitsweep.training.differences import (
     typical_norm,
     wide,
 )
-from vitsweep.training.faults import ALONE, BACKWARD, EITHER, FORWARD, MODULE, START, UPDATE, agree
 from vitsweep.training.optimizer_definitions import (
     ByEquations,
     PlainImplementation,

@@ -12,7 +12,7 @@ from vitsweep.collectives.primitives import gathered
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.unmoved_weights import Unmoved, watch_weights
+from vitsweep.training.shards import Unmoved, watch_weights
 from vitsweep.world import World
 
 ADAMW = ("optimizer=adamw_foreach", "optimizer.learning_rate=1e-4")

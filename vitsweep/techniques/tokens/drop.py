@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import floor
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Lt
@@ -55,17 +54,10 @@ class DropTokens(TokenVariant):
             return
         me, patches = f"tokens={self.name}", spec.num_patches(cell.batch.resolution_px)
         kept = round(patches * self.keep)
-        if kept == 0:
-            least = -(-1000 // max(1, patches)) / 1000
+        if patches and not 0 < kept < patches:
             yield (
-                f"`tokens.keep={self.keep:g}` of {patches} patches leaves no token: use at least "
-                f"`tokens.keep={least:g}`."
-            )
-        if kept >= patches > 0:
-            most = floor(1000 * (patches - 1) / patches) / 1000  # rounded up it may drop none
-            way_out = f"at most `tokens.keep={most:g}`, or " if most else ""
-            yield (
-                f"`tokens.keep={self.keep:g}` of {patches} patches drops none: use {way_out}`tokens=all`."
+                f"`tokens.keep={self.keep:g}` of {patches} patches keeps {kept}, and at least one must stay "
+                "and one go: use `tokens.keep=0.5`, or `tokens=all`."
             )
         if spec.head == "dense":
             yield (
