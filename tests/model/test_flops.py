@@ -28,7 +28,6 @@ SHAPES = {
     "uneven": replace(NANO, width=48, num_heads=3, mlp_width=80, patch_px=4, num_classes=7),
 }
 IMAGES = 3
-VIT_ONLY = ("tokens_per_channel", "registers", "position", "kept_patches")
 
 
 def counted(model, spec) -> int:

@@ -153,7 +153,7 @@ class RankSamples:
         cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
         losses: mean loss over the rank's images, one per timed step.
         first_gradients: sketch of the first step's gradients (`training.shards`), the same on every rank.
-        unmoved_weights: what the timed steps left as it was (`training.unmoved_weights`).
+        unmoved_weights: what the timed steps left as it was (`training.shards`).
         skipped: one per timed step, True where an overflow made the scaler skip the update.
         setup_seconds: from the start of the process to the first step.
         phases_ms: phase -> milliseconds, from instrumented steps.

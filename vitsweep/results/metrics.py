@@ -197,7 +197,8 @@ _ALL = (
 GONE = frozenset(
     "step_time_median_ms step_time_p95_ms step_time_mean_over_median rank_skew_ms peak_reserved_gib "
     "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
-    "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu".split()
+    "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu "
+    "train_flops_share kept_accuracy_top1 kept_epoch".split()
 )
 """Metrics of records of before that no table has any more."""
 
