@@ -337,9 +337,9 @@ def test_all_reasons_of_a_cell_are_told_at_once() -> None:
         "sharding=hsdp",
         "batch.images_per_step=15",
         "model.num_heads=3",
-        "optimizer=adamw_stochastic",
+        "attention=sdpa_cudnn",
     )
-    for knob in ("sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "optimizer="):
+    for knob in ("sharding=hsdp", "batch.images_per_step=15", "model.num_heads=3", "attention="):
         assert any(f"`{knob}" in reason for reason in found)
     assert len(set(found)) == len(found)
 
