@@ -36,7 +36,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         (["retry", "one", "two"], "`one` and `two`"),
         (["plna", "-m", "precision=O1"], "did you mean `python -m vitsweep plan`?"),
         (["-m", "precision=O1,", "O2"], "`precision=O1,O2`"),
-        (["-m", "precision", "O1"], "`precision` is neither an override"),
+        (["-m", "precision", "O1"], "`precision` has no value: type `precision=...`"),
         (["precision=O1,O2"], "add `-m`"),
         (["sweep=5"], "a named sweep is `+sweep=NAME`"),
         (["+sweep=5"], "a named sweep is `+sweep=NAME`"),

@@ -68,7 +68,7 @@ def test_a_value_may_belong_to_a_swept_choice(composer: Composer) -> None:
 
 def test_zipped_axes_advance_together(composer: Composer) -> None:
     overrides = [
-        "sweep.zip=[[batch.images_per_step,batch.resolution_px]]",
+        "sweep.zip=[batch.images_per_step,batch.resolution_px]",
         "batch.images_per_step=64,32",
         "precision=O1,O2",
         "batch.resolution_px=8,16",

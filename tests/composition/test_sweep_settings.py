@@ -55,7 +55,6 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.folder=''", "`sweep.folder=` is no path of a folder"),
         ("sweep.replicate=precision", "`sweep.replicate=precision`: must be"),
         ("sweep.zip=5", "`sweep.zip=5`: must be a list, like `[a,b]`"),
-        ("sweep.zip=[seed]", "`sweep.zip=[seed]` must be a list of lists of swept keys"),
         ("sweep.match=model", "`sweep.match=model`: must be a list, like `[a,b]`"),
         ("sweep.limit=5", "`sweep.limit` is a section; set one of its keys: `sweep.limit.key`"),
         ("sweep.limit.first=x", "`sweep.limit.first=x`: a whole number is needed"),
@@ -70,8 +69,7 @@ def test_what_is_allowed_is_taken(override: str) -> None:
         ("sweep.objective=throughptu", "did you mean `sweep.objective=throughput`?"),
         ("sweep.objective=time_to_accuracy", "must be one of 'throughput' or"),
         ("sweep.retry=failed", "`sweep.retry=failed`: must be a list, like `[a,b]`"),
-        ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
-        ("sweep.retry=[measured]", "`measured` is no status after which a cell can run again"),
+        ("sweep.retry=[measured]", "`sweep.retry=[measured]`: cells can run again whose status is"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_rule(override: str, told: str) -> None:
@@ -124,7 +122,7 @@ def test_all_wrong_values_are_named_at_once() -> None:
         ("hydra.launcher.parallel=2", "type two commands with a `sweep.name` each"),
         ("hydra.launcher.mem_gb=2", "the launcher of this machine has no settings"),
         ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`: true or false is needed"),
-        ("sweep.retry=[faild]", "did you mean `sweep.retry=[failed]`?"),
+        ("sweep.retry=[faild]", "cells can run again whose status is"),
         ("sweep.name=../../x", "`sweep.name=../../x` must name a folder"),
         ("sweep.name=null", "`sweep.name=null`: a text is needed"),
         ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`: must be greater than 0"),
@@ -139,9 +137,3 @@ def test_the_command_line_ends_with_the_sentence_and_writes_nothing(
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_flat_zip_says_how_to_write_it() -> None:
-    tree = composer().compose(["sweep.zip=[a,b]"]).tree
-    with pytest.raises(BadValueError, match=r"`sweep.zip=\[a,b\]` must be a list of lists"):
-        sweep_settings(tree)

@@ -1,6 +1,5 @@
 """What is typed without a verb: overrides, whose cells are measured and shown."""
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from vitsweep.composition.overrides import parse_overrides
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.spec.menu import conf_dir, groups, plain_choice, text_of
+from vitsweep.spec.menu import groups
 from vitsweep.spec.resources import Machine
 from vitsweep.words import did_you_mean
 
@@ -238,18 +237,13 @@ def _refuse_words(arguments: Sequence[str]) -> None:
 
 
 def _hint(word: str) -> str:
-    """Say what was probably meant with a word that is no override, or nothing."""
-    group, dot, key = word.lstrip("+").partition(".")
+    """Say what a group or a key without a value lacks; nothing of another word."""
+    group = word.lstrip("+").partition(".")[0]
     if group not in groups():
         return ""
-    if not dot:
-        return (
-            f"is neither an override nor a verb but a group: choose one as `{word}=...`; "
-            f"`python -m vitsweep show {group}` lists them."
-        )
-    keys = re.findall(r"^(\w+):", text_of(conf_dir() / group / f"{plain_choice(group)}.yaml"), re.M)
-    hint = did_you_mean(key, keys, lambda name: f"{group}.{name}=...")
-    return f"has no value{hint}"
+    return (
+        f"has no value: type `{word}=...`; `python -m vitsweep show {group}` lists what there is."
+    )
 
 
 def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:

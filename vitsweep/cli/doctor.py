@@ -5,8 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -25,9 +24,6 @@ from vitsweep.spec.resources import Machine
 from vitsweep.tables.render import TextTable
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
-OPTIONAL = {
-    "torchao": "precision=fp8: pip install 'vitsweep[fp8]'",
-}
 SLURM = ("sinfo", "sbatch", "squeue", "sacct")
 
 
@@ -97,20 +93,9 @@ def _gpus(machine: Machine) -> str:
 
 
 def _software() -> list[tuple[str, str]]:
-    rows = [(name, version(name)) for name in PACKAGES]
-    rows += [
-        (n, _version(n) or ("found" if find_spec(n) else f"absent ({why})"))
-        for n, why in OPTIONAL.items()
-    ]
     compiler = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
-    return [*rows, ("C++ compiler", compiler or "absent (compilation=compile_*: apt install g++)")]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    named = compiler or "absent (compilation=compile_*: apt install g++)"
+    return [*((name, version(name)) for name in PACKAGES), ("C++ compiler", named)]
 
 
 def _cluster() -> list[tuple[str, str]]:

@@ -342,15 +342,14 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
     choices = _as_overrides(settings.baseline)
     if choices is None:
         return None
-    match = _checked_match(settings.match, composer)
-    kept = (*match, *ALWAYS_THE_CELLS_OWN)
+    _check_match(settings.match, composer)
+    kept = (*settings.match, *ALWAYS_THE_CELLS_OWN)
     reset = [group for group in composer.default_choices if group not in kept]
     own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
     wanted = {group: composer.default_choices[group] for group in reset}
     try:
         wanted |= _group_choices(choices, composer)
-        kept_keys = _matched_keys(cell, match, reset)
-        return _with_choices([*own, *kept_keys, *choices], wanted, composer)
+        return _with_choices([*own, *choices], wanted, composer)
     except BadValueError as error:
         if not choices or "sweep.baseline" in str(error):
             raise
@@ -378,31 +377,20 @@ def _group_choices(texts: Sequence[str], composer: Composer) -> dict[str, str]:
     return {override.key_or_group: str(override.value()) for override in groups}
 
 
-def _checked_match(match: Sequence[str], composer: Composer) -> Sequence[str]:
-    """Return the groups and keys of `sweep.match`.
+def _check_match(match: Sequence[str], composer: Composer) -> None:
+    """Refuse what is no group.
 
     Raises:
-        BadValueError: one of them is no group.
+        BadValueError: one of `sweep.match` is none.
     """
     known = [*composer.default_choices, "seed"]
     for name in match:
-        if name.split(".")[0] not in known:
+        if name not in known:
             listed = ", ".join(f"`{group}`" for group in known if group not in GROUPS)
             raise BadValueError(
-                f"`sweep.match` names `{name}`, which is no group. A baseline can share {listed} "
-                "with its cell, or one key of them, as in `batch.resolution_px`."
+                f"`sweep.match` names `{name}`, which is no group: a baseline can share {listed} with "
+                "its cell."
             )
-    return match
-
-
-def _matched_keys(cell: ComposedCell, match: Sequence[str], reset: Sequence[str]) -> list[str]:
-    """Return the single keys in `sweep.match` whose group is reset, with the cell's values."""
-    pairs = [(name, *name.partition(".")[::2]) for name in match if "." in name]
-    return [
-        value_override(name, cell.tree[group][key])
-        for name, group, key in pairs
-        if group in reset and key in cell.tree[group]
-    ]
 
 
 def _typed(setting: Any) -> str:

@@ -18,7 +18,6 @@ from vitsweep import extras
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import RETRIABLE
 from vitsweep.spec.from_yaml import section_from_tree
-from vitsweep.words import did_you_mean
 
 _NOT_IN_A_NAME = "/\\[]%"
 _LONGEST_NAME_BYTES = 200
@@ -104,10 +103,11 @@ def sweep_settings(config: Mapping[str, Any]) -> SweepSettings:
 def _checked(node: str) -> SweepSettings:
     """Check a node, given as JSON, once for all cells of a command."""
     tree = json.loads(node)
-    _require_list_of_lists(tree.get("zip"))
+    if isinstance(names := tree.get("zip"), list) and names and isinstance(names[0], str):
+        tree["zip"] = [names]  # one group of keys
     settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
     problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
-    problems += [_retry_problem(settings.retry, status) for status in settings.retry]
+    problems += [_retry_problem(settings.retry)]
     problems += _search_problems(settings)
     problems += [
         f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
@@ -121,14 +121,6 @@ def _checked(node: str) -> SweepSettings:
     if found := [problem for problem in problems if problem]:
         raise BadValueError("\n".join(found))
     return settings
-
-
-def _require_list_of_lists(groups: Any) -> None:
-    if isinstance(groups, list) and any(not isinstance(group, list) for group in groups):
-        raise BadValueError(
-            f"`sweep.zip=[{','.join(map(str, groups))}]` must be a list of lists of swept keys that "
-            "advance together, like `sweep.zip=[[batch.images_per_step,batch.resolution_px]]`."
-        )
 
 
 def _name_problem(name: str) -> str:
@@ -182,15 +174,8 @@ def _search_problems(settings: SweepSettings) -> list[str]:
     ]
 
 
-def _retry_problem(statuses: tuple[str, ...], status: str) -> str:
-    if status in RETRIABLE:
+def _retry_problem(statuses: tuple[str, ...]) -> str:
+    if {*statuses} <= {*RETRIABLE}:
         return ""
-    return (
-        f"`sweep.retry=[{','.join(statuses)}]`: `{status}` is no status after which a cell can run again"
-        + did_you_mean(
-            status,
-            RETRIABLE,
-            lambda name: f"sweep.retry=[{name}]",
-            f"these are {', '.join(f'`{s}`' for s in RETRIABLE)}",
-        )
-    )
+    again = ", ".join(f"`{status}`" for status in RETRIABLE)
+    return f"`sweep.retry=[{','.join(statuses)}]`: cells can run again whose status is {again}."

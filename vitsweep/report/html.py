@@ -1,7 +1,7 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -324,24 +324,15 @@ def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
     return found
 
 
-def drawn(
-    tables: SweepTables, laid_out: Callable[[Figure], Figure | None] = style.freeze_layout
-) -> Iterator[tuple[Chart, Figure, str]]:
-    """Yield chart, figure and how to read it for every chart that the sweep has the columns for.
-
-    Args:
-        tables: of the sweep.
-        laid_out: returns a figure as it is saved; None leaves it out.
-    """
+def drawn(tables: SweepTables) -> Iterator[tuple[Chart, Figure, str]]:
+    """Yield chart, figure and how to read it for every chart that the sweep has the columns for."""
     if tables.runs.empty:
         return
     for chart in charts_of(tables):
         try:
             table = chart.table(tables)
             if len(table):
-                figure = laid_out(chart.draw(table))
-                if figure is None:
-                    continue
+                figure = style.freeze_layout(chart.draw(table))
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
                 yield chart, figure, reading
         except Exception as error:  # a failing chart must not prevent the report of a long sweep
