@@ -50,7 +50,7 @@ from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
 
-HYDRA_SHOWS = ("-sc", "--shell-completion", "-c", "--cfg", "-i", "--info", "--hydra-help")
+HYDRA_SHOWS = ("-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
 
 

@@ -75,8 +75,17 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in VERBS:
         with interrupts_to(signal.default_int_handler):
             return VERBS[arguments[0]].run(arguments[1:])
-    if {"-h", "--help"} & set(arguments) or _asks_for_completion(arguments):
-        return _show(arguments)
+    if {"-h", "--help"} & set(arguments):
+        from vitsweep.cli.show import menu, usage
+
+        print(usage())
+        print(menu())
+        return ExitCode.ok
+    if {"-sc", "--shell-completion"} & set(arguments):
+        from vitsweep.composition.hydra import complete
+
+        complete(VERBS)
+        return ExitCode.ok
     if "--version" in arguments:
         print(f"vitsweep {vitsweep.__version__}")
         return ExitCode.ok
@@ -108,22 +117,3 @@ def measure_cells(arguments: Sequence[str]) -> int:
     from vitsweep.cli.hydra_detour import run_hydra
 
     return run_hydra(arguments)
-
-
-def _asks_for_completion(arguments: Sequence[str]) -> bool:
-    """Tell whether the Tab key asks, through a script that Hydra wrote."""
-    return bool({"-sc", "--shell-completion"} & set(arguments)) and any(
-        "query=" in word for word in arguments
-    )
-
-
-def _show(arguments: Sequence[str]) -> int:
-    """Print the help, or answer the Tab key on behalf of a script that Hydra wrote."""
-    from vitsweep.cli.show import menu, suggestions, typed_line, usage
-
-    if _asks_for_completion(arguments):
-        print("\n".join(suggestions(typed_line())))
-    else:
-        print(usage())
-        print(menu())
-    return ExitCode.ok

@@ -4,7 +4,9 @@ Hydra has no public way to turn overrides into cells without running them (hydra
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
@@ -15,7 +17,6 @@ import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
-from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
@@ -32,6 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from vitsweep.errors import BadValueError
+from vitsweep.spec.menu import conf_dir
 from vitsweep.words import did_you_mean
 
 # Error messages for unknown groups, choices and keys: as typed, the valid ones, the closest one.
@@ -310,15 +312,19 @@ def axis_texts(override: Override) -> Iterator[str]:
     return iter([override.input_line if override.is_delete() else f"{key}={own_text(override)}"])
 
 
-def completions(
-    loader: ConfigLoader, config_name: str, overrides: Sequence[str], word: str
-) -> list[str]:
-    """Return the groups, choices and keys that begin with `word`; none where it is half-typed."""
-    line = " ".join(["--multirun", *overrides, word])
-    try:
-        return BashCompletion(loader)._query(config_name=config_name, line=line)
-    except (HydraException, OmegaConfBaseException):
-        return []
+def complete(verbs: Collection[str]) -> None:
+    """Answer the Tab key, or print the script of a shell for it, as Hydra does; of a half-typed line nothing.
+
+    Args:
+        verbs: words that Hydra does not know, left out where the line begins with one.
+    """
+    program, *words = os.environ.get("COMP_LINE", "").split(" ")
+    if words and words[0] in verbs:
+        os.environ["COMP_LINE"] = " ".join([program, *words[1:]])
+    sys.argv[0] = "vitsweep"  # which the script completes
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise: it would print below what is typed
+    with suppress(HydraException, OmegaConfBaseException):
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(print)()
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
