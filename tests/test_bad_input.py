@@ -233,7 +233,6 @@ REFUSED_IN_A_PLAN = [
     ("tracker=nosuch", "`tracker` has no choice `nosuch`"),
     ("tracker.mode=foo", "`tracker.mode=foo`: must be one of `none`"),
     ("tracker.mode=null", "`tracker.mode=None`: must be one of `none`"),
-    ("tracker=wandb tracker.mode=online", "run `wandb login`"),
     ("tracker=wandb tracker.project=null", "must be the name of a project"),
     ("tracker=wandb tracker.time_limit_s=0", "must be a number of seconds above 0"),
     ("tracker=wandb tracker.time_limit_s=1e30", "at most 86400"),
