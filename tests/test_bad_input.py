@@ -210,7 +210,7 @@ REFUSED_IN_A_PLAN = [
     ("sweep.baseline='precision=O9'", "`precision` has no choice `O9`"),
     ("sweep.match=foo", "must be a list"),
     ("sweep.match=[foo]", "`sweep.match` names `foo`, which is no group"),
-    ("sweep.retry=[foo]", "`sweep.retry=[foo]`: cells can run again whose status is `failed`"),
+    ("sweep.retry=[foo]", "`sweep.retry=[foo]`: cells can run again whose status is"),
     ("sweep.zip=[[a,b]]", "`sweep.zip` names `a`"),
     ("sweep.zip=[a,b]", "`sweep.zip` names `a`"),
     ("sweep.cells=foo", "must be a list"),
