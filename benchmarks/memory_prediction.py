@@ -31,7 +31,6 @@ MODELS = {  # overrides -> images per rank
     "model=vit_small data=synthetic": (1, 4, 12),
     "model=vit_base data=synthetic": (1, 2, 4),
     "model=vit_large data=synthetic model.depth=8": (1, 2),
-    "model=resnet_nano data=digits": (32, 256),
 }
 PRECISIONS = ("fp32", "bf16", "O2", "bf16_params", "bf16_masters")
 OPTIMIZERS = ("adamw_loop", "adamw_foreach", "adamw_fused", "adamw_contiguous", "sgd_foreach")

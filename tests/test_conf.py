@@ -70,7 +70,6 @@ SLOW = {
     **{f"recipe={name}": pytest.mark.full for name in RECIPES if name != "digits"},
     "compilation=compile_blocks": pytest.mark.full,  # tests/techniques/compilation
     "compilation=compile_model": pytest.mark.full,
-    "model=resnet_50": pytest.mark.full,  # tests/model/test_resnet.py
 }
 """Choices that take long, and where they are tested besides."""
 
@@ -97,8 +96,6 @@ BESIDE = {
     "model=timm": ["model.name=vit_tiny_patch16_224"],
     "model=transformers": ["model.name=vit", f"++model.arguments={SMALL_VIT}"],
     "model=axial_vit_base": ["batch.resolution_px=32"],
-    "model=resnet_50": ["batch.resolution_px=32"],
-    "model=resnet_nano": ["batch.resolution_px=8"],
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,
     "model=video_vit_nano": VIDEO,
@@ -151,11 +148,7 @@ def tiny(choice: str, pictures: Path) -> PlannedCell:
     group = choice.partition("=")[0]
     shared = group in OVER_RANKS or group.endswith("parallel")
     ranks = [] if shared else ["resources.ranks_per_node=1"]
-    shape = [
-        t
-        for t in TINY
-        if not (choice.startswith(("model=resnet", *OF_USERS)) and t.startswith("model."))
-    ]
+    shape = [t for t in TINY if not (choice.startswith(OF_USERS) and t.startswith("model."))]
     return entry(
         *ON_CPU, *ranks, *shape, *ONE_STEP, *two_patches, *beside, choice, machine=THIS_LAPTOP
     )

@@ -191,21 +191,24 @@ class Drifting(Unsharded):
 
     def apply(self, model: nn.Module, plan: PrecisionPlan, world: World) -> nn.Module:
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, nn.BatchNorm1d):
                 module.register_forward_hook(_moved)
         return super().apply(model, plan, world)
 
 
-def _moved(norm: nn.BatchNorm2d, *_: object) -> None:
+def _moved(norm: nn.BatchNorm1d, *_: object) -> None:
     assert norm.running_mean is not None
     norm.running_mean.data += 0.1  # autograd does not see it
 
 
+WITH_BATCH_NORM = ("model=module", "model.target=tests.user_modules.with_batch_norm")
+
+
 def test_running_statistics_that_a_technique_moves_are_found() -> None:
-    resnet = entry("model=resnet_nano", "data=digits", *ONE).spec
-    prove(resnet, lone_world())
+    normed = entry(*WITH_BATCH_NORM, "batch.images_per_step=16", *ONE).spec
+    prove(normed, lone_world())
     with pytest.raises(WrongResultError, match=r"buffer of `.*running_mean` differs"):
-        prove(replace(resnet, sharding=Drifting(name="none")), lone_world())
+        prove(replace(normed, sharding=Drifting(name="none")), lone_world())
 
 
 def test_a_twin_of_very_many_replicas_computes_few_shares_and_no_group_has_all_of_them() -> None:
@@ -338,7 +341,7 @@ def test_gradients_of_a_twin_fill_several_buckets_but_under_a_compiler_that_take
 
 
 def test_a_cell_in_float64_is_not_compared_in_float32_first() -> None:
-    resnet = entry("model=resnet_nano", "precision=fp32").spec
-    assert exact_twin(twin_of(resnet)).precision.plan().param_dtype == "float32"  # it has BatchNorm
-    wide = entry("model=resnet_nano", "precision=fp32", "precision.dtype=float64").spec
+    normed = entry(*WITH_BATCH_NORM, "precision=fp32").spec
+    assert exact_twin(twin_of(normed)).precision.plan().param_dtype == "float32"  # it has BatchNorm
+    wide = entry(*WITH_BATCH_NORM, "precision=fp32", "precision.dtype=float64").spec
     assert exact_twin(twin_of(wide)).precision.plan().param_dtype == "float64"

@@ -277,7 +277,7 @@ def test_scaling_is_drawn_beside_cells_that_were_refused_or_died(tmp_path):
         spec = record.spec | fields
         store.save_run(replace(record, sweep=store.name, spec=spec))
     for status in (Status.killed, Status.failed, Status.timed_out, Status.out_of_memory):
-        spec = {"world_size": 4, "num_tokens": None, "half_dtype": None, "model": "resnet_nano"}
+        spec = {"world_size": 4, "num_tokens": None, "half_dtype": None, "model": "timm"}
         store.save_run(run(f"dead-{status}", status=status, sweep=store.name, **spec))
     for name, known in (("bad", {"precision": "fp8"}), ("nothing", {})):
         refused = {"status": "invalid", "reason": "`precision=fp8` needs a GPU.", **known}

@@ -34,7 +34,6 @@ def plain(spec: CellSpec) -> dict[str, Tensor]:
     "overrides",
     [
         ["layout=batch_second", "layout.channels_last=true"],
-        ["model=resnet_nano", "layout.channels_last=true"],
         ["model=video_vit_nano", "data=moving_digits"],
     ],
     ids=lambda overrides: overrides[0],

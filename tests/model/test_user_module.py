@@ -19,7 +19,7 @@ from tests.user_modules import focal
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import Sources
-from vitsweep.model.block import layers_of
+from vitsweep.model.block import blocks_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.user_module import counted, example_of
 from vitsweep.parallelize import parallelize
@@ -66,6 +66,10 @@ def only_reason(target: str, *overrides: str) -> str:
         ("build", ("attention=sdpa_math",), "`model.seams=[attend]`"),
         ("build", ("tensor_parallel=megatron",), "use `tensor_parallel=none`"),
         ("build", ("classifier=pooled",), "use `classifier=token`"),
+        ("build", ("vit_block=parallel",), "use `vit_block=plain`"),
+        ("build", ("tokens=drop",), "use `tokens=all`"),
+        ("build", ("sequence_parallel=ulysses",), "use `sequence_parallel=none`"),
+        ("build", ("pipeline_parallel=gpipe",), "use `pipeline_parallel=none`"),
         ("build", ("layout=batch_second",), "has an order of its own"),
         ("build", ("precision=fp8", "precision.emulate=true"), "use `precision=O1`"),
         ("build", ("model.loss=tests.user_modules.nosuch",), "user_modules.nosuch` cannot be imported"),
@@ -170,9 +174,9 @@ def test_a_target_is_asked_for():
 
 def test_blocks_are_found_by_path_by_pattern_and_by_size():
     for overrides in ((), ("model.blocks=body.layers",), ("model.blocks=*.layers",)):
-        found = layers_of(build_model(planned("build", *overrides).spec))
+        found = blocks_of(build_model(planned("build", *overrides).spec))
         assert [type(block).__name__ for block in found] == ["Residual"] * 2
-    assert layers_of(build_model(planned("without_blocks").spec)) == []
+    assert blocks_of(build_model(planned("without_blocks").spec)) == []
 
 
 def test_the_output_that_holds_the_logits_is_taken():

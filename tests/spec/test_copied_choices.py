@@ -21,7 +21,6 @@ CHOICES = [
 ]
 MODELS = {
     "vit_nano": (),
-    "resnet_nano": (),
     "video_vit_nano": ("data=moving_digits",),
 }
 MACHINES = {"cpu": LAPTOP, "cuda": GPU_NODE}

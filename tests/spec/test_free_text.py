@@ -90,8 +90,8 @@ def test_numbers_flags_and_listed_texts_are_values() -> None:
     tree["resources"] = tree["resources"] | {"device": "cuda", "memory_gib_per_rank": 2.5}
     tree["model"] = tree["model"] | {"name": "vit_tiny"}
     assert [*free_text(tree)] == []
-    assert [*free_text({"model": tree["model"] | {"name": "resnet_nano"}})] == [
-        "model.name=resnet_nano"
+    assert [*free_text({"model": tree["model"] | {"name": "video_vit_nano"}})] == [
+        "model.name=video_vit_nano"
     ]
 
 

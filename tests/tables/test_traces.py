@@ -16,10 +16,10 @@ STEP_MS = {"loop": 9.0, "foreach": 3.0}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A sweep of a ViT and a ResNet, each cell with a trace from two attempts."""
+    """A sweep of a ViT and a model without tokens, each cell with a trace from two attempts."""
     store = Store(tmp_path / "optimizer_step").create()
     baselines = {}
-    for model, tokens in (("vit_nano", 17), ("resnet_nano", None)):
+    for model, tokens in (("vit_nano", 17), ("own_model", None)):
         for implementation in STEP_MS:
             cell = f"{model}-{implementation}"
             baselines[cell] = f"{model}-loop"
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Store:
 
 def test_the_latest_trace_of_each_cell_is_found(store: Store) -> None:
     found = traces_of(store)
-    assert set(found) == {f"{m}-{i}" for m in ("vit_nano", "resnet_nano") for i in STEP_MS}
+    assert set(found) == {f"{m}-{i}" for m in ("vit_nano", "own_model") for i in STEP_MS}
     assert all(path.parent.name.endswith(".2") for path in found.values())
 
 

@@ -12,7 +12,7 @@ from vitsweep.model.flops import (
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.rates.profile import published_peak
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.model_spec import ModelSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.techniques.precision.float8 import Float8
 
 IMAGENET_1K_IMAGES = 1_281_167
@@ -121,5 +121,5 @@ def _share(tflops: float | None, peak: float | None) -> float | None:
     return tflops / peak if tflops is not None and peak else None
 
 
-def _shape(cell: CellSpec) -> tuple[ModelSpec, int, Pooling]:
-    return cell.shape, cell.batch.resolution_px, cell.classifier.pooling
+def _shape(cell: CellSpec) -> tuple[TransformerSpec, int, Pooling]:
+    return cell.transformer, cell.batch.resolution_px, cell.classifier.pooling

@@ -24,32 +24,20 @@ from vitsweep.spec.model_spec import TransformerSpec
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 """Modules that `precision.keep_norm_fp32` spares."""
 
-_MARK = "is_repeated_layer"
+_MARK = "is_repeated_block"
 
 Kind = TypeVar("Kind")
 
 
-class Layer(nn.Module):
-    """One of the parts that a model stacks: a transformer's block, a bottleneck.
-
-    Sharding gathers the parameters of one layer at a time.
-    """
-
-
-def mark_layers(modules: Iterable[nn.Module]) -> None:
-    """Let modules of a class that is not ours count as layers, and as blocks."""
+def mark_blocks(modules: Iterable[nn.Module]) -> None:
+    """Let modules of a class that is not ours count as blocks."""
     for module in modules:
         setattr(module, _MARK, True)
 
 
 def is_marked(module: nn.Module) -> bool:
-    """Return whether `mark_layers` was called on a module."""
+    """Return whether `mark_blocks` was called on a module."""
     return _MARK in vars(module)
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the parts that a model stacks, in the order of its modules."""
-    return [m for m in model.modules() if isinstance(m, Layer) or is_marked(m)]
 
 
 class Mlp(nn.Module):
@@ -79,7 +67,7 @@ class SwiGlu(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
-class Block(Layer):
+class Block(nn.Module):
     """Attention between tokens, then the MLP on each; norms come before, residuals around."""
 
     def __init__(

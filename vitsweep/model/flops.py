@@ -19,29 +19,25 @@ kernel, one of which computes q k^T again, where the mathematics has four.
 from collections.abc import Callable
 from typing import Literal
 
-from vitsweep.spec.model_spec import ModelSpec, MultiDimSpec, TransformerSpec, ViTSpec
-from vitsweep.spec.resnet_spec import Convolution, ResNetSpec
+from vitsweep.spec.model_spec import MultiDimSpec, TransformerSpec, ViTSpec
 from vitsweep.spec.technique import SOFTMAX, AttentionPattern
 
 Pooling = Literal["token", "mean"]
 
 
 def forward_flops(
-    spec: ModelSpec,
+    spec: TransformerSpec,
     resolution_px: int,
     pooling: Pooling,
     attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image, forward."""
-    if isinstance(spec, ResNetSpec):
-        return _resnet_forward(spec, resolution_px)
-    shape = _transformer(spec)
-    blocks = _blocks_flops(shape, resolution_px, pooling, attention_pattern)
-    return _patch_flops(shape, resolution_px) + blocks + _head_flops(shape, resolution_px)
+    blocks = _blocks_flops(spec, resolution_px, pooling, attention_pattern)
+    return _patch_flops(spec, resolution_px) + blocks + _head_flops(spec, resolution_px)
 
 
 def train_flops(
-    spec: ModelSpec,
+    spec: TransformerSpec,
     resolution_px: int,
     pooling: Pooling,
     attention_pattern: AttentionPattern = SOFTMAX,
@@ -49,48 +45,37 @@ def train_flops(
     """FLOPs of one image, forward and backward.
 
     The backward pass has two products for each one forward, by input and by weight. Images need no
-    gradient, so that the patch embedding or stem has only the second.
+    gradient, so that the patch embedding has only the second.
     """
     forward = forward_flops(spec, resolution_px, pooling, attention_pattern)
-    if isinstance(spec, ResNetSpec):
-        return 3 * forward - _resnet_stem(spec, resolution_px)
-    return 3 * forward - _patch_flops(_transformer(spec), resolution_px)
+    return 3 * forward - _patch_flops(spec, resolution_px)
 
 
 def train_flops_of_linears(
-    spec: ModelSpec, resolution_px: int, pooling: Pooling, chosen: Callable[[int, int], bool]
+    spec: TransformerSpec, resolution_px: int, pooling: Pooling, chosen: Callable[[int, int], bool]
 ) -> int:
     """FLOPs of one image, forward and backward, in those linears of the blocks that `chosen` takes.
 
     Args:
-        spec: of a transformer; another model has none.
+        spec: the shape.
         resolution_px: side of an image.
         pooling: of the classifier.
         chosen: (outputs, inputs) -> whether a linear counts.
     """
-    if isinstance(spec, ResNetSpec):
-        return 0
-    shape = _transformer(spec)
-    width, hidden = shape.width, shape.mlp_width
+    width, hidden = spec.width, spec.mlp_width
     linears = (
         (3 * width, width),
         (width, width),
-        ((shape.mlp_matrices - 1) * hidden, width),
+        ((spec.mlp_matrices - 1) * hidden, width),
         (width, hidden),
     )
     numbers = sum(outputs * inputs for outputs, inputs in linears if chosen(outputs, inputs))
-    tokens = shape.num_tokens(resolution_px, pooling)
-    return _of_computed_images(shape, 6 * tokens * shape.depth * numbers)
+    tokens = spec.num_tokens(resolution_px, pooling)
+    return _of_computed_images(spec, 6 * tokens * spec.depth * numbers)
 
 
-def num_parameters(spec: ModelSpec, resolution_px: int, pooling: Pooling) -> int:
+def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
-    if isinstance(spec, ResNetSpec):
-        return _resnet_parameters(spec)
-    return _transformer_parameters(_transformer(spec), resolution_px, pooling)
-
-
-def _transformer_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     width = spec.width
     filters = spec.in_channels * spec.patch_px**2 * width * _frames_per_patch(spec)
     filter_biases = width * (spec.in_channels if _has_channel_tokens(spec) else 1)
@@ -180,48 +165,3 @@ def _frames_per_patch(spec: TransformerSpec) -> int:
 
 def _has_channel_tokens(spec: TransformerSpec) -> bool:
     return isinstance(spec, ViTSpec) and spec.tokens_per_channel
-
-
-def _transformer(spec: ModelSpec) -> TransformerSpec:
-    assert isinstance(spec, TransformerSpec)
-    return spec
-
-
-def _resnet_forward(spec: ResNetSpec, resolution_px: int) -> int:
-    """FLOPs of one image, forward."""
-    total, side = _resnet_stem(spec, resolution_px), _side_behind_the_stem(spec, resolution_px)
-    for block in spec.bottlenecks:
-        if block.shortcut:
-            total += _convolution_flops(block.shortcut, side)
-        for convolution in block.convolutions:
-            total += _convolution_flops(convolution, side)
-            side = _halved(side, convolution.stride)
-    return total + 2 * spec.features * spec.num_classes
-
-
-def _resnet_stem(spec: ResNetSpec, resolution_px: int) -> int:
-    """FLOPs of the first convolution; images need no gradient, so that it has only one backward."""
-    return _convolution_flops(spec.stem_convolution, resolution_px)
-
-
-def _resnet_parameters(spec: ResNetSpec) -> int:
-    """Count the parameters: filters, two per normalised channel, the head with its bias."""
-    convolutions = [spec.stem_convolution]
-    for block in spec.bottlenecks:
-        convolutions += [*block.convolutions, *([block.shortcut] if block.shortcut else [])]
-    filters = sum(c.inputs * c.outputs * c.kernel_px**2 + 2 * c.outputs for c in convolutions)
-    return filters + (spec.features + 1) * spec.num_classes
-
-
-def _convolution_flops(shape: Convolution, side: int) -> int:
-    places = _halved(side, shape.stride) ** 2
-    return 2 * places * shape.kernel_px**2 * shape.inputs * shape.outputs
-
-
-def _side_behind_the_stem(spec: ResNetSpec, resolution_px: int) -> int:
-    side = _halved(resolution_px, spec.stem_convolution.stride)
-    return _halved(side, 2) if spec.stem == "imagenet" else side
-
-
-def _halved(side: int, stride: int) -> int:
-    return -(-side // stride)

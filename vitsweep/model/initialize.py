@@ -86,17 +86,7 @@ def draw_transformer_weight(
         nn.init.constant_(weight, layer_scale)
     elif name == "head.weight":
         nn.init.trunc_normal_(weight, std=0.02, generator=generator)
-    else:
-        draw_norm_or_bias(name, weight)
-
-
-def draw_norm_or_bias(name: str, weight: Tensor) -> None:
-    """Set the weight of a norm to one, any bias to zero.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if name.endswith("bias"):
+    elif name.endswith("bias"):
         nn.init.zeros_(weight)
     elif weight.ndim == 1 and ".norm" in f".{name}":
         nn.init.ones_(weight)
@@ -113,9 +103,6 @@ def materialize(model: Any, device: torch.device) -> None:
         model.to(device)
         return
     model.to_empty(device=device)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
     # a module of the user's is on `meta` only where nothing reads its weights
     if hasattr(model, "draw"):
         draw_weights(model)

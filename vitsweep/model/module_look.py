@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from vitsweep.model.block import layers_of
+from vitsweep.model.block import blocks_of
 from vitsweep.spec.generators import kept_generators
 
 MOST_NAMES = 10
@@ -88,7 +88,7 @@ def look_at(
         device: where it runs.
     """
     tied = tuple(_ties(module))
-    inside = {p for block in layers_of(module) for p in block.parameters()}
+    inside = {p for block in blocks_of(module) for p in block.parameters()}
     matrices = sum(p.ndim == 2 for p in inside)
     unshardable = tuple(n for n, p in module.named_parameters() if not p.ndim or p.is_complex())
     still = Look(tied=tied, matrices=matrices, unshardable=unshardable)
@@ -121,7 +121,7 @@ def look_at(
         if held.get(name) is not parameter or parameter.untyped_storage()._cdata != storage._cdata
     )
     in_place = (n for n, (_, storage) in weights.items() if storage._cdata in drawn.written)
-    blocks = set(layers_of(module))
+    blocks = set(blocks_of(module))
     uncalled = tuple(n for n, m in module.named_modules() if m in blocks and n not in drawn.called)
     overwritten = tuple(
         dict.fromkeys(path for path, t, version in drawn.products if t._version != version)
@@ -178,7 +178,7 @@ class _Drawn(TorchDispatchMode):
         self.called: set[str] = set()
         self.products: list[tuple[str, Tensor, int]] = []
         self.written: set[int] = set()  # storages
-        inside = {part for block in layers_of(module) for part in block.modules()}
+        inside = {part for block in blocks_of(module) for part in block.modules()}
         self._inside = {path for path, part in module.named_modules() if part in inside}
         self._outermost = type(module).__name__
         self._stack: list[str] = []
@@ -241,7 +241,7 @@ def differentiable(outputs: Any) -> Iterator[Tensor]:
 
 def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:
     units = {
-        part: number for number, block in enumerate(layers_of(module)) for part in block.modules()
+        part: number for number, block in enumerate(blocks_of(module)) for part in block.modules()
     }
     found: dict[nn.Parameter, dict[str, int]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
@@ -252,7 +252,7 @@ def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:
 
 
 def _written_in_blocks(module: nn.Module, before: dict[str, tuple[Tensor, int]]) -> Iterator[str]:
-    inside = {part for block in layers_of(module) for part in block.modules()}
+    inside = {part for block in blocks_of(module) for part in block.modules()}
     for path, part in module.named_modules():
         if part not in inside or isinstance(part, _NormBase):
             continue

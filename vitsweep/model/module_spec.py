@@ -17,10 +17,19 @@ from vitsweep.spec.from_yaml import (
 )
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
-from vitsweep.spec.resnet_spec import OF_TRANSFORMERS
 
 SHAPES = ("num_classes", "in_channels", "resolution_px")
 """What `shape_arguments` may pass on."""
+OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
+    "classifier": ("token", "chooses among tokens"),
+    "attention": ("sdpa_auto", "computes attention"),
+    "vit_block": ("plain", "rearranges the branches of transformer blocks"),
+    "tokens": ("all", "drops or adds tokens"),
+    "sequence_parallel": ("none", "shares tokens among ranks"),
+    "tensor_parallel": ("none", "splits heads and MLPs"),
+    "pipeline_parallel": ("none", "deals out transformer blocks"),
+}
+"""Group -> its plain choice, which does nothing here, and what all others do."""
 
 
 @dataclass(frozen=True, kw_only=True)

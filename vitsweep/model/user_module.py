@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitsweep.errors import BadValueError
-from vitsweep.model.block import mark_layers
+from vitsweep.model.block import mark_blocks
 from vitsweep.model.module_look import (
     Look,
     differentiable,
@@ -51,7 +51,7 @@ def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     """
     module = _called(spec, resolution_px)
     set_to_train(module)
-    mark_layers(find_blocks(module, spec))
+    mark_blocks(find_blocks(module, spec))
     if spec.output is not None:
         module.register_forward_hook(_Output(spec.output, spec.typed))
     return module

@@ -250,7 +250,7 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("attention=linear",), "attention=linear"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
         (("model.position=rotary",), "model.position=rotary"),
-        (("model=resnet_nano",), "model=resnet_nano"),
+        (("model=axial_vit_nano",), "model=axial_vit_nano"),
     ],
 )
 def test_what_is_no_plain_pytorch_is_refused_by_name(

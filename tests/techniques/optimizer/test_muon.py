@@ -107,5 +107,3 @@ def test_what_splits_matrices_is_refused_by_name() -> None:
     }.items():
         (reason,) = entry(*TINY, "optimizer=muon", choice).reasons
         assert part in reason
-    (reason,) = entry("model=resnet_nano", "optimizer=muon", "batch.images_per_step=16").reasons
-    assert "`optimizer=muon` works on the matrices of blocks" in reason

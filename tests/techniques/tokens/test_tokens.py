@@ -103,7 +103,6 @@ REFUSED = {
     ("model=axial_vit_nano",): "`tokens=drop` changes the number of tokens",
     ("sequence_parallel=ulysses", "task=train"): "`tokens=drop` has fewer tokens in training",
     ("compilation=compile_model",): "use `compilation=compile_blocks`",
-    ("model=resnet_nano",): "use `tokens=all`",
 }
 
 

@@ -20,7 +20,7 @@ from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.launchers.external_ranks import init_method
-from vitsweep.model.block import mark_layers
+from vitsweep.model.block import mark_blocks
 from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_look import Look, listed, logits_of, look_at, shapeless
 from vitsweep.model.module_spec import ModuleSpec
@@ -162,7 +162,7 @@ class Applied:
             if _on_any_rank(bool(unused), self.world) and not unused:
                 vars(model)["unused_parameters"] = ["those of another rank"]
             if isinstance(cell.model, ModuleSpec):
-                mark_layers(find_blocks(model, cell.model))
+                mark_blocks(find_blocks(model, cell.model))
             self._trainer = parallelize(model, cell, self.world, own_loss=loss, count=count)
         except BaseException:
             _PROCESS.leave(self)
@@ -540,6 +540,6 @@ def look_at_given(
         loss: of outputs and batch.
     """
     spec: ModuleSpec = cell.model  # type: ignore[assignment]
-    mark_layers(find_blocks(copy, spec))
+    mark_blocks(find_blocks(copy, spec))
     look = look_at(deepcopy(copy).float(), tree_map_only(torch.Tensor, in_float32, batch), loss)
     return look, [*look_problems(spec, cell, look)]

@@ -110,10 +110,9 @@ def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
     Raises:
         VitsweepError: it is a model of vitsweep's of another shape.
     """
-    from vitsweep.model.build import ResNet
     from vitsweep.model.vit import MultiDimViT, ViT
 
-    if isinstance(model, ViT | MultiDimViT | ResNet):
+    if isinstance(model, ViT | MultiDimViT):
         if model.spec != cell.shape:
             raise VitsweepError(
                 f"The model is a {type(model).__name__} of {model.spec}, and the cell has {cell.shape}: "

@@ -229,7 +229,7 @@ def shard_units(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
-    from vitsweep.model.block import NORMS, layers_of
+    from vitsweep.model.block import NORMS, blocks_of
 
     _keep_shards_in_place()
     reduced = choice.gradient_dtype or ("float32" if plan.master_weights else None)
@@ -258,7 +258,7 @@ def shard_units(
         for norm in norms:
             # tiny: regathering costs a message each
             shard(norm, MixedPrecisionPolicy(reduce_dtype=reduce_dtype), False)
-    layers, size = list(layers_of(model)), choice.blocks_per_unit
+    layers, size = list(blocks_of(model)), choice.blocks_per_unit
     units = [layers[first : first + size] for first in range(0, len(layers), size)]
     for unit in units:
         shard(unit[0] if size == 1 else unit, policy, choice.reshard_after_forward)
