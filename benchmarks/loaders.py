@@ -45,7 +45,7 @@ from vitsweep.spec.resources import AXES, Machine, MeshShape
 from vitsweep.world import World
 
 WIDTH, HEIGHT, SIDE, BATCH, CLASSES = 500, 375, 224, 64, 10
-OURS = ("workers", "threads", "decoded_cache")
+OURS = ("workers", "decoded_cache")
 Epoch = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 
 

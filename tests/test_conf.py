@@ -77,7 +77,6 @@ PICTURES = ["data=image_folder", "data.folder={pictures}", "batch.resolution_px=
 BESIDE = {
     "data=image_folder": [*PICTURES, "data.num_workers=0"],
     "loader=decoded_cache": [*PICTURES, "data.num_workers=0", "loader.folder={pictures}/decoded"],
-    "loader=threads": [*PICTURES, "data.num_workers=2"],
     "data=module": [
         "data.target=tests.user_data.MapStyle",
         "data.num_channels=1",

@@ -19,7 +19,7 @@ from tests.data.pictures import picture, truncate, write_folder
 from vitsweep.data import decoded_cache as cache_module
 from vitsweep.data.decoded_cache import DecodedImages
 from vitsweep.data.folder_scan import files
-from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.errors import BadValueError
 
 
 @pytest.fixture
@@ -36,10 +36,6 @@ def opened(root: Path, loader: Any = None, rank: int = 0, replicas: int = 1, **d
     return chosen.open(asked, world(rank, replicate=replicas))
 
 
-def threads() -> Any:
-    return choice("loader", "threads")
-
-
 def cached(folder: Path, **options: Any) -> Any:
     return choice("loader", "decoded_cache", folder=str(folder / "decoded"), **options)
 
@@ -52,40 +48,19 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert torch.equal(labels, other_labels)
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [pytest.param(("threads", 3), id="threads"), pytest.param(("decoded_cache", 0), id="cache")],
-)
-def test_a_loader_gives_what_worker_processes_give(workers: Any, root: Path) -> None:
+def test_a_loader_gives_what_worker_processes_give(root: Path) -> None:
     truncate(root / "train" / "bee" / "bee_1.jpg")
     truncate(root / "val" / "ant" / "ant_1.jpg")
-    name, count = workers
-    loader = threads() if name == "threads" else cached(root.parent)
+    loader = cached(root.parent)
     for rank in range(2):
         plain = opened(root, rank=rank, replicas=2)
-        ours = opened(root, loader, rank=rank, replicas=2, num_workers=count)
+        ours = opened(root, loader, rank=rank, replicas=2)
         for epoch, first in ((0, 0), (1, 0), (1, 2), (0, 1)):
             assert_same(ours.train(epoch, first), plain.train(epoch, first))
         assert_same(ours.test(), plain.test())
         assert ours.damage == plain.damage
         assert ours.damage["train"].found
         ours.close()
-
-
-def test_threads_read_ahead_and_end(root: Path) -> None:
-    batches = opened(root, threads(), num_workers=2, prefetch_batches=3)
-    assert batches.prefetched == 3
-    running = batches.train(0)
-    next(running)
-    batches.close()
-    assert not list(running)
-
-
-def test_an_error_in_a_thread_ends_the_run(root: Path) -> None:
-    for path in root.glob("train/*/*"):
-        path.write_bytes(b"no image")
-    with pytest.raises(VitsweepError, match="images cannot be read"):
-        list(opened(root, threads(), num_workers=2).train(0))
 
 
 def pixel_files(root: Path) -> list[Path]:
@@ -251,7 +226,10 @@ def test_kept_images_may_be_smaller_than_the_files(root: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        (["loader=threads"], "`loader=threads` reads image files, and `data=digits` does not"),
+        (
+            ["loader=decoded_cache"],
+            "`loader=decoded_cache` reads image files, and `data=digits` does not",
+        ),
         (["loader=decoded_cache"], "use `data=image_folder`, or `loader=workers`."),
         (
             ["loader=decoded_cache", "loader.shorter_side_px=6"],

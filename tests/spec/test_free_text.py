@@ -84,7 +84,7 @@ def test_text_in_any_field_of_any_class_is_named() -> None:
 
 def test_numbers_flags_and_listed_texts_are_values() -> None:
     tree = entry(
-        "measurement.prove=none", "seed=7", "loader=threads", "model.depth=3", "task=train"
+        "measurement.prove=none", "seed=7", "loader=decoded_cache", "model.depth=3", "task=train"
     ).tree
     assert [*free_text(tree)] == []
     tree["resources"] = tree["resources"] | {"device": "cuda", "memory_gib_per_rank": 2.5}

@@ -1,14 +1,12 @@
-"""Batches of an image folder that processes or threads read while the model trains."""
+"""Batches of an image folder that processes read while the model trains."""
 
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +33,6 @@ from vitsweep.world import World
 
 if TYPE_CHECKING:
     from vitsweep.data.image_folder import ImageFolder
-
-# Reading batches of images from files: in processes of a loader, or in threads of the rank.
 
 
 class Read(NamedTuple):
@@ -86,29 +82,17 @@ class ImageReader(Dataset[Read]):
 
     def __getitem__(self, request: Request) -> Read:
         """Read one batch; it is shorter than asked where damaged images were left out."""
-        images, labels = self.empty(len(request.rows))
-        count, damaged = self.fill(request, images.numpy(), labels.numpy())
-        return Read(images[:count], labels[:count], list(damaged.items()))
-
-    def empty(self, count: int, *, pinned: bool = False) -> tuple[Tensor, Tensor]:
-        """Return room for images (count, H, W, 3) uint8 and labels (count,)."""
-        images = torch.empty((count, self.side, self.side, 3), dtype=torch.uint8, pin_memory=pinned)
-        return images, torch.empty(count, dtype=torch.int64, pin_memory=pinned)
-
-    def fill(
-        self, request: Request, images: NDArray[np.uint8], labels: NDArray[np.int64]
-    ) -> tuple[int, dict[str, str]]:
-        """Read a request into arrays; return how many images there are, and path -> why not."""
+        images = torch.empty((len(request.rows), self.side, self.side, 3), dtype=torch.uint8)
+        pixels, labels = images.numpy(), list[int]()
         damaged: dict[str, str] = {}
-        count = 0
         for row in request.rows.tolist():
             readable = self._first_readable(self._candidates(row), damaged)
             if readable is not None:
                 found, image = readable
-                images[count] = self._cut(image, found, request.epoch)
-                labels[count] = self.files.labels[found]
-                count += 1
-        return count, damaged
+                pixels[len(labels)] = self._cut(image, found, request.epoch)
+                labels.append(int(self.files.labels[found]))
+        read = torch.tensor(labels, dtype=torch.int64)
+        return Read(images[: len(labels)], read, list(damaged.items()))
 
     def _candidates(self, row: int) -> Iterable[int]:
         if not self.training:
@@ -165,89 +149,6 @@ class ImageReader(Dataset[Read]):
         random = np.random.default_rng((self.seed, epoch, row))
         box = random_box(*image.size, self.crop_share, random)
         return cut(image, box, self.side, mirrored=bool(random.random() < 0.5))
-
-
-PARTS_PER_THREAD = 4
-"""Parts of a micro-batch per thread: a thread with larger images leaves the last ones to others."""
-
-Part = Future[tuple[int, dict[str, str]]]
-
-
-@dataclass
-class _Reading:
-    """A request that threads are reading: its parts fill slices of the same tensors."""
-
-    images: Tensor
-    labels: Tensor
-    parts: list[tuple[slice, Part]]
-
-    def wait(self) -> Read:
-        """Return the batch when all parts are read; images that were left out close up."""
-        damaged: dict[str, str] = {}
-        kept: list[Tensor] = []
-        for rows, part in self.parts:
-            count, found = part.result()
-            damaged |= found
-            kept.append(torch.arange(rows.start, rows.start + count))
-        read = torch.cat(kept)
-        if len(read) < len(self.labels):
-            return Read(self.images[read], self.labels[read], list(damaged.items()))
-        return Read(self.images, self.labels, list(damaged.items()))
-
-
-class ThreadedReads(Iterator[Read]):
-    """Batches in the order of the requests; reading begins at once.
-
-    Args:
-        reader: reads a request; its methods are called from several threads.
-        requests: without end, or to the end of a test.
-        num_threads: that read.
-        prefetch_batches: batches that are read ahead.
-        pinned: deliver page-locked memory, from which copies to a GPU run beside the host.
-    """
-
-    def __init__(
-        self,
-        reader: ImageReader,
-        requests: Iterable[Request],
-        num_threads: int,
-        prefetch_batches: int,
-        *,
-        pinned: bool,
-    ) -> None:
-        Image.preinit()  # threads would register Pillow's formats at the same time
-        self._reader, self._requests, self._pinned = reader, iter(requests), pinned
-        self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="image-loader")
-        self._ahead = deque(map(self._start, islice(self._requests, prefetch_batches)))
-
-    def __next__(self) -> Read:
-        """Return the next batch; wait for it where it is late."""
-        if not self._ahead:
-            self.close()
-            raise StopIteration
-        reading = self._ahead.popleft()
-        self._ahead.extend(map(self._start, islice(self._requests, 1)))
-        return reading.wait()
-
-    def close(self) -> None:
-        """Let the threads end; nothing more is read."""
-        self._ahead.clear()
-        self._requests = iter(())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _start(self, request: Request) -> _Reading:
-        images, labels = self._reader.empty(len(request.rows), pinned=self._pinned)
-        pixels, classes = images.numpy(), labels.numpy()
-        size = -(-len(request.rows) // (PARTS_PER_THREAD * self._num_threads))
-        parts = []
-        for first in range(0, len(request.rows), size):
-            rows = slice(first, first + size)
-            part = Request(request.epoch, request.rows[rows])
-            parts.append(
-                (rows, self._pool.submit(self._reader.fill, part, pixels[rows], classes[rows]))
-            )
-        return _Reading(images, labels, parts)
 
 
 LOG = logging.getLogger(__name__)
@@ -330,12 +231,11 @@ def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "Ima
         world.device,
         splits,
         decoded,
-        in_threads=cell.loader.reads_in == "threads" and data.num_workers > 0,
     )
 
 
 class ImageFolderBatches(LoaderBatches[Read]):
-    """Batches of a folder, decoded and cut by workers or threads.
+    """Batches of a folder, decoded and cut by workers.
 
     Args:
         data: settings of the data.
@@ -344,7 +244,6 @@ class ImageFolderBatches(LoaderBatches[Read]):
         device: where batches are delivered.
         splits: `train` and `val`.
         decoded: by split, where its pixels are kept; files are decoded elsewhere.
-        in_threads: read in threads, not in processes.
 
     Attributes:
         damage: what could not be read so far, by split.
@@ -358,10 +257,8 @@ class ImageFolderBatches(LoaderBatches[Read]):
         device: torch.device,
         splits: Mapping[str, Files],
         decoded: Mapping[str, DecodedImages],
-        *,
-        in_threads: bool,
     ) -> None:
-        self._splits, self._decoded, self._in_threads = splits, decoded, in_threads
+        self._splits, self._decoded = splits, decoded
         self.num_train, self.num_test = len(splits["train"]), len(splits["val"])
         self.damage = {
             split: DamagedImages(len(found), data.max_damaged_share)
@@ -371,22 +268,6 @@ class ImageFolderBatches(LoaderBatches[Read]):
         self._mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
         self._deviation = 255 * torch.tensor(DEVIATION, device=device).view(3, 1, 1)
         super().__init__(sampler, device, data.num_workers, data.prefetch_batches)
-        if in_threads:
-            self.prefetched = data.prefetch_batches
-
-    def prepare(self) -> None:
-        """Threads need no preparation."""
-        if not self._in_threads:
-            super().prepare()
-
-    def start_reading(self, reader: Any, requests: Iterable[Request]) -> Iterator[Read]:
-        """Start threads or processes."""
-        if not self._in_threads:
-            return super().start_reading(reader, requests)
-        pinned = self._device.type == "cuda"
-        return ThreadedReads(
-            reader, requests, self._num_workers, self._prefetch_batches, pinned=pinned
-        )
 
     def reader(self, *, training: bool) -> ImageReader:
         """Return what decodes images of one split."""

@@ -91,11 +91,7 @@ class LoaderBatches(Batches, Generic[Batch]):
         self._reads: Iterator[Batch] = iter(())
         self._next_epoch: int | None = None  # whose first batch `_reads` will give; None inside one
         self._running: weakref.WeakSet[Generator[Pair]] = weakref.WeakSet()
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Start what takes long to start, while the rank builds its model."""
-        if self._num_workers:
+        if num_workers:
             start_fork_server()
 
     @abstractmethod
@@ -121,12 +117,9 @@ class LoaderBatches(Batches, Generic[Batch]):
         return self._kept(self.deliver(read, training=False) for read in reads)
 
     def close(self) -> None:
-        """Stop all workers or threads."""
+        """Stop all workers, which end with their iterators."""
         for running in list(self._running):
             running.close()
-        stop = getattr(self._reads, "close", None)  # threads; processes end with their iterator
-        if stop is not None:
-            stop()
         self._reads, self._next_epoch = iter(()), None
 
     def _kept(self, running: Generator[Pair]) -> Iterator[Pair]:

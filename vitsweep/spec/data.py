@@ -157,17 +157,12 @@ class Loader(Technique):
     Itself the plain choice: worker processes of torch's DataLoader, each of which reads a micro-batch.
 
     Images, their order and their random cuts are the same with every loader. `data.num_workers` is the
-    number of processes or threads per rank, `data.prefetch_batches` how far they are ahead.
-
-    Attributes:
-        reads_in: processes or threads that read.
+    number of processes per rank, `data.prefetch_batches` how far they are ahead.
     """
 
     touches: ClassVar[tuple[str, ...]] = ("data",)
 
     colour = 0
-
-    reads_in: ClassVar[Literal["processes", "threads"]] = "processes"
 
     @property
     def pixel_cache(self) -> PixelCache | None:
@@ -176,8 +171,7 @@ class Loader(Technique):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse data that are not decoded from files."""
-        own_way = self.reads_in != "processes" or self.pixel_cache is not None
-        if own_way and not cell.data.decodes_files:
+        if self.pixel_cache is not None and not cell.data.decodes_files:
             yield (
                 f"`loader={self.name}` reads image files, and `data={cell.data.name}` does not: use "
                 "`data=image_folder`, or `loader=workers`."

@@ -1,8 +1,8 @@
-"""How image files are read: by processes, by threads, or from a file of decoded pixels."""
+"""Image files read from a file of decoded pixels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
 
@@ -10,17 +10,6 @@ from vitsweep.spec.data import Loader, PixelCache
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threads(Loader):
-    """Threads of the rank, which share the images of each micro-batch.
-
-    Pillow decodes and resizes without Python's global lock. No process has to start, and no batch has
-    to be copied between processes. The idea is that of SPDL (arXiv:2504.20067).
-    """
-
-    reads_in: ClassVar[Literal["processes", "threads"]] = "threads"
 
 
 @dataclass(frozen=True, kw_only=True)

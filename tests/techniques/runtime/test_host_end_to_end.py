@@ -48,7 +48,7 @@ def test_variables_of_a_cell_are_those_of_its_ranks_and_stand_in_its_record(
 def test_loaders_train_the_same_and_share_one_file_of_pixels(tmp_path: Path) -> None:
     command, root = Command(tmp_path), write_folder(tmp_path / "pictures")
     done = command(
-        "-m", "loader=workers,threads,decoded_cache", *NO_BASELINE, "data=image_folder",
+        "-m", "loader=workers,decoded_cache", *NO_BASELINE, "data=image_folder",
         f"data.folder={root}", "data.num_workers=1", "batch.resolution_px=8",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
