@@ -38,8 +38,7 @@ SGD = ("optimizer=sgd_loop", "optimizer.momentum=0", "optimizer.learning_rate=0.
        "optimizer.weight_decay=0", "optimizer.clip_norm=null")  # fmt: skip
 KINDS = {
     "fsdp": ("sharding=fsdp", "memory=recompute_blocks", "batch.accumulation_steps=2"),
-    "ddp": ("sharding=ddp", "data.target=tests.user_data.masked_stream", "data.num_images=64",
-            "++data.arguments.first=0"),
+    "ddp": ("sharding=ddp",),
 }  # fmt: skip
 MORE = {
     "zero1": ("sharding=zero1", "memory=recompute_selected", "batch.accumulation_steps=2"),

@@ -61,10 +61,6 @@ class WithText(MaskedImages):
         return {"name": "a"} | super().__getitem__(index)
 
 
-def masked_stream(num_images: int = 64, first: int = 0) -> Iterator[dict[str, Any]]:
-    return (masked_item(first + index) for index in range(num_images))
-
-
 class LabelsTooLarge(MapStyle):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return image(index), 10 + index
@@ -88,11 +84,6 @@ class Labelled(MapStyle):
         return image(index), LABELS[self.label] if index >= self.since else 0
 
 
-def labelled_stream(label: str, since: int) -> Iterator[tuple[Tensor, Any]]:
-    dataset = Labelled(label, since)
-    return (dataset[index] for index in range(len(dataset)))
-
-
 class NoPicture(MapStyle):
     """Cannot give one image: a file that is none, or what `kind` names."""
 
@@ -108,11 +99,6 @@ class NoPicture(MapStyle):
                 raise KeyError(f"no label\n  of {self.file}")
             Image.open(self.file)
         return super().__getitem__(index)
-
-
-def no_picture_stream(file: str) -> Iterator[tuple[Tensor, int]]:
-    dataset = NoPicture(file)
-    return (dataset[index] for index in range(len(dataset)))
 
 
 class Ragged(MapStyle):
@@ -167,8 +153,3 @@ class Drawing(MapStyle):
         found = draws(index)
         found[0, 7, 7] = self.own[index] if self.generator is None else self.generator.random()
         return found, index % 10
-
-
-def drawing_stream(num_images: int = 64) -> Iterator[tuple[Tensor, int]]:
-    order = torch.randperm(num_images).tolist()
-    return ((draws(index), index % 10) for index in order)

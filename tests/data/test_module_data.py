@@ -1,4 +1,4 @@
-"""`data=module`: a dataset or an iterable of the user's, in the same global batches on any world."""
+"""`data=module`: a dataset of the user's, in the same global batches on any world."""
 
 from itertools import chain
 
@@ -34,9 +34,9 @@ def indices(batches):
     [
         ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
-        ("nothing", (), "returned a value of type int, which is neither a map-style dataset"),
+        ("nothing", (), "returned a value of type int, which is no map-style dataset"),
         ("unpaired", (), "must be a pair of an image, a tensor (C, H, W), and a label, or a mapping; got"),
-        ("stream", (), "say with `data.num_images` how many images one pass"),
+        ("stream", (), "of type generator, which is no map-style dataset: return one, with `__len__`"),
         ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
         ("MapStyle", ("++data.arguments.num_images=8",), "than the 8 training images of `data=module`"),
         ("MapStyle", ("task=train",), "tests on 0 images"),
@@ -58,14 +58,12 @@ def test_data_need_a_target():
     assert "needs `data.target=" in " ".join(entry(*MODULE).reasons)
 
 
-@pytest.mark.parametrize("target", ["MapStyle", "stream"])
-def test_replicas_share_the_same_global_batches_and_resume_amidst_an_epoch(target):
-    number = ("data.num_images=64",) if target == "stream" else ()
-    whole = indices(opened(target, *number).train(epoch=1))
-    halves = [indices(opened(target, *number, rank=r, ranks=2).train(epoch=1)) for r in (0, 1)]
+def test_replicas_share_the_same_global_batches_and_resume_amidst_an_epoch():
+    whole = indices(opened("MapStyle").train(epoch=1))
+    halves = [indices(opened("MapStyle", rank=r, ranks=2).train(epoch=1)) for r in (0, 1)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
     assert sorted(chain.from_iterable(whole)) == list(range(64))
-    assert indices(opened(target, *number).train(epoch=1, first=2)) == whole[2:]
+    assert indices(opened("MapStyle").train(epoch=1, first=2)) == whole[2:]
 
 
 def test_held_out_images_are_those_of_the_test_arguments():
@@ -106,10 +104,8 @@ def test_whole_numbers_of_any_kind_are_labels(label):
     assert labels.tolist() == [3] * len(labels)
 
 
-@pytest.mark.parametrize("target", ["Labelled", "labelled_stream"])
-def test_a_later_label_that_is_no_whole_number_is_named_with_its_index(target):
-    number = ("data.num_images=64",) if target == "labelled_stream" else ()
-    batches = opened(target, "++data.arguments={label:half,since:63}", *number)
+def test_a_later_label_that_is_no_whole_number_is_named_with_its_index():
+    batches = opened("Labelled", "++data.arguments={label:half,since:63}")
     with pytest.raises(VitsweepError, match=r"gave item 63 the label float 0\.5"):
         list(batches.train(0))
 
@@ -129,29 +125,27 @@ def test_a_batch_that_the_model_cannot_take_is_shown(target, words):
 
 
 @pytest.mark.parametrize(
-    ("target", "workers", "kind", "status", "words"),
+    ("workers", "kind", "status", "words"),
     [
-        ("NoPicture", 1, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
-        ("NoPicture", 0, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
-        ("no_picture_stream", 0, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
-        ("NoPicture", 1, "memory", "out_of_memory", "MemoryError"),
-        ("NoPicture", 1, "lines", "failed", "KeyError: 'no label\\n  of {file}'"),
+        (1, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
+        (0, "", "failed", "UnidentifiedImageError: cannot identify image file '{file}'"),
+        (1, "memory", "out_of_memory", "MemoryError"),
+        (1, "lines", "failed", "KeyError: 'no label\\n  of {file}'"),
     ],
 )  # fmt: skip
 def test_an_item_that_raises_is_named_with_the_last_line_of_its_own_traceback(
-    tmp_path, target, workers, kind, status, words
+    tmp_path, workers, kind, status, words
 ):
     file = tmp_path / "cat.jpg"
     file.write_text("no picture")
     of_kind = ("++data.arguments.kind=" + kind,) if kind else ()
-    number = ("data.num_images=64",) if target == "no_picture_stream" else ()
-    asked = (f"++data.arguments.file={file}", *of_kind, *number, f"data.num_workers={workers}")
-    batches = opened(target, *asked)
+    asked = (f"++data.arguments.file={file}", *of_kind, f"data.num_workers={workers}")
+    batches = opened("NoPicture", *asked)
     with pytest.raises((Exception, MemoryError)) as raised:
         list(batches.train(0))
     batches.close()
     found, reason = classify(raised.value)
-    expected = words.format(file=file) + f" (item 37 of `data.target=tests.user_data.{target}`)"
+    expected = words.format(file=file) + " (item 37 of `data.target=tests.user_data.NoPicture`)"
     assert (found, reason.removeprefix("PIL.")) == (status, expected)
 
 

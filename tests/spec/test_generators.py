@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from vitsweep.spec.generators import (
-    OwnGenerators,
     kept_generators,
     seeded_generators,
     set_generators,
@@ -48,17 +47,3 @@ def test_no_two_generators_have_the_same_bits() -> None:
             int(torch.empty(1, dtype=torch.int64).random_(2**32)),
         )
     assert len(set(bits)) == 3
-
-
-def test_an_iterator_draws_as_if_nobody_else_did() -> None:
-    with seeded_generators(5, "stream"):
-        alone = [drawn() for _ in range(4)]
-    between, streams = (
-        [],
-        [OwnGenerators((drawn() for _ in range(4)), 5, "stream") for _ in range(2)],
-    )
-    with seeded_generators(0, "caller"):
-        for items in zip(*streams, strict=True):
-            between.append((items, drawn()))
-    with seeded_generators(0, "caller"):
-        assert [(two, drawn()) for two in zip(alone, alone, strict=True)] == between

@@ -1,9 +1,8 @@
 """Batches of a dataset of the user's (needs torch)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,8 @@ from vitsweep.model.module_look import shown
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of, in_float32
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.generators import (
-    OwnGenerators,
     kept_generators,
     named_seed,
     seeded_generators,
@@ -110,19 +107,12 @@ def _inspect(data: "ModuleData") -> Inspected:
         )
     try:
         train = data.call(training=True)
-        if not (_is_map_style(train) or hasattr(train, "__iter__")):
+        if not (hasattr(train, "__getitem__") and hasattr(train, "__len__")):
             return Inspected(
-                f"`data.target={data.target}` returned a value of type {type(train).__name__}, which is "
-                "neither a map-style dataset (`__len__`, `__getitem__`) nor an iterable of (image, label) "
-                "or mappings."
+                f"`data.target={data.target}` returned a value of type {type(train).__name__}, which is no "
+                "map-style dataset: return one, with `__len__` and `__getitem__`."
             )
-        if not _is_map_style(train) and data.num_images is None:
-            return Inspected(
-                f"`data.target={data.target}` returned an iterable: say with `data.num_images` how "
-                "many images one pass over it gives."
-            )
-        first = train[0] if _is_map_style(train) else next(iter(train))
-        item = as_item(first, 0, data.target)
+        item = as_item(train[0], 0, data.target)
         is_mapping = isinstance(item, dict)
         label = item.get(data.label) if is_mapping else torch.tensor(item[1])
         fault = ""
@@ -132,17 +122,13 @@ def _inspect(data: "ModuleData") -> Inspected:
                 f"`data.num_classes={data.num_classes}` labels are from 0 to {data.num_classes - 1}: set "
                 "it, or number the classes from 0."
             )
-        num_test = 0
-        if data.test_arguments is not None:
-            test = data.call(training=False)
-            num_test = len(test) if _is_map_style(test) else data.num_images or 0
-        num_train = len(train) if _is_map_style(train) else data.num_images
+        held_out = data.test_arguments is not None
         return Inspected(
             fault,
             shape=() if is_mapping else tuple(item[0].shape),
             entries={name: shown(part) for name, part in item.items()} if is_mapping else {},
-            num_train=num_train,
-            num_test=num_test,
+            num_train=len(train),
+            num_test=len(data.call(training=False)) if held_out else 0,
         )
     except BadValueError as error:  # of `as_item`: the user's code raised nothing
         return Inspected(str(error))
@@ -158,7 +144,7 @@ def as_item(item: Any, index: int, target: str | None) -> Any:
 
     Args:
         item: what the dataset gave.
-        index: its place in the dataset, or in one pass over an iterable.
+        index: its place in the dataset.
         target: of the dataset, for the text of an error.
 
     Raises:
@@ -188,7 +174,7 @@ def as_pair(item: Any, index: int, target: str | None) -> tuple[Tensor, int]:
 
     Args:
         item: what the dataset gave.
-        index: its place in the dataset, or in one pass over an iterable.
+        index: its place in the dataset.
         target: of the dataset, for the text of an error.
 
     Raises:
@@ -214,16 +200,9 @@ def _number(label: Any) -> Any:
     return label.item() if has_one else label
 
 
-def _is_map_style(dataset: Any) -> bool:
-    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-
-
-def open_module_data(data: "ModuleData", cell: CellSpec, world: World) -> Batches:
-    """Return the batches of this rank, from workers or from the iterable itself."""
-    sampler, checked = ReplicaSampler.of(cell, world), _Checked(cell, world.device)
-    with seeded_generators(cell.seed, "data"):
-        is_map_style = _is_map_style(data.call(training=True))
-    return (MapStyleBatches if is_map_style else IterableBatches)(data, sampler, checked)
+def open_module_data(data: "ModuleData", cell: CellSpec, world: World) -> "MapStyleBatches":
+    """Return the batches of this rank, from workers."""
+    return MapStyleBatches(data, ReplicaSampler.of(cell, world), _Checked(cell, world.device))
 
 
 class _Checked:
@@ -286,31 +265,11 @@ class PairReader(Dataset[Pair]):
         try:
             return self._dataset[row]
         except Exception as error:  # the code is the user's
-            error.add_note(_place(row, self._data.target))
+            error.add_note(f"(item {row} of `data.target={self._data.target}`)")
             raise
 
 
-Item = tuple[int, Any]
-"""What a dataset gives, with its place in it."""
-
-
-def _place(index: int, target: str | None) -> str:
-    return f"(item {index} of `data.target={target}`)"
-
-
-def _numbered(items: Iterable[Any], target: str | None) -> Iterator[Item]:
-    """Yield the items of an iterable with their indices; an error is given the index of its item."""
-    index = 0
-    try:
-        for item in items:
-            yield index, item
-            index += 1
-    except Exception as error:  # the code is the user's
-        error.add_note(_place(index, target))
-        raise
-
-
-def _stacked(items: list[Item], target: str | None) -> Any:
+def _stacked(items: list[tuple[int, Any]], target: str | None) -> Any:
     pairs = [as_item(item, index, target) for index, item in items]
     if isinstance(pairs[0], dict):
         return {name: _stack([item[name] for item in pairs], f"`{name}`") for name in pairs[0]}
@@ -342,51 +301,3 @@ class MapStyleBatches(LoaderBatches[Pair]):
     def deliver(self, read: Pair, *, training: bool) -> Pair:
         """Check the shapes and move the batch to the device."""
         return self._checked(read)
-
-
-class IterableBatches(Batches):
-    """Batches of an iterable, read in the rank itself: its time is time in which the rank waits.
-
-    Every rank passes over all items and keeps those of its share, so that all ranks together see
-    the same global batches whatever their number. An epoch is one pass; the remainder is dropped. What
-    a pass draws follows from the seed, the split and the epoch.
-    """
-
-    def __init__(self, data: "ModuleData", sampler: ReplicaSampler, checked: _Checked) -> None:
-        self.num_train = data.num_images or 0
-        self.num_test = self.num_train if data.test_arguments is not None else 0
-        self._data, self._sampler, self._checked = data, sampler, checked
-
-    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
-        """Pass over the iterable once; `first` micro-batches are left out."""
-        sampler, items = self._sampler, self._items(training=True)
-        own = sampler.accumulation_steps * sampler.micro_batch
-        micro_batches: Iterator[list[Item]] = chain.from_iterable(
-            _cut(step[sampler.replica * own :][:own], sampler.micro_batch)
-            for step in _steps(items, sampler.images_per_step)
-        )
-        wanted = sampler.micro_batches(self.num_train)
-        read = islice(micro_batches, first, wanted)
-        for items_of_one in OwnGenerators(read, sampler.seed, f"train {epoch}"):
-            yield self._checked(_stacked(items_of_one, self._data.target))
-
-    def test(self) -> Iterator[Pair]:
-        """Yield this replica's held-out images, in the order of the iterable."""
-        with seeded_generators(self._sampler.seed, "test"):
-            items = list(islice(self._items(training=False), self.num_test))
-        for rows in self._sampler.test(len(items)):
-            yield self._checked(_stacked([items[row] for row in rows], self._data.target))
-
-    def _items(self, *, training: bool) -> Iterator[Item]:
-        """Open the iterable when its first item is read: that draws from the states of the pass too."""
-        yield from _numbered(self._data.call(training=training), self._data.target)
-
-
-def _steps(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yield whole global batches."""
-    while len(step := list(islice(items, size))) == size:
-        yield step
-
-
-def _cut(items: list[Item], size: int) -> list[list[Item]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,4 +1,4 @@
-"""Data of the user's: any factory of a map-style dataset or of an iterable."""
+"""Data of the user's: any factory of a map-style dataset."""
 
 import json
 from collections.abc import Iterator
@@ -24,9 +24,7 @@ class ModuleData(Data):
 
     The tensors and numbers of a mapping are stacked into a batch, a mapping of the same names.
 
-    Either map-style, with `__len__` and `__getitem__`, read by workers in the order of `seed`, or an
-    iterable of such pairs, whose order is its own and which every rank reads whole, keeping its
-    share.
+    The dataset is map-style, with `__len__` and `__getitem__`, and read by workers in the order of `seed`.
 
     Attributes:
         target: path of the factory, `package.module.function`, called with keyword arguments.
@@ -35,8 +33,8 @@ class ModuleData(Data):
         num_channels: channels of an image.
         num_classes: labels are integers from 0 to this, without it.
         native_resolution_px: side of an image where `batch.resolution_px=auto`.
-        num_images: images of one pass over an iterable; null for a map-style dataset.
-        num_workers: processes per rank that read a map-style dataset; 0 reads in the rank itself.
+        num_images: null; it keeps the ids of cells from when iterables were read.
+        num_workers: processes per rank that read; 0 reads in the rank itself.
         prefetch_batches: micro-batches that each worker prepares ahead.
         label: the entry of a mapping that is the label; null where no entry is one.
     """
@@ -47,10 +45,10 @@ class ModuleData(Data):
     num_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
     native_resolution_px: Annotated[int, Gt(0)]
-    num_images: Annotated[int, Gt(0)] | None
     num_workers: Annotated[int, Ge(0)]
     prefetch_batches: Annotated[int, Gt(0)]
     label: str | None = field(default=None, metadata={"identity": "where set"})
+    num_images: None = None
 
     @property
     def title(self) -> str:
@@ -82,7 +80,7 @@ class ModuleData(Data):
         if self.target is None:
             yield (
                 f"`data={self.name}` needs `data.target=package.module.function`, which returns a "
-                "map-style dataset or an iterable of (image, label)."
+                "map-style dataset of (image, label)."
             )
             return
         if not is_function_path(self.target):

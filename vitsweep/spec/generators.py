@@ -7,12 +7,9 @@ afterwards. torch is asked only where it is loaded already: what plans or reads 
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeVar
-
-Item = TypeVar("Item")
+from typing import Any
 
 
 def named_seed(seed: int, name: str) -> int:
@@ -39,16 +36,18 @@ def set_generators(seed: int, device: Any = None) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def generator_states(device: Any = None) -> Callable[[], None]:
-    """Return what gives the generators the states back that they have now."""
+@contextmanager
+def kept_generators(device: Any = None) -> Iterator[None]:
+    """Context at whose end the generators have the states that they had at its beginning."""
     import numpy as np
 
     torch = sys.modules.get("torch")
     python, own = random.getstate(), np.random.get_state()
     cpu = torch.get_rng_state() if torch else None
     cuda = torch.cuda.get_rng_state(device) if torch and _is_cuda(device) else None
-
-    def give_back() -> None:
+    try:
+        yield
+    finally:
         random.setstate(python)
         np.random.set_state(own)
         if torch and cpu is not None:
@@ -56,21 +55,9 @@ def generator_states(device: Any = None) -> Callable[[], None]:
         if torch and cuda is not None:
             torch.cuda.set_rng_state(cuda, device)
 
-    return give_back
-
 
 def _is_cuda(device: Any) -> bool:
     return device is not None and device.type == "cuda"
-
-
-@contextmanager
-def kept_generators(device: Any = None) -> Iterator[None]:
-    """Context at whose end the generators have the states that they had at its beginning."""
-    give_back = generator_states(device)
-    try:
-        yield
-    finally:
-        give_back()
 
 
 @contextmanager
@@ -79,25 +66,3 @@ def seeded_generators(seed: int, purpose: str, device: Any = None) -> Iterator[N
     with kept_generators(device):
         set_generators(named_seed(seed, purpose), device)
         yield
-
-
-class OwnGenerators(Iterator[Item]):
-    """An iterator whose reads draw from states of their own, one read going on where the last one ended.
-
-    Args:
-        items: whose reads draw.
-        seed: of the states.
-        purpose: of what is read.
-    """
-
-    def __init__(self, items: Iterator[Item], seed: int, purpose: str) -> None:
-        self._items = items
-        self._resume: Callable[[], None] = partial(set_generators, named_seed(seed, purpose))
-
-    def __next__(self) -> Item:
-        with kept_generators():
-            self._resume()
-            try:
-                return next(self._items)
-            finally:
-                self._resume = generator_states()
