@@ -24,7 +24,7 @@ from vitsweep import extras
 from vitsweep.equivalence import proof_of
 from vitsweep.model import user_module
 from vitsweep.model.build import first_model
-from vitsweep.model.restored import set_to_train
+from vitsweep.model.module_look import set_to_train
 from vitsweep.model.user_module import counted, problems, without_weights
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec

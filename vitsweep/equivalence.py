@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import plain_name
+from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.restored import as_it_was
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.averaging.ema import Ema

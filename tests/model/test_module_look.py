@@ -90,7 +90,7 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
         ("with_written_weights", (UNPROVED, "sharding=fsdp"), "`sharding=fsdp` updates tensors of its own"),
         ("with_written_weights", (UNPROVED, "precision=O2"), "`precision=O2` updates tensors of its own"),
         ("with_written_weights", (UNPROVED, "memory=recompute_blocks"), "blocks` runs blocks twice, and"),
-        ("with_written_weights", (UNPROVED, "sharding=zero1", "++model.arguments.replaces=true"),
+        ("with_written_weights", (UNPROVED, "sharding=zero1"),
          "use `sharding=ddp`, or compute these by `torch.nn.utils.parametrize`."),
         ("with_lazy_linear", (), "has parameters without a shape, in `LazyLinear`: pass one batch"),
     ],
@@ -107,12 +107,11 @@ def test_what_techniques_cannot_do_with_a_module_is_said_by_name(
     [
         ("with_written_buffer", ()),
         ("with_ties", ("sharding=zero1",)),
-        ("with_ties", ("sharding=fsdp", "sharding.blocks_per_unit=2")),
         ("with_ties_in_one_unit", ("sharding=fsdp",)),
         ("with_dropout", ("measurement.prove=none",)),
         ("with_dropout", ("++model.twin_arguments.rate=0",)),
         ("with_written_weights", (UNPROVED,)),
-        ("with_written_weights", (UNPROVED, "sharding=zero1")),
+        ("with_written_weights", (UNPROVED, "++model.arguments.replaces=true")),
     ],
 )
 def test_what_they_can_do_is_not_refused(target: str, overrides: tuple[str, ...]) -> None:
@@ -131,7 +130,6 @@ def test_unused_and_tied_parameters_are_proved_on_two_ranks(tmp_path: Path) -> N
     ]
     cells += [
         planned("with_ties_in_one_unit", *two, "sharding=fsdp").spec,
-        planned("with_ties", *two, "sharding=fsdp", "sharding.blocks_per_unit=2").spec,
     ]
     assert max(on_ranks(2, proofs, cells[0], cells, folder=tmp_path)[0]) < 1e-5
 

@@ -119,18 +119,12 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
         return said
 
     hub = reason("google/none", OSError("We couldn't connect to the hub.\nCheck\nyour connection."))
-    assert "(We couldn't connect to the hub): without network give the folder" in hub
+    assert "(We couldn't connect to the hub. Check your connection.): without network give" in hub
     missing = reason("needs-more", ModuleNotFoundError("No module", name="einops"))
     assert "needs the package einops, which is not installed: `pip install einops`" in missing
-    for number, error in enumerate((
-        ModuleNotFoundError("No module named 'torchvision'", name="torchvision"),
-        RuntimeError("operator torchvision::nms does not exist"),  # of another build of torch
-    )):  # fmt: skip
-        said = reason(f"needs-torchvision-{number}", error)
-        assert f"needs the torchvision that is built for torch {torch.__version__}: `pip " in said
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
-    assert "model_9 and 290 more" in long
-    assert "model_10" not in long
+    assert "model_9, " in long
+    assert "model_100" not in long
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(
@@ -201,21 +195,13 @@ def test_logits_are_taken_by_key_place_or_attribute(kind, output):
 @pytest.mark.parametrize(
     ("kind", "output", "told"),
     [
-        ("dict", "logits", "dict with the keys `values`, `images`: use one of its keys."),
-        ("dict", "0", "dict with the keys `values`, `images`: use one of its keys."),
-        ("tuple", "2", "tuple of length 2: use a place from 0 to 1, such as `model.output=0`."),
-        (
-            "tuple",
-            "logits",
-            "tuple of length 2: use a place from 0 to 1, such as `model.output=0`.",
-        ),
-        (
-            "object",
-            "logits",
-            "Result with the attributes `values`, `images`: use an attribute",
-        ),
-        ("tensor", "logits", "a tensor (2, 10): leave `model.output` out."),
-        ("tensor", "0", "a tensor (2, 10): leave `model.output` out."),
+        ("dict", "logits", "dict with the keys `values`, `images`"),
+        ("dict", "0", "dict with the keys `values`, `images`"),
+        ("tuple", "2", "tuple of length 2"),
+        ("tuple", "logits", "tuple of length 2"),
+        ("object", "logits", "Result with the attributes `values`, `images`"),
+        ("tensor", "logits", "a tensor (2, 10)"),
+        ("tensor", "0", "a tensor (2, 10)"),
     ],
 )
 def test_an_output_that_does_not_fit_names_what_was_returned(kind, output, told):
@@ -223,7 +209,7 @@ def test_an_output_that_does_not_fit_names_what_was_returned(kind, output, told)
     assert reason.startswith(
         f"`model.output={output}` is no part of what `model=module model.target="
     )
-    assert f"returned, {told}" in reason
+    assert f"returned, {told}: name the key, place (from 0) or attribute" in reason
 
 
 def test_what_is_no_tensor_is_named_where_no_output_is_chosen():

@@ -1,8 +1,10 @@
-"""What one training pass of a user's module shows (needs torch)."""
+"""What one training pass of a user's module shows; and how it comes back as it was (needs torch)."""
 
 import inspect
 import random
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from vitsweep.model.block import blocks_of
 from vitsweep.spec.generators import kept_generators
+from vitsweep.world import process_flags_kept
 
-MOST_NAMES = 10
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+MOST_NAMES, MOST_LETTERS = 10, 400
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,10 @@ class Look:
         draws: paths of the modules that drew random numbers, or classes of those without a path.
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
         rewritten: parameters that the forward pass wrote or replaced.
-        replaced: those that lie in other memory since.
         unused: trained parameters that got no gradient.
         matrices: weights with two axes in blocks.
         uncalled: blocks whose `forward` was not called.
-        overwritten: modules in blocks in which the result of a product was written to afterwards.
-        tied: names of each parameter that lies in several places, with the unit of each: the number of
-            the block, or -1 outside of all blocks.
+        tied: names of each parameter that lies in several blocks, or in one and outside of all.
         unshardable: parameters without an axis, or of complex numbers.
         logits: shape of the logits for two images, or what was returned in their place.
     """
@@ -47,20 +46,12 @@ class Look:
     draws: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
-    replaced: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    tied: tuple[tuple[tuple[str, int], ...], ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
     matrices: int = 0
     uncalled: tuple[str, ...] = ()
-    overwritten: tuple[str, ...] = ()
     unshardable: tuple[str, ...] = ()
     logits: tuple[int, ...] | str = ()
-
-    def ties_across(self, blocks_per_unit: int) -> Iterator[list[str]]:
-        """Yield the names of parameters that several units of sharding would share."""
-        for places in self.tied:
-            if len({unit // blocks_per_unit for _, unit in places}) > 1:
-                yield [name for name, _ in places]
 
 
 def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,19 +114,14 @@ def look_at(
     in_place = (n for n, (_, storage) in weights.items() if storage._cdata in drawn.written)
     blocks = set(blocks_of(module))
     uncalled = tuple(n for n, m in module.named_modules() if m in blocks and n not in drawn.called)
-    overwritten = tuple(
-        dict.fromkeys(path for path, t, version in drawn.products if t._version != version)
-    )
     return replace(
         still,
         outputs=outputs,
         draws=draws,
         written=tuple(_written_in_blocks(module, buffers)),
         rewritten=tuple(dict.fromkeys((*replaced, *in_place))),
-        replaced=replaced,
         unused=unused,
         uncalled=uncalled,
-        overwritten=overwritten,
     )
 
 
@@ -147,13 +133,8 @@ def _host_states() -> dict[str, object]:
 
 def shapeless(module: nn.Module) -> list[str]:
     """Return the classes of modules whose parameters get a shape with their first batch."""
-    return list(
-        dict.fromkeys(
-            type(part).__name__
-            for part in module.modules()
-            if any(is_lazy(p) for p in part.parameters(recurse=False))
-        )
-    )
+    parts = (p for p in module.modules() if any(map(is_lazy, p.parameters(recurse=False))))
+    return sorted({type(part).__name__ for part in parts})
 
 
 def outputs_of(module: nn.Module, batch: Any) -> Any:
@@ -170,16 +151,13 @@ def listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 class _Drawn(TorchDispatchMode):
-    """Notes which modules run and draw random numbers, what is written, and what products blocks compute."""
+    """Notes which modules run and draw random numbers, and what is written."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.paths: dict[str, None] = {}
         self.called: set[str] = set()
-        self.products: list[tuple[str, Tensor, int]] = []
         self.written: set[int] = set()  # storages
-        inside = {part for block in blocks_of(module) for part in block.modules()}
-        self._inside = {path for path, part in module.named_modules() if part in inside}
         self._outermost = type(module).__name__
         self._stack: list[str] = []
         self._handles = [
@@ -211,8 +189,6 @@ class _Drawn(TorchDispatchMode):
             ]
             held = (t.untyped_storage() for t in tree_leaves(writes) if isinstance(t, Tensor))
             self.written.update(storage._cdata for storage in held)
-        if path in self._inside and func.overloadpacket.__name__ in PRODUCTS:
-            self.products.append((path, results, results._version))
         return results
 
     def remove(self) -> None:
@@ -226,20 +202,13 @@ def logits_of(outputs: Any) -> Any:
     return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs
 
 
-def differentiable(outputs: Any) -> Iterator[Tensor]:
-    """Yield the tensors in what a module returns that have gradients."""
-    if isinstance(outputs, Tensor):
-        if outputs.requires_grad:
-            yield outputs
-    elif isinstance(outputs, dict):
-        for part in outputs.values():
-            yield from differentiable(part)
-    elif isinstance(outputs, (tuple, list)):
-        for part in outputs:
-            yield from differentiable(part)
+def differentiable(outputs: Any) -> list[Tensor]:
+    """Return the tensors in what a module returns that have gradients."""
+    parts = dict(outputs) if isinstance(outputs, Mapping) else outputs
+    return [t for t in tree_leaves(parts) if isinstance(t, Tensor) and t.requires_grad]
 
 
-def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:
+def _ties(module: nn.Module) -> Iterator[tuple[str, ...]]:
     units = {
         part: number for number, block in enumerate(blocks_of(module)) for part in block.modules()
     }
@@ -248,7 +217,7 @@ def _ties(module: nn.Module) -> Iterator[tuple[tuple[str, int], ...]]:
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             places = found.setdefault(parameter, {})
             places[f"{path}.{name}".lstrip(".")] = units.get(part, -1)
-    return (tuple(places.items()) for places in found.values() if len(places) > 1)
+    return (tuple(places) for places in found.values() if len({*places.values()}) > 1)
 
 
 def _written_in_blocks(module: nn.Module, before: dict[str, tuple[Tensor, int]]) -> Iterator[str]:
@@ -275,9 +244,64 @@ def shown(batch: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a text on one line; of a list in it the first ten names, and how many more there are."""
-    text = " ".join(text.split())
-    parts = text.split(", ")
-    if len(parts) <= 2 * MOST_NAMES:  # a sentence or two
-        return text
-    return f"{', '.join(parts[:MOST_NAMES])} and {len(parts) - MOST_NAMES} more"
+    """Return a text on one line, and of a long one its beginning."""
+    return textwrap.shorten(text, MOST_LETTERS, placeholder=" ...")
+
+
+# What belongs to the user comes back as it was: generators, flags, modes, buffers.
+
+
+@contextmanager
+def as_it_was(module: nn.Module | None = None) -> Iterator[None]:
+    """Context after which a module, the default generators and torch's flags are as before.
+
+    Of the module these are the mode of each part (`training`), which parameters need gradients, and the
+    buffers. What it keeps elsewhere, as in an attribute that its forward pass counts up, stays as it is then.
+
+    Args:
+        module: which the body may switch to evaluation by `eval()`, and call.
+    """
+    on_gpu = torch.cuda.is_initialized()  # one that nobody has used yet is left alone
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
+    with process_flags_kept(), kept_generators(device):
+        if module is None:
+            yield
+            return
+        mode, modes = module.training, [(part, part.training) for part in module.modules()]
+        trained = [(p, p.requires_grad) for p in module.parameters()]
+        held = [(part, dict(part._buffers)) for part, _ in modes if part._buffers]
+        written = [b for _, own in held for b in own.values() if b is not None and is_writable(b)]
+        copies = [buffer.detach().clone() for buffer in written]
+        try:
+            yield
+        finally:
+            module.train(mode)  # a `train` of the user's may undo what its `eval` did
+            for part, was in modes:
+                part.training = was
+            for parameter, was in trained:
+                if parameter.requires_grad != was:
+                    parameter.requires_grad_(was)
+            for part, own in held:
+                part._buffers.clear()
+                part._buffers.update(own)
+            with torch.no_grad():
+                for buffer, copy in zip(written, copies, strict=True):
+                    buffer.copy_(copy)
+
+
+def is_writable(buffer: Tensor) -> bool:
+    """Whether a buffer can be written in place: one that was expanded cannot."""
+    places = zip(buffer.stride(), buffer.shape, strict=True)
+    return all(step or length <= 1 for step, length in places)
+
+
+def set_to_train(module: nn.Module) -> None:
+    """Call `train()` of a new module; parts that its constructor left in evaluation mode stay in it.
+
+    A module that is in evaluation mode as a whole, as `from_pretrained` returns it, is trained as a whole.
+    """
+    frozen = [part for part in module.modules() if not part.training]
+    is_whole = len(frozen) == len([*module.modules()])
+    module.train()
+    for part in [] if is_whole else frozen:
+        part.training = False

@@ -15,16 +15,17 @@ from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_blocks
 from vitsweep.model.module_look import (
     Look,
+    as_it_was,
     differentiable,
     listed,
     logits_of,
     look_at,
     outputs_of,
+    set_to_train,
     shapeless,
     shortened,
     shown,
 )
-from vitsweep.model.restored import as_it_was, set_to_train
 from vitsweep.spec.from_yaml import wrong_function
 from vitsweep.spec.generators import set_generators
 
@@ -74,8 +75,8 @@ class _Output:
         elif isinstance(outputs, (tuple, list)) and -len(outputs) <= name < len(outputs):
             return outputs[name]
         raise BadValueError(
-            f"`model.output={name}` is no part of what `{self.typed}` returned, {_described(outputs)}: "
-            f"{_way_out(outputs)}."
+            f"`model.output={name}` is no part of what `{self.typed}` returned, {_described(outputs)}: name "
+            "the key, place (from 0) or attribute that holds the logits, or none of a tensor."
         )
 
 
@@ -92,16 +93,6 @@ def _described(outputs: Any) -> str:
     return f"{kind} with the attributes {listed(attributes)}" if attributes else kind
 
 
-def _way_out(outputs: Any) -> str:
-    if isinstance(outputs, torch.Tensor):
-        return "leave `model.output` out"
-    if isinstance(outputs, Mapping):
-        return "use one of its keys"
-    if isinstance(outputs, (tuple, list)):
-        return f"use a place from 0 to {len(outputs) - 1}, such as `model.output=0`"
-    return "use an attribute that holds the logits"
-
-
 def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         factory = spec.factory()
@@ -112,11 +103,6 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     try:
         module = spec.call(factory, resolution_px)
     except Exception as error:
-        if spec.package and "torchvision" in str(error):  # missing, or of another build of torch
-            raise BadValueError(
-                f"`{spec.typed}` needs the torchvision that is built for torch {torch.__version__}: "
-                f"`{_torchvision()}`."
-            ) from error
         if isinstance(error, ModuleNotFoundError) and spec.package:
             own = f"'vitsweep[{spec.package}]'" if error.name == spec.package else error.name
             raise BadValueError(
@@ -125,7 +111,7 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
             ) from error
         if isinstance(error, OSError) and "/" in spec.name:
             raise BadValueError(
-                f"`{spec.typed}` cannot be read ({_first_sentence(error)}): without network give the folder "
+                f"`{spec.typed}` cannot be read ({shortened(str(error))}): without network give the folder "
                 "of a configuration, or a type of model, such as `model.name=vit`."
             ) from error
         raise BadValueError(
@@ -140,13 +126,6 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     if lazy := shapeless(module):
         raise BadValueError(f"`{spec.typed}` {LAZY.format(listed(lazy))}")
     return module
-
-
-def _torchvision() -> str:
-    """Return the command that installs it; without the index of torch's build pip may take another."""
-    build = torch.__version__.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-    return f"pip install --no-deps --force-reinstall torchvision{index}"
 
 
 def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
@@ -337,7 +316,7 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
             "`model.shape_arguments`."
         )
     elif spec.loss is not None:
-        if not any(True for _ in differentiable(outputs)):
+        if not differentiable(outputs):
             yield (
                 f"`{spec.typed}` returned {_described(outputs)} for {given_to}, in which no tensor has a "
                 "gradient: return a tensor, or a tuple or dict of tensors."
@@ -403,11 +382,10 @@ def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[
                 f"numbers, and `{spec.typed}` has {listed(look.unshardable)}: use `sharding=zero1` or `ddp`, "
                 "or give a number one axis and a complex tensor two real parts."
             )
-        for names in look.ties_across(getattr(cell.sharding, "blocks_per_unit", 1)):
+        for names in look.tied:
             yield (
                 f"`sharding={cell.sharding.name}` gathers each block by itself, and `{spec.typed}` has one "
-                f"parameter in several of these units, {listed(names)}: use `sharding=zero1` or `ddp`, or "
-                "untie them."
+                f"parameter in several, {listed(names)}: use `sharding=zero1` or `ddp`, or untie them."
             )
         if look.uncalled:
             yield (
@@ -415,11 +393,6 @@ def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[
                 f"`{spec.typed}` does not call {listed(look.uncalled)}: name in `model.blocks` modules whose "
                 "`forward` is called, or use `sharding=zero1`."
             )
-    if look.overwritten and getattr(cell.memory, "keep", ()):
-        yield (
-            f"`memory={cell.memory.name}` keeps the results of products, and `{spec.typed}` writes into them "
-            f"in {listed(look.overwritten)}: use `memory=recompute_blocks`, or `memory=keep_all`."
-        )
     if look.unused and cell.optimizer.keeps_gradient_views and cell.optimizer.weight_decay:
         yield (
             f"`optimizer={cell.optimizer.name}` updates all parameters of a buffer, and those of "
@@ -432,10 +405,9 @@ def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[
             f"`model.blocks={spec.blocks}`: name its blocks, or use `optimizer=adamw_fused`."
         )
     for group, is_lost, plain in (
-        ("sharding", cell.sharding.shards_parameters, "ddp"),
-        ("sharding", cell.sharding.shards_optimizer and look.replaced, "ddp"),
+        ("sharding", cell.sharding.shards_parameters or cell.sharding.shards_optimizer, "ddp"),
         ("precision", cell.precision.plan().master_weights, "O1"),
-        ("optimizer", cell.optimizer.keeps_gradient_views and look.replaced, "adamw_fused"),
+        ("optimizer", cell.optimizer.keeps_gradient_views, "adamw_fused"),
         ("memory", cell.memory.forwards_per_step > 1, "keep_all"),
     ):
         if is_lost and look.rewritten:
@@ -465,10 +437,6 @@ def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
         if isinstance(error.__cause__, OSError):  # no network: the host has none either
             raise
         return build_module(spec, resolution_px)
-
-
-def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
 
 
 # FLOPs of a module whose formula nobody wrote, by torch's counter.

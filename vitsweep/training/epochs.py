@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from vitsweep.collectives.primitives import broadcast_together, gathered
-from vitsweep.model.module_look import logits_of
-from vitsweep.model.restored import as_it_was, is_writable
+from vitsweep.model.module_look import as_it_was, is_writable, logits_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function

@@ -15,10 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from vitsweep.model.block import NORMS
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import Draws, plain_name
-from vitsweep.model.module_look import inputs_of, logits_of
+from vitsweep.model.module_look import inputs_of, is_writable, logits_of
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import autocast
-from vitsweep.model.restored import is_writable
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 

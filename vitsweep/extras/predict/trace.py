@@ -24,8 +24,8 @@ from vitsweep.extras.predict.step_time import (
 )
 from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
+from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.restored import as_it_was
 from vitsweep.model.user_module import example_of
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.closed_memory import MemoryParts

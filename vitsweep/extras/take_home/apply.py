@@ -22,10 +22,9 @@ from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.block import mark_blocks
 from vitsweep.model.initialize import plain_name
-from vitsweep.model.module_look import Look, listed, logits_of, look_at, shapeless
+from vitsweep.model.module_look import Look, as_it_was, listed, logits_of, look_at, shapeless
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import set_process_flags
-from vitsweep.model.restored import as_it_was
 from vitsweep.model.user_module import LAZY, find_blocks, images_of, in_float32, look_problems
 from vitsweep.parallelize import parallelize
 from vitsweep.results.provenance import trusting

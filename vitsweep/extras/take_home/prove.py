@@ -24,8 +24,8 @@ from vitsweep.extras.take_home import rank as exported
 from vitsweep.extras.take_home.rank import STEPS
 from vitsweep.extras.take_home.write import written
 from vitsweep.model.build import build_model, first_model
+from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.restored import as_it_was
 from vitsweep.model.user_module import look_of
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.store import Store
