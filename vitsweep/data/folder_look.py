@@ -7,7 +7,6 @@ format wants. Files that are damaged in their midst are found by the ranks, whic
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged, write_damaged
 from vitsweep.data.decoded_cache import decode, size_and_time
-from vitsweep.data.folder_scan import Files, files
-from vitsweep.data.image_folder import ImageFolder
+from vitsweep.data.image_folder import Files, ImageFolder, files
 from vitsweep.errors import BadValueError
 from vitsweep.files import cache_folder, read_bytes, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec
@@ -117,14 +114,11 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
 def known_problems(cells: Iterable[CellSpec]) -> Iterator[str]:
     """Yield why the images of cells cannot be used, from earlier looks alone."""
     for (folder, split), data in _splits(cells).items():
-        kept = _Kept.of(str(Path(folder).expanduser() / split))
-        damaged = {
-            path: why
-            for path, (why, *state) in kept.damaged.items()
-            if tuple(state) == size_and_time(path)
-        }
+        place = str(Path(folder).expanduser() / split)
+        kept = _Kept.of(place)
+        damaged = {path: why for path, (why, key) in kept.damaged.items() if _key(path) == key}
         num_looked = min(len(kept.whole) + len(kept.damaged), kept.num_images)
-        if problem := Look(kept.folder, kept.num_images, num_looked, damaged).problem(data):
+        if problem := Look(place, kept.num_images, num_looked, damaged).problem(data):
             yield problem
 
 
@@ -157,48 +151,36 @@ def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
     """
     Image.preinit()  # threads would register Pillow's formats at the same time
     kept = _Kept.of(found.folder)
-    parts = list(range(0, len(found), FILES_AT_ONCE))
-    if parts:  # where the time is too short for all, each look sees other files
-        begin = secrets.randbelow(len(parts))
-        parts = parts[begin:] + parts[:begin]
+    looks = partial(_look_at, found, kept.whole, until, suspects)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        looked = list(pool.map(partial(_look_at, found, kept.whole, until, suspects), parts))
+        looked = list(pool.map(looks, range(0, len(found), FILES_AT_ONCE)))
     damaged = {path: why for _, of_part in looked for path, why in of_part.items()}
-    whole = np.concatenate([kept.whole[:0], *(keys for keys, _ in looked)])
+    whole = {key for keys, _ in looked for key in keys}
     num_looked = len(whole) + len(damaged)
     if num_looked < len(found):
-        whole = np.union1d(whole, kept.whole)
-    state = {path: (why, *size_and_time(path)) for path, why in damaged.items()}
-    _Kept(found.folder, len(found), state, np.sort(whole)).keep()
+        whole |= kept.whole
+    state = {path: (why, _key(path)) for path, why in damaged.items()}
+    _Kept(len(found), state, whole).keep(found.folder)
     return Look(found.folder, len(found), num_looked, dict(sorted(damaged.items())))
 
 
-Keys = NDArray[np.uint64]
-
-
 def _look_at(
-    found: Files, known: Keys, until: float, suspects: Collection[str], first: int
-) -> tuple[Keys, dict[str, str]]:
+    found: Files, known: Collection[int], until: float, suspects: Collection[str], first: int
+) -> tuple[list[int], dict[str, str]]:
     """Look at some files; return the keys of those that are whole, and path -> what is wrong."""
-    if time.monotonic() > until:
-        return known[:0], {}
-    paths = [found.path(row) for row in range(first, min(first + FILES_AT_ONCE, len(found)))]
-    keys = np.array([_key(path) for path in paths], np.uint64)
-    places = np.searchsorted(known, keys)
-    is_known = np.append(known, np.uint64(0))[places] == keys
-    is_whole = np.zeros(len(keys), bool)
+    whole: list[int] = []
     damaged: dict[str, str] = {}
-    for index, path in enumerate(paths):
-        is_suspect = path in suspects
-        if is_known[index] and not is_suspect:
-            is_whole[index] = True
-        elif time.monotonic() <= until:
-            is_whole[index] = not is_suspect and _has_both_ends(path)
-            if not is_whole[index] and isinstance(why := decode(path), str):
-                damaged[path] = why
-            else:
-                is_whole[index] = True
-    return keys[is_whole], damaged
+    for row in range(first, min(first + FILES_AT_ONCE, len(found))):
+        if time.monotonic() > until:
+            break
+        path = found.path(row)
+        key = _key(path)
+        has_ends = path not in suspects and (key in known or _has_both_ends(path))
+        if not has_ends and isinstance(why := decode(path), str):
+            damaged[path] = why
+        else:
+            whole.append(key)
+    return whole, damaged
 
 
 def _key(path: str) -> int:
@@ -207,11 +189,11 @@ def _key(path: str) -> int:
     return int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
 
 
-WHOLE = {
+ENDS = {
     b"\xff\xd8\xff": b"\xff\xd9",  # JPEG (ITU-T T.81, B.1.1.3): start and end of image
     b"\x89PNG\r\n\x1a\n": b"IEND\xaeB`\x82",  # PNG (RFC 2083, 3.1 and 4.1.4)
 }
-"""First bytes of a format -> its last ones."""
+"""First bytes of a format -> its last ones; files of other formats are decoded."""
 
 
 def _has_both_ends(path: str) -> bool:
@@ -219,21 +201,11 @@ def _has_both_ends(path: str) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
             head = file.read(16)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 16))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16))
             tail = file.read(16)
     except OSError:
         return False
-    for first, last in WHOLE.items():
-        if head.startswith(first):
-            return tail.endswith(last)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return int.from_bytes(head[4:8], "little") + 8 <= size
-    if head[:2] == b"BM":
-        return int.from_bytes(head[2:6], "little") <= size
-    if head[:4] in (b"II*\0", b"MM\0*"):  # TIFF: its directory often stands at the end
-        return int.from_bytes(head[4:8], "little" if head[:1] == b"I" else "big") < size
-    return False
+    return any(head.startswith(first) and tail.endswith(last) for first, last in ENDS.items())
 
 
 @dataclass(frozen=True)
@@ -241,16 +213,14 @@ class _Kept:
     """What earlier looks at a split found.
 
     Attributes:
-        folder: of the split.
         num_images: files that it had.
-        damaged: path -> what is wrong, size and time of change.
-        whole: keys of the files that are whole, sorted.
+        damaged: path -> what is wrong, and the file's key.
+        whole: keys of the files that are whole.
     """
 
-    folder: str
     num_images: int
-    damaged: Mapping[str, tuple[str, int, int]]
-    whole: Keys
+    damaged: Mapping[str, tuple[str, int]]
+    whole: set[int]
 
     @staticmethod
     def _path(folder: str) -> Path:
@@ -263,12 +233,13 @@ class _Kept:
         try:
             facts, _, keys = read_bytes(cls._path(folder)).partition(b"\n")
             num_images, damaged = json.loads(facts)
-            found = {str(path): (str(w), int(s), int(t)) for path, (w, s, t) in damaged.items()}
-            return cls(folder, int(num_images), found, np.frombuffer(keys, np.uint64))
+            found = {str(path): (str(why), int(key)) for path, (why, key) in damaged.items()}
+            return cls(int(num_images), found, {*np.frombuffer(keys, np.uint64).tolist()})
         except (OSError, ValueError, TypeError, AttributeError):
-            return cls(folder, 0, {}, np.zeros(0, np.uint64))
+            return cls(0, {}, set())
 
-    def keep(self) -> None:
+    def keep(self, folder: str) -> None:
         """Write it, where the cache folder can be written."""
         facts = json.dumps([self.num_images, self.damaged]).encode()
-        write_cache_file(self._path(self.folder), facts + b"\n" + self.whole.tobytes())
+        keys = np.array([*self.whole], np.uint64).tobytes()
+        write_cache_file(self._path(folder), facts + b"\n" + keys)

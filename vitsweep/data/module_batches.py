@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from vitsweep.data.batches import ReplicaSampler
-from vitsweep.data.loader_batches import LoaderBatches, Pair, Request
+from vitsweep.data.batches import LoaderBatches, Pair, ReplicaSampler, Request
 from vitsweep.errors import BadValueError
 from vitsweep.model.module_look import shown
 from vitsweep.model.module_spec import ModuleSpec
