@@ -84,7 +84,6 @@ BESIDE = {
     ],
     "data=moving_digits": VIDEO,
     "data=synthetic": ["batch.resolution_px=8", "data.num_distinct=16"],
-    "data=synthetic_field": ["model.head=dense", "batch.resolution_px=8"],
     "data=synthetic_video": [*VIDEO, "batch.resolution_px=8"],
     "attention=sdpa_causal": ["classifier=pooled"],
     "batch=blog_384_256px": ["batch.images_per_step=384", "batch.resolution_px=8"],

@@ -29,13 +29,12 @@ def cell(
     resolution_px: int = 8,
     replicas: int = 1,
     seed: int = 0,
-    head: str = "classify",
     epochs: int = 0,
     loader: Any = None,
 ) -> Any:
     return SimpleNamespace(
         data=data,
-        model=SimpleNamespace(head=head),
+        model=SimpleNamespace(),
         task=SimpleNamespace(name="train" if epochs else "measure", epochs=epochs),
         batch=SimpleNamespace(
             images_per_step=images_per_step,

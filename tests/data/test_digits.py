@@ -82,16 +82,6 @@ def test_a_batch_larger_than_the_data_is_refused():
     assert not list(digits.conflicts(cell(digits, images_per_step=1198, epochs=1)))
 
 
-def test_a_dense_head_is_refused():
-    digits = choice("data", "digits")
-    (reason,) = digits.conflicts(cell(digits, head="dense"))
-
-    assert reason == (
-        "`model.head=dense` does not fit `data=digits`, which has one label per image: "
-        "use `model.head=classify`."
-    )
-
-
 def test_missing_scikit_learn_is_a_sentence(monkeypatch):
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
 

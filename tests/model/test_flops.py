@@ -21,7 +21,6 @@ CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count
 SHAPES = {
     "plain": NANO,
     "tokens_per_channel": replace(NANO, tokens_per_channel=True),
-    "dense": replace(NANO, head="dense"),
     "registers": replace(NANO, registers=3),
     "rotary": replace(NANO, position="rotary"),
     "dinov2": replace(NANO, registers=1, mlp="swiglu", layer_scale=0.5),

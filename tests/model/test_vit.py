@@ -10,8 +10,6 @@ from tests.shapes import CASES, NANO, build, replace, step
 SHAPES = {
     "plain": NANO,
     "tokens_per_channel": replace(NANO, tokens_per_channel=True),
-    "dense": replace(NANO, head="dense"),
-    "dense_tokens_per_channel": replace(NANO, head="dense", tokens_per_channel=True),
 }
 
 
@@ -70,7 +68,6 @@ def test_the_first_loss_is_near_that_of_a_guess():
 def test_only_a_class_token_that_is_read_exists():
     assert build(pooling="token").embedding.class_token is not None
     assert build(pooling="mean").embedding.class_token is None
-    assert build(replace(NANO, head="dense"), pooling="token").embedding.class_token is None
 
 
 @pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)
@@ -97,33 +94,6 @@ def test_batch_second_blocks_copy_no_more_than_batch_first_blocks():
         copies[batch_first] = sum(n in ("aten::clone", "aten::contiguous") for n in names)
 
     assert copies == {True: 0, False: 0}
-
-
-def test_a_dense_head_puts_each_patch_where_it_was():
-    spec = replace(NANO, head="dense", num_classes=2)
-    model = build(spec).eval()
-    with torch.no_grad():
-        model.norm.weight.zero_()  # every token predicts the bias of the head
-        model.head.bias.copy_(torch.arange(8))  # two fields of 2 x 2 pixels per patch
-        field_CHW = model(torch.zeros(1, 3, 8, 8, dtype=torch.float64))[0]
-
-    patch = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
-    torch.testing.assert_close(field_CHW, torch.stack([patch, patch + 4]).repeat(1, 4, 4))
-
-
-def test_a_dense_head_reads_a_patch_from_its_own_token():
-    spec = replace(NANO, head="dense", depth=1)
-    model = build(spec).eval()
-    with torch.no_grad():
-        for linear in (model.blocks[0].attention.out, model.blocks[0].mlp.down):
-            linear.weight.zero_()  # tokens do not mix
-        image = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
-        before = model(image)
-        image[..., 4:6, 2:4] = 1.0
-        changed = (model(image) != before).any(dim=1)[0]
-
-    assert changed[4:6, 2:4].all()
-    assert changed.sum() == 4
 
 
 def test_an_image_of_another_size_is_refused():

@@ -110,7 +110,7 @@ class Images:
 
     Attributes:
         images: (N, C, H, W) float32.
-        labels: (N,) int64, or target fields (N, K, H, W) float32.
+        labels: (N,) int64.
         num_images: length of an epoch; beyond N the images come round again.
     """
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitsweep.data.image_folder import Files
+from vitsweep.data.folder_scan import Files
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import PixelCache
 

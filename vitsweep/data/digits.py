@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data, head_conflicts, image_count_conflicts
+from vitsweep.spec.data import Batches, Data, image_count_conflicts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,7 @@ class Digits(Data):
     native_resolution_px: ClassVar[int] = 8  # side of an image in the file
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse a dense head, and more images per step than the 1,198 of an epoch."""
-        yield from head_conflicts(cell, "classify")
+        """Refuse more images per step than the 1,198 of an epoch."""
         yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic`")
 
     def split_sizes(self) -> tuple[int, int]:
@@ -78,8 +77,7 @@ class MovingDigits(Data):
         return 10 * self.num_directions
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse a dense head, too large a batch, and motion of less than a pixel per frame."""
-        yield from head_conflicts(cell, "classify")
+        """Refuse too large a batch, and motion of less than a pixel per frame."""
         yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic_video`")
         if round(self.step_share * (cell.batch.resolution_px // 2)) < 1:
             yield (

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vitsweep.data.batches import LoaderBatches, Pair, ReplicaSampler, Request
-from vitsweep.data.damaged_images import DAMAGED_LIST
 from vitsweep.data.decoded_cache import (
     DecodedImages,
     centre_box,
@@ -25,10 +24,13 @@ from vitsweep.data.decoded_cache import (
     decoded_images,
     random_box,
 )
-from vitsweep.data.image_folder import Files, ImageFolder, files
+from vitsweep.data.folder_scan import DAMAGED_LIST, Files, files
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
+
+if TYPE_CHECKING:
+    from vitsweep.data.image_folder import ImageFolder
 
 
 class Read(NamedTuple):
@@ -209,7 +211,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images per channel, on a scale from 0 to 1 (torchvision's constants)."""
 
 
-def open_image_folder(data: ImageFolder, cell: CellSpec, world: World) -> "ImageFolderBatches":
+def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "ImageFolderBatches":
     """Return batches of a folder on this rank's device; reading starts with `train` or `test`.
 
     Raises:
@@ -247,7 +249,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
 
     def __init__(
         self,
-        data: ImageFolder,
+        data: "ImageFolder",
         sampler: ReplicaSampler,
         side: int,
         device: torch.device,

@@ -33,7 +33,8 @@ def forward_flops(
 ) -> int:
     """FLOPs of one image, forward."""
     blocks = _blocks_flops(spec, resolution_px, pooling, attention_pattern)
-    return _patch_flops(spec, resolution_px) + blocks + _head_flops(spec, resolution_px)
+    head = 2 * spec.width * spec.num_classes
+    return _patch_flops(spec, resolution_px) + blocks + head
 
 
 def train_flops(
@@ -90,7 +91,7 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     )
     scales = 2 * width if spec.layer_scale else 0
     blocks = spec.depth * (attention + mlp + 2 * norms * width + scales)
-    head = (width + 1) * _head_width(spec)
+    head = (width + 1) * spec.num_classes
     return (
         filters
         + filter_biases
@@ -134,15 +135,6 @@ def _pairs(
 def _patch_flops(spec: TransformerSpec, resolution_px: int) -> int:
     pixels = (resolution_px // spec.patch_px * spec.patch_px) ** 2 * spec.frames_per_input
     return 2 * pixels * spec.in_channels * spec.width
-
-
-def _head_flops(spec: TransformerSpec, resolution_px: int) -> int:
-    vectors = (resolution_px // spec.patch_px) ** 2 if spec.head == "dense" else 1
-    return 2 * vectors * spec.width * _head_width(spec)
-
-
-def _head_width(spec: TransformerSpec) -> int:
-    return spec.num_classes * (spec.patch_px**2 if spec.head == "dense" else 1)
 
 
 def _positions(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:

@@ -323,8 +323,7 @@ def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
             )
     else:
         given = _shape(logits_of(outputs) if is_mapping else outputs)
-        fits = given[:1] == (2,)
-        if not fits or (spec.head == "classify" and given != (2, spec.num_classes)):
+        if given != (2, spec.num_classes):
             yield (
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
                 f"(2, {spec.num_classes}), (batch, classes of `data`): {_set(given)}"
@@ -349,7 +348,7 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
     if wrong:
         return
     wanted = (2, spec.num_classes)
-    if cell.task.epochs and spec.head == "classify" and look.logits not in ((), wanted):
+    if cell.task.epochs and look.logits not in ((), wanted):
         yield (
             f"`task={cell.task.name}` takes the accuracy from logits {wanted}, (batch, "
             f"`data.num_classes`), and `{spec.typed}` returned {look.logits}: return them, or in a "

@@ -132,13 +132,12 @@ class Embedding(nn.Module):
 
 
 class ViT(BlockStack):
-    """Images (B, C, H, W) -> logits (B, num_classes), or a field (B, num_classes, H, W).
+    """Images (B, C, H, W) -> logits (B, num_classes).
 
     Args:
         spec: the shape.
         resolution_px: side of an image; fixes the number of tokens.
-        pooling: what the classification head reads: the class `token` or the `mean` over tokens. A
-            dense head reads every token, so that it has no class token under either.
+        pooling: what the head reads: the class `token` or the `mean` over patches.
         batch_first: order of the axes inside the blocks.
         channels_last: memory format of images and patch filters.
         linear_patches: compute the patch embedding as a product.
@@ -165,7 +164,7 @@ class ViT(BlockStack):
         self.embedding = Embedding(
             spec,
             resolution_px=resolution_px,
-            class_token=pooling == "token" and spec.head == "classify",
+            class_token=pooling == "token",
             batch_first=batch_first,
             channels_last=channels_last,
             as_linear=linear_patches,
@@ -180,8 +179,7 @@ class ViT(BlockStack):
             Block(spec, batch_first=batch_first, rotary=rotary) for _ in range(spec.depth)
         )
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        pixels = spec.patch_px**2 if spec.head == "dense" else 1
-        self.head = nn.Linear(spec.width, spec.num_classes * pixels)
+        self.head = nn.Linear(spec.width, spec.num_classes)
         if channels_last:
             self.embedding.patch.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if not self.head.weight.is_meta:
@@ -193,29 +191,12 @@ class ViT(BlockStack):
 
     def read_out(self, x: Tensor) -> Tensor:
         """Predict from the tokens of the last block."""
-        x = self.norm(x)
-        return self._field(x) if self.spec.head == "dense" else self._logits(x)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        token_axis = 1 if self.batch_first else 0
+        x, token_axis = self.norm(x), 1 if self.batch_first else 0
         if self.pooling == "token":
             return self.head(x.select(token_axis, 0))
-        return self.head(self._patches(x, token_axis).mean(dim=token_axis))
-
-    def _patches(self, x: Tensor, token_axis: int) -> Tensor:
-        """Leave out the tokens before the patches, which no mean and no field counts."""
-        first = self.num_prefix_tokens
-        return x.narrow(token_axis, first, x.shape[token_axis] - first) if first else x
-
-    def _field(self, x: Tensor) -> Tensor:
-        """Let each token predict the pixels of its patch."""
-        x_BTD = self._patches(x if self.batch_first else x.transpose(0, 1), 1)
-        grid = self.resolution_px // self.spec.patch_px
-        # Tokens of several channels at one place are averaged (T = channels x P, or P).
-        x_BPD = x_BTD.unflatten(1, (-1, grid * grid)).mean(dim=1)
-        y_BPF = self.head(x_BPD)
-        y_BFhw = y_BPF.transpose(1, 2).unflatten(2, (grid, grid))
-        return F.pixel_shuffle(y_BFhw, self.spec.patch_px)
+        first = self.num_prefix_tokens  # which no mean counts
+        patches = x.narrow(token_axis, first, x.shape[token_axis] - first) if first else x
+        return self.head(patches.mean(dim=token_axis))
 
 
 # Transformers whose tokens lie along two axes, with attention along one at a time.

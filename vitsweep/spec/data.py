@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.spec.technique import Technique
 
@@ -18,7 +18,7 @@ class Data(Technique):
 
     Attributes:
         num_channels: channels of one image.
-        num_classes: number of labels, or of target channels for a dense regression.
+        num_classes: number of labels.
         native_resolution_px: side of an image where `batch.resolution_px=auto`.
     """
 
@@ -63,8 +63,8 @@ class Data(Technique):
 class Batches(ABC):
     """The batches one rank sees, already on its device.
 
-    Images are (B, C, H, W) float32, labels (B,) int64 or, for a dense regression, target fields
-    (B, num_classes, H, W) float32; B is `cell.micro_batch` (images per replica and micro-batch).
+    Images are (B, C, H, W) float32, labels (B,) int64; B is `cell.micro_batch`, images per replica and
+    micro-batch.
     All ranks that share a sample (tensor, sequence, pipeline) get the same. The images of step i
     are the same whatever the number of replicas and micro-batches.
     """
@@ -95,16 +95,6 @@ class Batches(ABC):
 
 
 # Reasons for refusing a cell that several data sets share.
-
-
-def head_conflicts(cell: "CellSpec", head: Literal["classify", "dense"]) -> Iterator[str]:
-    """Refuse a head that does not fit the targets: `classify` for labels, `dense` for fields."""
-    if cell.model.head != head:
-        has = "one label per image" if head == "classify" else "a target field per image"
-        yield (
-            f"`model.head={cell.model.head}` does not fit `data={cell.data.name}`, "
-            f"which has {has}: use `model.head={head}`."
-        )
 
 
 def image_count_conflicts(

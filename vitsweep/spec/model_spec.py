@@ -27,8 +27,8 @@ class ModelSpec(ABC):
 
     Attributes:
         in_channels: channels of an image.
-        num_classes: labels, or channels of the predicted field with `head=dense`.
-        head: `classify` reads one vector per image; `dense` predicts a field of the input's size.
+        num_classes: labels.
+        head: always `classify`; it keeps the ids of cells from when fields were predicted.
     """
 
     colour: ClassVar[int] = 3
@@ -36,7 +36,7 @@ class ModelSpec(ABC):
     name: str
     in_channels: Annotated[int, Gt(0)]
     num_classes: Annotated[int, Gt(0)]
-    head: Literal["classify", "dense"]
+    head: Literal["classify"] = "classify"
 
     norms_over_batch: ClassVar[bool] = False
     """True where an image's result depends on the others of its micro-batch (BatchNorm)."""
@@ -313,8 +313,8 @@ class ViTSpec(TransformerSpec):
             )
 
     def has_class_token(self, pooling: str) -> bool:
-        """A dense head reads every token and needs no further one."""
-        return pooling == "token" and self.head == "classify"
+        """The head reads it, or the mean over all tokens."""
+        return pooling == "token"
 
 
 # Shapes of transformers whose tokens lie along two axes, with attention along one at a time.
@@ -327,7 +327,6 @@ class MultiDimSpec(TransformerSpec):
     The head reads the mean over all tokens; there is no class token under either classifier.
     """
 
-    head: Literal["classify"]
     num_sequence_axes: ClassVar[int] = 2  # X and Y
 
     @abstractmethod

@@ -199,9 +199,7 @@ class Recipe:
             )
 
     def _augmentation_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        if self.augments and (
-            cell.model.head == "dense" or getattr(cell.data, "num_frames", 1) > 1
-        ):
+        if self.augments and getattr(cell.data, "num_frames", 1) > 1:
             yield (
                 f"`recipe={self.name}` needs single images with one label, not `data={cell.data.name}`: use "
                 "`recipe=none`."

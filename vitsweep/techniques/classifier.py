@@ -34,12 +34,7 @@ class Pooled(Classifier):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse a model whose head reads every token anyway."""
-        if cell.model.head == "dense":
-            yield (
-                f"`classifier={self.name}` changes nothing with `model.head=dense`: a dense head "
-                "reads every token and has no class token. Use `classifier=token`."
-            )
-        elif not cell.model.has_class_token("token"):
+        if not cell.model.has_class_token("token"):
             yield (
                 f"`classifier={self.name}` changes nothing with `model={cell.model.name}`, whose "
                 "head reads the mean over all tokens anyway. Use `classifier=token`."

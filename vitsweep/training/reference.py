@@ -304,8 +304,6 @@ def _loss(cell: CellSpec, outputs: Any, batch: MicroBatch) -> Tensor:
     if own := cell.model.own_loss():
         return cast(Tensor, own(outputs, batch))
     labels = labels_of(cell, batch)
-    if cell.model.head == "dense":
-        return F.mse_loss(outputs, labels.to(outputs.dtype))
     return F.cross_entropy(logits_of(outputs), labels, label_smoothing=cell.task.label_smoothing)
 
 

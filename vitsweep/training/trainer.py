@@ -494,8 +494,6 @@ def criterion_of(cell: CellSpec, *, sums: bool = False) -> Callable[[Tensor, Ten
 
     def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
         outputs = at_least_float32(outputs)
-        if cell.model.head == "dense":
-            return F.mse_loss(outputs, labels.to(outputs.dtype), reduction=reduction)
         if labels.is_floating_point():  # shares of the classes, of mixed images
             labels = labels.to(outputs.dtype)
         smoothing = cell.task.label_smoothing
@@ -509,8 +507,6 @@ def count_of(cell: CellSpec) -> Count:
 
     def count(batch: Any) -> Any:
         labels = labels_of(cell, batch)
-        if cell.model.head == "dense":
-            return labels.numel()
         if labels.is_floating_point():
             return labels.numel() // labels.shape[1]
         return (labels != IGNORED).sum()

@@ -118,11 +118,8 @@ def global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
     side, model = twin.batch.resolution_px, twin.model
     shape = (number, *model.input_shape(side))
     images = torch.randn(shape, generator=generator)
-    if model.head == "dense":
-        labels = torch.randn((shape[0], model.num_classes, side, side), generator=generator)
-    else:
-        labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
-        images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
+    labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
+    images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
     return images.to(world.device), labels.to(world.device)
 
 

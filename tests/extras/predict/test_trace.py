@@ -16,7 +16,6 @@ FLOPS = [
     ("memory=recompute_selected", "layout=batch_second"),
     ("attention=sdpa_math", "optimizer=adamw_contiguous"),
     ("model=axial_vit_nano", "batch.resolution_px=9", "model.depth=6"),
-    ("data=synthetic_field", "model.head=dense"),
 ]
 """Choices whose FLOPs have a formula."""
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.choices import choice
-from tests.shapes import NANO, replace
+from tests.shapes import NANO
 from vitsweep.errors import VitsweepError
 
 
@@ -12,12 +12,7 @@ def test_only_the_pooled_classifier_is_another_model():
     assert not choice("classifier", "token").changes_model
 
 
-def test_pooled_is_refused_where_every_token_is_read():
-    dense = SimpleNamespace(model=replace(NANO, head="dense"))
-    (reason,) = choice("classifier", "pooled").conflicts(dense)
-
-    assert reason.startswith("`classifier=pooled` changes nothing with `model.head=dense`")
-    assert not list(choice("classifier", "token").conflicts(dense))
+def test_pooled_is_taken_where_there_is_a_class_token():
     assert not list(choice("classifier", "pooled").conflicts(SimpleNamespace(model=NANO)))
 
 

@@ -297,8 +297,6 @@ def _micro_batch(cell: CellSpec, example: Any) -> Any:
         }
     shape = cell.model.input_shape(cell.batch.resolution_px)
     images = torch.empty(cell.micro_batch, *shape)
-    if cell.model.head == "dense":
-        return images, torch.empty(cell.micro_batch, cell.model.num_classes, *shape[-2:])
     return images, torch.zeros(cell.micro_batch, dtype=torch.int64)
 
 

@@ -131,7 +131,6 @@ def described(cell: CellSpec, target: str) -> ModuleSpec:
         name=target,
         in_channels=cell.model.in_channels,
         num_classes=cell.model.num_classes,
-        head="classify",
         target=target,
         arguments={},
         shape_arguments={},

@@ -87,7 +87,6 @@ def _of_model(cell: CellSpec) -> Iterator[str]:
         yield f"model={model.name}"
         return
     for knob, plain in (
-        ("head", "classify"),
         ("tokens_per_channel", False),
         ("position", "learned"),
     ):

@@ -59,11 +59,6 @@ class DropTokens(TokenVariant):
                 f"`tokens.keep={self.keep:g}` of {patches} patches keeps {kept}, and at least one must stay "
                 "and one go: use `tokens.keep=0.5`, or `tokens=all`."
             )
-        if spec.head == "dense":
-            yield (
-                f"`{me}` leaves patches out, and `model.head=dense` predicts each from its own token: use "
-                "`tokens=all`."
-            )
         if cell.sequence_parallel.axes and cell.task.epochs:
             yield (
                 f"`{me}` has fewer tokens in training than in the evaluation after `task.epochs="
