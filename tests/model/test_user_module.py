@@ -62,7 +62,6 @@ def only_reason(target: str, *overrides: str) -> str:
         ("build", ("++model.arguments.classes=3",), "returned (2, 3) for images (2, 1, 8, 8), and logits"),
         ("build", ("++model.arguments.channels=3",), "raised RuntimeError on images (2, 1, 8, 8)"),
         ("WithResult", (), "logits must be (2, 10)"),
-        ("build", ("++model.shape_arguments.width=colour",), "passes on `colour`, which is none of"),
         ("build", ("attention=sdpa_math",), "`model.seams=[attend]`"),
         ("build", ("tensor_parallel=megatron",), "use `tensor_parallel=none`"),
         ("build", ("classifier=pooled",), "use `classifier=token`"),
@@ -157,6 +156,11 @@ def test_a_target_is_a_path(target):
         f"`model.target={target}` must name a function or class with its module, as "
         "`package.module.function`."
     )
+
+
+def test_what_a_factory_gets_of_the_cell_is_listed():
+    with pytest.raises(VitsweepError, match="must be one of 'num_classes', 'in_channels' or 'res"):
+        planned("build", "++model.shape_arguments.width=colour")
 
 
 def test_a_target_is_asked_for():

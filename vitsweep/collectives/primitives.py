@@ -191,13 +191,17 @@ def _after(work: Any, result: Tensor) -> Finish:
 
 def sum_together(tensors: Sequence[Tensor], group: ProcessGroup, purpose: Purpose) -> None:
     """Sum each of several tensors over the ranks, in place: one all-reduce per dtype."""
-    if group.size() == 1:
-        return
+    if group.size() > 1:
+        with sent_as(purpose):
+            _together(tensors, lambda joined: dist.all_reduce(joined, group=group))
+
+
+def _together(tensors: Sequence[Tensor], send: Callable[[Tensor], Any]) -> None:
+    """Change tensors in place as one flat tensor per dtype."""
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         some = [t for t in tensors if t.dtype == dtype]
         joined = torch.cat([t.flatten() for t in some])
-        with sent_as(purpose):
-            dist.all_reduce(joined, group=group)
+        send(joined)
         pieces = joined.split([t.numel() for t in some])
         torch._foreach_copy_(some, [p.view_as(t) for p, t in zip(pieces, some, strict=True)])
 
@@ -232,12 +236,7 @@ def start_part_gather(whole: Tensor, group: ProcessGroup) -> Any:
 def broadcast_together(tensors: Sequence[Tensor], group: ProcessGroup) -> None:
     """Give every rank the first rank's tensors, in place: one broadcast per dtype."""
     source = dist.get_global_rank(group, 0)
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        some = [t for t in tensors if t.dtype == dtype]
-        joined = torch.cat([t.flatten() for t in some])
-        dist.broadcast(joined, source, group=group)
-        pieces = joined.split([t.numel() for t in some])
-        torch._foreach_copy_(some, [p.view_as(t) for p, t in zip(pieces, some, strict=True)])
+    _together(tensors, lambda joined: dist.broadcast(joined, source, group=group))
 
 
 class RingPass:

@@ -18,11 +18,13 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -134,18 +136,9 @@ class DecodedImages:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._pixels: Any = None
-        self._starts: Any = None
-        self._sizes: Any = None
-        self._checksums: Any = None
-        self._is_checked: Any = None
-        self._damaged: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        DecodedImages.__init__(self, state["folder"])
 
     def image(self, row: int) -> Image.Image | str:
         """Return an image as RGB, or why its file could not be read.
@@ -153,39 +146,51 @@ class DecodedImages:
         Raises:
             BadValueError: these files are damaged.
         """
-        if self._pixels is None:
-            self._open()
-        height, width = self._sizes[row].tolist()
+        found = self._found
+        height, width = found.sizes[row].tolist()
         if not height:
-            return self._damaged[str(row)]
-        pixels = self._of_row(row)
-        if not self._is_checked[row]:
-            if zlib.crc32(pixels) != self._checksums[row]:
+            return found.damaged[str(row)]
+        pixels = found.of_row(row)
+        if not found.is_checked[row]:
+            if zlib.crc32(pixels) != found.checksums[row]:
                 raise _damage(self.folder, f"image {row} of {PIXELS} is not what was written")
-            self._is_checked[row] = True
+            found.is_checked[row] = True
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 
     def difference(self, rows: Iterator[int]) -> str:
         """Return which of `rows` have other pixels than were written, "" where none has."""
-        self._open()
-        wrong = [row for row in rows if zlib.crc32(self._of_row(row)) != self._checksums[row]]
+        found = self._found
+        wrong = [row for row in rows if zlib.crc32(found.of_row(row)) != found.checksums[row]]
         first = f", the first of them {wrong[0]}" if wrong else ""
         return f"{len(wrong)} images of {PIXELS} are not what was written{first}" if wrong else ""
 
-    def _of_row(self, row: int) -> Any:
-        start = self._starts[row]
-        return self._pixels[start : start + self._sizes[row].prod() * CHANNELS]
-
-    def _open(self) -> None:
+    @cached_property
+    def _found(self) -> "_Found":
         try:
-            self._starts, self._sizes, self._checksums = arrays_of(self.folder, OF_PIXELS).values()
-            self._damaged = facts_of(self.folder)["damaged"]
-            path = self.folder / PIXELS
+            index = arrays_of(self.folder, OF_PIXELS)
+            path, damaged = self.folder / PIXELS, facts_of(self.folder)["damaged"]
             empty = not path.stat().st_size  # nothing can be mapped
-            self._pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+            pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
         except UNREADABLE as error:
             raise _damage(self.folder, f"{error}") from error
-        self._is_checked = np.zeros(len(self._sizes), bool)
+        return _Found(
+            pixels, **index, damaged=damaged, is_checked=np.zeros(len(index["sizes"]), bool)
+        )
+
+
+class _Found(NamedTuple):
+    """What a process reads of the files."""
+
+    pixels: Any
+    starts: Any
+    sizes: Any
+    checksums: Any
+    damaged: dict[str, str]
+    is_checked: Any
+
+    def of_row(self, row: int) -> Any:
+        start = self.starts[row]
+        return self.pixels[start : start + self.sizes[row].prod() * CHANNELS]
 
 
 def _damage(folder: Path, what: str) -> BadValueError:
@@ -279,18 +284,8 @@ def _remove_leftovers(folder: Path) -> None:
     """Remove what decodings of this host left that were killed half way."""
     name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)(\.old)?")
     for path in folder.parent.iterdir():
-        if (match := name.fullmatch(path.name)) and not _is_alive(int(match[1])):
+        if (match := name.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    return True
 
 
 def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
@@ -304,7 +299,6 @@ def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
     try:
         facts = facts_of(folder)
         kept = arrays_of(folder, OF_FILES)
-        rows = {len(values) for values in (kept | arrays_of(folder, OF_PIXELS)).values()}
         if facts.get("layout") != LAYOUT:
             return "another version of vitsweep decoded them"
         num_bytes, found = int(facts["pixel_bytes"]), (folder / PIXELS).stat().st_size
@@ -313,8 +307,6 @@ def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
         return f"they cannot be read ({type(error).__name__}: {error})"
     if facts.get("classes") != list(files.classes):
         return "they are of other classes"
-    if rows != {len(kept["names"])}:
-        return f"{INDEX} has lists of different lengths"
     if found != num_bytes:
         return f"{PIXELS} has {found} bytes, and {num_bytes} were written"
     now = _state(files)

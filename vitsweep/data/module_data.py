@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
-from vitsweep.spec.from_yaml import imported_function, is_function_path, title_of
+from vitsweep.spec.from_yaml import imported_function, title_of, wrong_target
 from vitsweep.spec.model_spec import refused_with_own_loss
 
 if TYPE_CHECKING:
@@ -77,17 +77,8 @@ class ModuleData(Data):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Open the data and look at one pair."""
-        if self.target is None:
-            yield (
-                f"`data={self.name}` needs `data.target=package.module.function`, which returns a "
-                "map-style dataset of (image, label)."
-            )
-            return
-        if not is_function_path(self.target):
-            yield (
-                f"`data.target={self.target}` must name a function or class with its module, as "
-                "`package.module.function`."
-            )
+        if wrong := self._wrong_target():
+            yield wrong
             return
         found = self._looked_at()
         yield from self.shape_faults(cell)
@@ -101,7 +92,7 @@ class ModuleData(Data):
 
     def shape_faults(self, cell: CellSpec) -> Iterator[str]:
         """Compare one item with the cell's images, or with a batch of `model.twin_batch`."""
-        if self.target is None or not is_function_path(self.target):
+        if self._wrong_target():
             return
         found, model, side = self._looked_at(), cell.model, cell.batch.resolution_px
         yield from found.problems(self, side)
@@ -118,6 +109,9 @@ class ModuleData(Data):
                 f"{gives}, and `model.twin_batch={model.twin_batch}` {differing} at `batch.resolution_px="
                 f"{side}`: let both give the same; `data.native_resolution_px` is the side of an image."
             )
+
+    def _wrong_target(self) -> str:
+        return wrong_target("data", self.name, self.target, "a map-style dataset of (image, label)")
 
     def _looked_at(self) -> "Inspected":
         from vitsweep.data.module_batches import inspected

@@ -11,15 +11,13 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import (
     Word,
     imported_function,
-    is_function_path,
     title_of,
     wrong_function,
+    wrong_target,
 )
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec, refused_with_own_loss
 
-SHAPES = ("num_classes", "in_channels", "resolution_px")
-"""What `shape_arguments` may pass on."""
 OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
     "classifier": ("token", "chooses among tokens"),
     "attention": ("sdpa_auto", "computes attention"),
@@ -70,7 +68,9 @@ class ModuleSpec(ModelSpec):
     name: Annotated[str, Word(r"\w[\w.-]*")]
     target: str | None
     arguments: dict[str, Any] = field(hash=False)
-    shape_arguments: dict[str, str] = field(hash=False)
+    shape_arguments: dict[str, Literal["num_classes", "in_channels", "resolution_px"]] = field(
+        hash=False
+    )
     passes_name: bool
     blocks: str
     output: str | int | None
@@ -209,22 +209,8 @@ class ModuleSpec(ModelSpec):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Import and build the module, without memory for its weights, and say what is wrong with it."""
         yield from super().conflicts(cell)
-        unknown = [shape for shape in self.shape_arguments.values() if shape not in SHAPES]
-        if unknown:
-            yield (
-                f"`model.shape_arguments` passes on `{unknown[0]}`, which is none of "
-                f"{', '.join(f'`{shape}`' for shape in SHAPES)}."
-            )
-        elif self.target is None:
-            yield (
-                f"`model={self.name}` needs `model.target=package.module.function`, which returns an "
-                "`nn.Module`."
-            )
-        elif not is_function_path(self.target):
-            yield (
-                f"`model.target={self.target}` must name a function or class with its module, as "
-                "`package.module.function`."
-            )
+        if wrong := wrong_target("model", self.name, self.target, "an `nn.Module`"):
+            yield wrong
         elif self.passes_name and self.name == self.package:
             yield f"`model={self.package}` needs `model.name=...`, such as {EXAMPLES[self.package]}."
         else:

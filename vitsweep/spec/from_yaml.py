@@ -282,6 +282,18 @@ def is_function_path(text: str) -> bool:
     return _PATH.fullmatch(text) is not None
 
 
+def wrong_target(group: str, name: str, target: str | None, returns: str) -> str:
+    """Say why `target` of a choice names no factory; "" where it may."""
+    if target is None:
+        return f"`{group}={name}` needs `{group}.target=package.module.function`, which returns {returns}."
+    if not is_function_path(target):
+        return (
+            f"`{group}.target={target}` must name a function or class with its module, as "
+            "`package.module.function`."
+        )
+    return ""
+
+
 def wrong_function(knob: str, path: str | None, arguments: str) -> Iterator[str]:
     """Say why a setting names no function of these arguments that can be imported."""
     if path is None:

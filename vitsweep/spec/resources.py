@@ -97,20 +97,10 @@ class Machine:
 
 def count_gpus() -> int:
     """Count the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        present = int(pynvml.nvmlDeviceGetCount())
-        pynvml.nvmlShutdown()
-    except Exception:  # no driver, no library, no permission: all mean that no GPU can be used
-        return 0
+    present, visible = len(_capabilities()), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    return min(
-        present, len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    )
+    return min(present, len([p for p in visible.split(",") if p.strip() not in ("", "-1")]))
 
 
 TF32_CAPABILITY = (8, 0)
@@ -126,6 +116,10 @@ def gpu_capability() -> tuple[int, int] | None:
     Without loading torch. NVML and CUDA may number the GPUs of a mixed machine in other orders, so that a
     rank on its older GPU hears of it from torch.
     """
+    return max(_capabilities(), default=None)
+
+
+def _capabilities() -> list[tuple[int, int]]:
     try:
         import pynvml
 
@@ -133,9 +127,9 @@ def gpu_capability() -> tuple[int, int] | None:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         found = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
         pynvml.nvmlShutdown()
-    except Exception:  # no driver, no library, no permission: nothing is known
-        return None
-    return max(((int(major), int(minor)) for major, minor in found), default=None)
+    except Exception:  # no driver, no library, no permission: all mean that no GPU can be used
+        return []
+    return [(int(major), int(minor)) for major, minor in found]
 
 
 # How the ranks are arranged: one degree per kind of parallelism.
