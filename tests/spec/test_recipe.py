@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cells import cell, composer, entry
+from tests.cells import cell, entry
 from vitsweep.spec.cell_spec import CellSpec, identity
-from vitsweep.spec.task import NO_RECIPE
 
 
 def reasons(*overrides: str) -> str:
@@ -17,8 +16,6 @@ def test_without_a_recipe_a_training_is_what_it_was() -> None:
     plain = cell("task=train")
     assert (plain.task.epochs, plain.task.warmup_epochs, plain.task.label_smoothing) == (30, 5, 0.1)
     assert plain.recipe.optimizer(plain) == plain.optimizer
-    written = composer().compose(["recipe=none"]).tree["recipe"]
-    assert written == {key: value for key, value in NO_RECIPE.items() if key != "_target_"}
 
 
 def test_a_recipe_gives_what_says_auto_and_what_is_typed_counts() -> None:

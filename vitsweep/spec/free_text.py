@@ -7,14 +7,11 @@ Everything else is text: other strings, mappings, and what nobody has classified
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
-
-import yaml
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import Word, hints_of, target_class
-from vitsweep.spec.menu import choices, conf_dir, text_of
+from vitsweep.spec.menu import choices, content_of
 
 TARGET = "_target_"
 
@@ -28,7 +25,7 @@ def free_text(tree: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{group}={node}"
             continue
         choice = choice_of(group, node)
-        content = _content(group, choice) if choice else {}
+        content = content_of(group, choice) if choice else {}
         if choice is None:
             yield f"{group}.{TARGET}={node.get(TARGET)}"
         cls = target_class(content, group) if TARGET in content else kind
@@ -43,7 +40,7 @@ def free_text(tree: Mapping[str, Any]) -> Iterator[str]:
 
 def choice_of(group: str, node: Mapping[str, Any]) -> str | None:
     """Return the choice of the menu that filled a node, by class and name, else the most alike; or None."""
-    named = {choice: _content(group, choice) for choice in choices(group)}
+    named = {choice: content_of(group, choice) for choice in choices(group)}
     alike = {c: content for c, content in named.items() if content.get(TARGET) == node.get(TARGET)}
     name = node.get("name")
     if isinstance(name, str) and name in alike:
@@ -70,9 +67,3 @@ def _lists(kind: Any, text: str) -> bool:
         if any(isinstance(m, Word) and re.fullmatch(m.pattern, text) for m in metadata):
             return True
     return any(_lists(part, text) for part in get_args(kind))
-
-
-@cache
-def _content(group: str, choice: str) -> Mapping[str, Any]:
-    content = yaml.safe_load(text_of(conf_dir() / group / f"{choice}.yaml"))
-    return content if isinstance(content, dict) else {}

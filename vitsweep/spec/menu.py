@@ -6,11 +6,14 @@ choice is a YAML that begins with a comment. Choices follow the plain one by the
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 _HEADING = re.compile(r"  # (.*)")
 _GROUP = re.compile(r"  - (?:override )?(?P<name>[\w/]+): (?P<plain>\w+)\s*(?:# *(?P<caption>.*))?")
@@ -79,6 +82,13 @@ def class_of(group: str, choice: str) -> Any:
     [target] = _TARGET.findall(text_of(conf_dir() / group / f"{choice}.yaml"))
     module, _, name = target.rpartition(".")
     return getattr(import_module(module), name)
+
+
+@cache
+def content_of(group: str, choice: str) -> Mapping[str, Any]:
+    """Return the settings of a choice as its YAML has them."""
+    content = yaml.safe_load(text_of(conf_dir() / group / f"{choice}.yaml"))
+    return content if isinstance(content, dict) else {}
 
 
 def comment(group: str, choice: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from vitsweep.spec.menu import content_of
 from vitsweep.spec.technique import OptimizerChoice
 
 if TYPE_CHECKING:
@@ -87,15 +88,6 @@ class Task:
 # A training recipe: learning rate, regularization and augmentation of `task=train`.
 
 
-NO_RECIPE = {
-    "_target_": "vitsweep.spec.task.Recipe", "name": "none", "epochs": 30, "warmup_epochs": 5.0,
-    "label_smoothing": 0.1, "learning_rate": None, "learning_rate_images": None, "weight_decay": None,
-    "clip_norm": None, "mixup_alpha": 0.0, "cutmix_alpha": 0.0, "rand_augment_ops": 0,
-    "rand_augment_magnitude": 0.0, "erase_probability": 0.0, "drop_path": 0.0,
-    "learning_rate_schedule": None,
-}  # fmt: skip
-"""`recipe=none`: settings that differ from it have an effect on a training only."""
-_SETTINGS = NO_RECIPE.keys() - {"_target_", "name"}
 OPTIMIZER_FIELDS = ("learning_rate", "weight_decay", "clip_norm")
 """Fields of the optimizer that a recipe replaces while it trains."""
 
@@ -176,15 +168,12 @@ class Recipe:
         yield from self._drop_path_conflicts(cell)
 
     def _without_effect(self, task: str) -> Iterator[str]:
-        changed = {
-            key: value
-            for key, plain in NO_RECIPE.items()
-            if key in _SETTINGS and (value := getattr(self, key)) != plain
-        }
+        plain = content_of("recipe", "none")
+        changed = {k: value for k, none in plain.items() if (value := getattr(self, k)) != none}
         if not changed:
             return
         typed = [f"`recipe={self.name}`"]
-        if self.name == NO_RECIPE["name"]:
+        if self.name == "none":
             typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
         has = "have" if len(typed) > 1 else "has"
         yield f"{' and '.join(typed)} {has} no effect with `task={task}`: use `task=train`, or leave it out."
