@@ -1,7 +1,6 @@
 """The plain twin of every choice that changes the model, beside a ViT written from its equations."""
 
 from collections.abc import Callable
-from math import exp
 from typing import Any
 
 import pytest
@@ -114,10 +113,6 @@ TWINS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "attention=linear causal": ({"causal": True}, POOLED, {"mix": decaying(1), "pooled": True}),
     "attention=linear decaying": (
         {"causal": True, "decay": 0.8}, POOLED, {"mix": decaying(0.8), "pooled": True}
-    ),
-    "attention=linear decaying per head": (
-        {"causal": True, "decay": "per_head"}, POOLED,
-        {"mix": (decaying(exp(-1 / 16)), decaying(exp(-1 / 256))), "pooled": True},
     ),
     "classifier=pooled": ({}, POOLED, {"pooled": True}),
     "tokens=drop": ({}, {}, {}),

@@ -5,31 +5,15 @@ phi = 1 + ELU (arXiv:2006.16236); keys are divided by K, as scores are by sqrt(K
 
 Under a causal mask scores are formed within each chunk, and everything before a chunk is one state
 (K, V) (arXiv:2307.08621, section 2.3: the chunkwise form of RetNet). All chunks are computed at once.
-Products run in the dtype of q, k and v; states are added up in float32 at least. A decay is one
-number, or one for each head.
+Products run in the dtype of q, k and v; states are added up in float32 at least.
 """
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from math import log2
 
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, pad
-
-Decay = float | tuple[float, ...]
-
-
-def power(decay: Decay, exponent: float) -> Decay:
-    """Return decay^exponent, for each head where there are several."""
-    return tuple(d**exponent for d in decay) if isinstance(decay, tuple) else decay**exponent
-
-
-def scaled(state: Tensor, decay: Decay) -> Tensor:
-    """Return a state (B, H, K, V) times the decay of its head."""
-    if isinstance(decay, tuple):
-        return state * _of_heads(decay, state.device, state.dtype).view(-1, 1, 1)
-    return state * decay
 
 
 def features(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,7 +21,7 @@ def features(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return elu(q).add_(1), elu(k).add_(1).div_(q.shape[-1]), v
 
 
-def state(k: Tensor, v: Tensor, decay: Decay) -> Tensor:
+def state(k: Tensor, v: Tensor, decay: float) -> Tensor:
     """Return sum_s decay^(T-1-s) k_s^T v_s, (B, H, K, V), in float32 at least.
 
     It is all that tokens after these need to know of them.
@@ -49,12 +33,12 @@ def state(k: Tensor, v: Tensor, decay: Decay) -> Tensor:
         return states.sum(2)
     tokens, size = k.shape[2], _chunk_size(k.shape[2])
     ends = size * torch.arange(1, states.shape[2] + 1, device=k.device)
-    weights = _powers(decay, (tokens - ends).clamp_min(0).to(states.dtype))
+    weights = decay ** (tokens - ends).clamp_min(0).to(states.dtype)
     return torch.einsum("hn,bhnkv->bhkv", weights.expand(states.shape[1], -1), states)
 
 
 def causal_mean(
-    q: Tensor, k: Tensor, v: Tensor, decay: Decay, first: int = 0, before: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, decay: float, first: int = 0, before: Tensor | None = None
 ) -> Tensor:
     """Return o_t = q_t (sum_{s <= t} decay^(t-s) k_s^T v_s) / sum_{s <= t} decay^(t-s).
 
@@ -70,8 +54,8 @@ def causal_mean(
         (B, H, T, V) in the dtype of q.
     """
     tokens, size = q.shape[2], _chunk_size(q.shape[2])
-    entering = _states_before_chunks(_states_of_chunks(k, v, decay), power(decay, size), before)
-    # Sums of weights, (n, C, 1) or (H, n, C, 1): at each token, which its output is divided by, and
+    entering = _states_before_chunks(_states_of_chunks(k, v, decay), decay**size, before)
+    # Sums of weights, (n, C, 1): at each token, which its output is divided by, and
     # at the last one of its chunk, which keeps states in the range of float16 however many tokens
     # there are.
     total = _total_weights(first, entering.shape[2] * size, decay, entering).unflatten(
@@ -80,9 +64,9 @@ def causal_mean(
     last = total[..., -1:, :]
     qs, ks, vs = (_in_chunks(x, size) for x in (q, k, v))
     qs = qs * (last / total).to(q.dtype)
-    within = qs @ ks.mT * (_distances(decay, size, entering).unsqueeze(-3) / last).to(q.dtype)
+    within = qs @ ks.mT * (_distances(decay, size, entering) / last).to(q.dtype)
     if decay != 1:
-        qs = qs * _columns(decay, torch.arange(1, size + 1, device=q.device), qs).unsqueeze(-3)
+        qs = qs * _columns(decay, torch.arange(1, size + 1, device=q.device), qs)
     earlier = qs @ (entering / last).to(q.dtype)
     outputs = torch.baddbmm(*(x.flatten(0, 2) for x in (earlier, within, vs))).view_as(vs)
     return outputs.flatten(2, 3)[:, :, :tokens]
@@ -98,14 +82,7 @@ class LinearAttend:
     """
 
     is_causal: bool
-    decay: Decay
-
-    def of_heads(self, part: int, parts: int) -> "LinearAttend":
-        """Return the attention of one of several equal parts of the heads."""
-        if not isinstance(self.decay, tuple):
-            return self
-        heads = len(self.decay) // parts
-        return replace(self, decay=self.decay[part * heads : (part + 1) * heads])
+    decay: float
 
     def __call__(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         """Attend to all tokens, or to those up to each."""
@@ -135,7 +112,7 @@ def _in_chunks(x: Tensor, size: int) -> Tensor:
     return (pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, size))
 
 
-def _states_of_chunks(k: Tensor, v: Tensor, decay: Decay) -> Tensor:
+def _states_of_chunks(k: Tensor, v: Tensor, decay: float) -> Tensor:
     """Return each chunk's state at its last token, (B, H, n, K, V), in float32 at least."""
     tokens, size = k.shape[2], _chunk_size(k.shape[2])
     if decay != 1:
@@ -146,43 +123,30 @@ def _states_of_chunks(k: Tensor, v: Tensor, decay: Decay) -> Tensor:
     return states.to(_wide(k))
 
 
-def _states_before_chunks(own: Tensor, decay: Decay, before: Tensor | None) -> Tensor:
+def _states_before_chunks(own: Tensor, decay: float, before: Tensor | None) -> Tensor:
     """Return the state that enters each chunk, (B, H, n, K, V); `decay` is that of a whole chunk."""
     n = torch.arange(own.shape[2], device=own.device, dtype=own.dtype)
     exponents = n[:, None] - 1 - n
-    weights = torch.where(exponents >= 0, _powers(decay, exponents.clamp_min(0)), 0)
+    weights = torch.where(exponents >= 0, decay ** exponents.clamp_min(0), 0)
     entering = (weights @ own.flatten(-2)).unflatten(-1, own.shape[-2:])
     if before is None:
         return entering
-    return entering + _powers(decay, n)[..., None, None] * before.to(own.dtype).unsqueeze(2)
+    return entering + (decay**n)[:, None, None] * before.to(own.dtype).unsqueeze(2)
 
 
-def _total_weights(first: int, tokens: int, decay: Decay, like: Tensor) -> Tensor:
-    """Return sum_{s <= t} decay^(t-s) for `tokens` positions t from `first`, (T, 1) or (H, T, 1)."""
+def _total_weights(first: int, tokens: int, decay: float, like: Tensor) -> Tensor:
+    """Return sum_{s <= t} decay^(t-s) for `tokens` positions t from `first`, (T, 1)."""
     t = torch.arange(first + 1, first + tokens + 1, device=like.device, dtype=like.dtype)
-    total = t if decay == 1 else (1 - _powers(decay, t)) / (1 - _powers(decay, torch.ones_like(t)))
+    total = t if decay == 1 else (1 - decay**t) / (1 - decay ** torch.ones_like(t))
     return total.unsqueeze(-1)
 
 
-@cache
-def _of_heads(decay: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(decay, device=device, dtype=dtype)
+def _columns(decay: float, exponents: Tensor, like: Tensor) -> Tensor:
+    """Return decay^exponents as a column, (T, 1), in the dtype of `like`."""
+    return (decay ** exponents.to(_wide(like))).to(like.dtype).unsqueeze(-1)
 
 
-def _powers(decay: Decay, exponents: Tensor) -> Tensor:
-    """Return decay^exponents, in the shape and dtype of the exponents; heads come in front."""
-    if not isinstance(decay, tuple):
-        return decay**exponents
-    of_heads = _of_heads(decay, exponents.device, exponents.dtype)
-    return of_heads.view(-1, *[1] * exponents.ndim) ** exponents
-
-
-def _columns(decay: Decay, exponents: Tensor, like: Tensor) -> Tensor:
-    """Return decay^exponents as a column, (T, 1) or (H, T, 1), in the dtype of `like`."""
-    return _powers(decay, exponents.to(_wide(like))).to(like.dtype).unsqueeze(-1)
-
-
-def _distances(decay: Decay, size: int, like: Tensor) -> Tensor:
-    """Return decay^(t-s) for s <= t, else 0: (C, C) or (H, C, C)."""
+def _distances(decay: float, size: int, like: Tensor) -> Tensor:
+    """Return decay^(t-s) for s <= t, else 0: (C, C)."""
     t = torch.arange(size, device=like.device, dtype=like.dtype)
-    return torch.where(t[:, None] >= t, _powers(decay, (t[:, None] - t).clamp_min(0)), 0)
+    return torch.where(t[:, None] >= t, decay ** (t[:, None] - t).clamp_min(0), 0)

@@ -12,7 +12,6 @@ CAUSAL = ("attention=sdpa_causal", "classifier=pooled")
 ZIGZAG = (*CAUSAL, "sequence_parallel.order=zigzag")
 LINEAR = ("attention=linear", "attention.causal=true", "classifier=pooled")
 DECAY = (*LINEAR, "attention.decay=0.9", "batch.resolution_px=10")
-PER_HEAD = (*LINEAR, "attention.decay=per_head", "batch.resolution_px=10")
 CASES = [
     ("sequence_parallel=ulysses",),
     ("sequence_parallel=ulysses", "classifier=pooled", "layout=batch_second"),
@@ -35,10 +34,7 @@ CASES = [
     ("sequence_parallel=lasp", *LINEAR, *VIDEO, "classifier=token"),
     ("sequence_parallel=lasp2", "attention=linear"),
     ("sequence_parallel=lasp2", *DECAY),
-    ("sequence_parallel=lasp", *PER_HEAD),
-    ("sequence_parallel=lasp2", *PER_HEAD),
-    ("sequence_parallel=ulysses", *PER_HEAD),
-    ("tensor_parallel=megatron", *PER_HEAD),
+    ("tensor_parallel=megatron", *DECAY),
     ("sequence_parallel=lasp2", "attention=linear", *AXIAL),
     ("sequence_parallel=ulysses", *DECAY),
     ("sequence_parallel=lss",),

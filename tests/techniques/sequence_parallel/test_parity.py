@@ -1,7 +1,5 @@
 """Building blocks beside outside code and plain formulas on the same inputs."""
 
-from math import exp
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitsweep.model.attention import TokenAxis
 from vitsweep.model.linear_attention import LinearAttend
-from vitsweep.techniques.attention.linear import alibi_slopes
 from vitsweep.techniques.sequence_parallel.ring_attention import (
     BlockAttention,
     FlashOnCpu,
@@ -98,23 +95,6 @@ def test_linear_attention_is_its_quadratic_form(causal: bool, decay: float) -> N
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_a_decay_per_head_is_each_heads_own_and_follows_the_heads() -> None:
-    assert alibi_slopes(4) == [2**-2, 2**-4, 2**-6, 2**-8]
-    # LASP's build_slope_tensor(6): four of a power of two, then every other one of the next.
-    assert alibi_slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    q, k, v = qkv(150)
-    decays = tuple(exp(-slope) for slope in alibi_slopes(q.shape[1]))
-    whole = LinearAttend(True, decays)
-    found = whole(q, k, v)
-    for head, decay in enumerate(decays):
-        one = slice(head, head + 1)
-        alone = LinearAttend(True, decay)(q[:, one], k[:, one], v[:, one])
-        torch.testing.assert_close(found[:, one], alone, rtol=0, atol=1e-12)
-    part = slice(q.shape[1] // 2, None)
-    second = whole.of_heads(1, 2)(q[:, part], k[:, part], v[:, part])
-    torch.testing.assert_close(second, found[:, part], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -1,6 +1,5 @@
 """Implementations of the `attend` seam (needs torch; imported when a technique is applied)."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -10,11 +9,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from vitsweep.collectives.parallel_linear import SplitLinear
 from vitsweep.errors import VitsweepError
 from vitsweep.model.attention import Attend, Attention, attend, attention_modules
 from vitsweep.model.block import Block
-from vitsweep.model.linear_attention import LinearAttend
 
 BACKENDS: dict[str, SDPBackend | list[SDPBackend]] = {
     "math": SDPBackend.MATH,
@@ -99,20 +96,6 @@ def put_into_blocks(model: nn.Module, kernel: Attend) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = kernel
-    return model
-
-
-def put_linear_into_blocks(
-    model: nn.Module, causal: bool, decay_of: Callable[[int], float | tuple[float, ...]]
-) -> nn.Module:
-    """Let every block of ours attend linearly; `decay_of` the number of all heads, split ones included."""
-    for module in model.modules():
-        if isinstance(module, Attention):
-            qkv = module.qkv
-            group = qkv.boundary.group if isinstance(qkv, SplitLinear) else None
-            rank, ranks = (group.rank(), group.size()) if group else (0, 1)
-            whole = LinearAttend(causal, decay_of(module.num_heads * ranks))
-            module.attend = whole.of_heads(rank, ranks)
     return model
 
 

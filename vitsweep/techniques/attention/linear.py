@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import exp, floor, log2
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Le
 
@@ -27,12 +26,10 @@ class Linear(AttentionKernel):
     Attributes:
         causal: a token attends to itself and those before it.
         decay: d, by which a token is weighted less per token of distance; 1 for none. Causal only.
-            `per_head` gives head h exp(-slope of h) with ALiBi's slopes (arXiv:2108.12409), as the
-            code of LASP does (OpenNLPLab/LASP, `build_slope_tensor`).
     """
 
     causal: bool
-    decay: Annotated[float, Gt(0), Le(1)] | Literal["per_head"]
+    decay: Annotated[float, Gt(0), Le(1)]
 
     changes_model: ClassVar[bool] = True
     recomputes_scores: ClassVar[bool] = False  # there are no scores
@@ -57,28 +54,21 @@ class Linear(AttentionKernel):
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
-        from vitsweep.techniques.attention.kernels import put_linear_into_blocks
+        from vitsweep.model.linear_attention import LinearAttend
+        from vitsweep.techniques.attention.kernels import put_into_blocks
 
-        return put_linear_into_blocks(model, self.causal, self._decay)
+        return put_into_blocks(model, LinearAttend(self.causal, self.decay))
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
         """Weigh each token for each other, without states and chunks; without a mask by one state."""
         from vitsweep.model.attention import attention_modules
 
         for module in attention_modules(model):
-            decay = self._decay(module.num_heads) if self.causal else None  # type: ignore[arg-type]
-            vars(module)["attend"] = partial(_plain, decay)
+            vars(module)["attend"] = partial(_plain, self.decay if self.causal else None)
         return model
 
-    def _decay(self, num_heads: int) -> float | tuple[float, ...]:
-        if self.decay != "per_head":
-            return self.decay
-        return tuple(exp(-slope) for slope in alibi_slopes(num_heads))
 
-
-def _plain(
-    decay: float | tuple[float, ...] | None, q_BHTK: "Tensor", k_BHTK: "Tensor", v_BHTK: "Tensor"
-) -> "Tensor":
+def _plain(decay: float | None, q_BHTK: "Tensor", k_BHTK: "Tensor", v_BHTK: "Tensor") -> "Tensor":
     """Attend to all tokens where `decay` is None, else to those up to each."""
     import torch
     from torch.nn.functional import elu
@@ -89,20 +79,6 @@ def _plain(
         return q @ ((k.mT @ v).to(wide) / tokens).to(v.dtype)
     place = torch.arange(tokens, device=q.device, dtype=wide)
     distance_TT = place[:, None] - place
-    base_H11 = torch.tensor(decay, device=q.device, dtype=wide).view(-1, 1, 1)
-    weight_HTT = torch.where(distance_TT >= 0, base_H11 ** distance_TT.clamp_min(0), 0)
-    weight_HTT /= weight_HTT.sum(-1, keepdim=True)
-    return q @ k.mT * weight_HTT.to(v.dtype) @ v
-
-
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Return a slope for each head, 2^(-8 i / n) for i = 1 to n heads (ALiBi, arXiv:2108.12409).
-
-    Where n is no power of two, the slopes of the next lower one come first, and then every other
-    one of the next higher, as in the authors' code.
-    """
-    whole = 2 ** floor(log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-    if whole == num_heads:
-        return slopes
-    return slopes + alibi_slopes(2 * whole)[0::2][: num_heads - whole]
+    weight_TT = torch.where(distance_TT >= 0, decay ** distance_TT.clamp_min(0), 0)
+    weight_TT /= weight_TT.sum(-1, keepdim=True)
+    return q @ k.mT * weight_TT.to(v.dtype) @ v

@@ -14,15 +14,7 @@ from torch.distributed import ProcessGroup
 from vitsweep.collectives import primitives
 from vitsweep.collectives.primitives import check_share, sent_as, unpadded_length
 from vitsweep.model.attention import Attend
-from vitsweep.model.linear_attention import (
-    Decay,
-    LinearAttend,
-    causal_mean,
-    features,
-    power,
-    scaled,
-    state,
-)
+from vitsweep.model.linear_attention import LinearAttend, causal_mean, features, state
 from vitsweep.spec.model_parallel import padded_share
 
 
@@ -43,7 +35,7 @@ def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, cha
 
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sums: Any = _Chain if chain else _Gathered
-        before = sums.apply(state(k, v, decay), power(decay, own), group)
+        before = sums.apply(state(k, v, decay), decay**own, group)
         return causal_mean(q, k, v, decay, first, before)
 
     def bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -64,7 +56,7 @@ class _Chain(torch.autograd.Function):
     """LASP (arXiv:2404.02882, algorithm 2): receive, add own state, send on; n - 1 hops in a row."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, decay: Decay, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, own: Tensor, decay: float, group: ProcessGroup) -> Tensor:
         ctx.chain = decay, group
         return _along_chain(own, decay, group, step=1)
 
@@ -74,14 +66,14 @@ class _Chain(torch.autograd.Function):
         return _along_chain(gradient, decay, group, step=-1), None, None
 
 
-def _along_chain(own: Tensor, decay: Decay, group: ProcessGroup, step: int) -> Tensor:
+def _along_chain(own: Tensor, decay: float, group: ProcessGroup, step: int) -> Tensor:
     before = torch.zeros_like(own, memory_format=torch.contiguous_format)
     earlier, later = group.rank() - step, group.rank() + step
     with sent_as("activation"):
         if 0 <= earlier < group.size():
             _wait_for(dist.irecv, before, earlier, group)
         if 0 <= later < group.size():
-            _wait_for(dist.isend, (scaled(before, decay) + own).contiguous(), later, group)
+            _wait_for(dist.isend, (before * decay + own).contiguous(), later, group)
     return before
 
 
@@ -96,15 +88,15 @@ class _Gathered(torch.autograd.Function):
     """LASP-2 (arXiv:2502.07563, algorithm 2): one all-gather of states, sums on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, decay: Decay, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, own: Tensor, decay: float, group: ProcessGroup) -> Tensor:
         ctx.decay, ctx.group = decay, group
         rank = group.rank()
-        return _weighted(own, group, [(s, power(decay, rank - 1 - s)) for s in range(rank)])
+        return _weighted(own, group, [(s, decay ** (rank - 1 - s)) for s in range(rank)])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         rank, size = ctx.group.rank(), ctx.group.size()
-        later = [(s, power(ctx.decay, s - 1 - rank)) for s in range(rank + 1, size)]
+        later = [(s, ctx.decay ** (s - 1 - rank)) for s in range(rank + 1, size)]
         return _weighted(gradient, ctx.group, later), None, None
 
 
@@ -121,9 +113,9 @@ class _Total(torch.autograd.Function):
         return _weighted(gradient, ctx.group, [(s, 1.0) for s in range(ctx.group.size())]), None
 
 
-def _weighted(own: Tensor, group: ProcessGroup, terms: list[tuple[int, Decay]]) -> Tensor:
+def _weighted(own: Tensor, group: ProcessGroup, terms: list[tuple[int, float]]) -> Tensor:
     gathered = primitives.all_gather(own.unsqueeze(0), 0, group)
     total = torch.zeros_like(own)
     for rank, weight in terms:
-        total += scaled(gathered[rank], weight)
+        total += gathered[rank] * weight
     return total

@@ -8,7 +8,6 @@ from vitsweep.collectives.parallel_linear import gather_from_sequence_parallel
 from vitsweep.collectives.primitives import check_share
 from vitsweep.collectives.resharding import lies_tokens_outermost, to_heads, to_tokens
 from vitsweep.model.attention import Attend
-from vitsweep.model.linear_attention import LinearAttend
 
 
 def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
@@ -22,8 +21,6 @@ def over_heads(attend: Attend, num_tokens: int, group: ProcessGroup) -> Attend:
 
     if group.size() == 1:
         return attend
-    if isinstance(attend, LinearAttend):
-        attend = attend.of_heads(group.rank(), group.size())
 
     def exchanged(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         outermost = lies_tokens_outermost(q_BHTK)
