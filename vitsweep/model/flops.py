@@ -78,11 +78,18 @@ def train_flops_of_linears(
 def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
     width = spec.width
-    filters = spec.in_channels * spec.patch_px**2 * width * _frames_per_patch(spec)
-    filter_biases = width * (spec.in_channels if _has_channel_tokens(spec) else 1)
-    learned_tokens = width * (spec.has_class_token(pooling) + _registers(spec))
+    if isinstance(spec, MultiDimSpec):  # a position for each place along each of two axes
+        frames, filter_biases, biases = spec.frames_per_patch, 1, 4
+        vectors = sum(spec.grid(resolution_px))
+    else:
+        assert isinstance(spec, ViTSpec)
+        frames, filter_biases = 1, spec.in_channels if spec.tokens_per_channel else 1
+        class_token, is_rotary = spec.has_class_token(pooling), spec.position == "rotary"
+        biases = 3 if is_rotary else 4  # keys have none then
+        positions = 0 if is_rotary else spec.num_patches(resolution_px) + class_token
+        vectors = class_token + spec.registers + positions
+    filters = spec.in_channels * spec.patch_px**2 * width * frames
     norms = 1 if spec.parallel_branches else 2
-    biases = 3 if getattr(spec, "position", "learned") == "rotary" else 4  # keys have none then
     attention = (4 * width + biases) * width
     mlp = (
         spec.mlp_matrices * width * spec.mlp_width
@@ -92,15 +99,7 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     scales = 2 * width if spec.layer_scale else 0
     blocks = spec.depth * (attention + mlp + 2 * norms * width + scales)
     head = (width + 1) * spec.num_classes
-    return (
-        filters
-        + filter_biases
-        + learned_tokens
-        + _positions(spec, resolution_px, pooling) * width
-        + blocks
-        + 2 * width
-        + head
-    )
+    return filters + (filter_biases + vectors + 2) * width + blocks + head
 
 
 def _blocks_flops(
@@ -135,25 +134,3 @@ def _pairs(
 def _patch_flops(spec: TransformerSpec, resolution_px: int) -> int:
     pixels = (resolution_px // spec.patch_px * spec.patch_px) ** 2 * spec.frames_per_input
     return 2 * pixels * spec.in_channels * spec.width
-
-
-def _positions(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
-    """Learned positions: one per patch and for the class token, or one per place along each of two axes."""
-    if isinstance(spec, MultiDimSpec):
-        return sum(spec.grid(resolution_px))
-    assert isinstance(spec, ViTSpec)
-    if spec.position == "rotary":
-        return 0
-    return spec.num_patches(resolution_px) + spec.has_class_token(pooling)
-
-
-def _registers(spec: TransformerSpec) -> int:
-    return spec.registers if isinstance(spec, ViTSpec) else 0
-
-
-def _frames_per_patch(spec: TransformerSpec) -> int:
-    return spec.frames_per_patch if isinstance(spec, MultiDimSpec) else 1
-
-
-def _has_channel_tokens(spec: TransformerSpec) -> bool:
-    return isinstance(spec, ViTSpec) and spec.tokens_per_channel

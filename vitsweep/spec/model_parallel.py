@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vitsweep.spec.technique import Technique
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from vitsweep.spec.cell_spec import CellSpec
     from vitsweep.world import World
@@ -95,8 +95,8 @@ class PipelineParallel(ModelParallel):
 
     def runner(
         self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
-    ) -> "PipelineRunner | None":
-        """Return what runs a batch through all stages; None where there is but one.
+    ) -> Any:
+        """Return a `techniques.pipeline_parallel.runner.PipelineRunner`; None where there is one stage.
 
         Args:
             stages: this rank's, as the sharding wrapped them.
@@ -104,28 +104,6 @@ class PipelineParallel(ModelParallel):
             world: ranks.
         """
         return None
-
-
-class PipelineRunner(Protocol):
-    """Forward and backward of a batch over all stages of a pipeline."""
-
-    def run(
-        self,
-        images: "Tensor",
-        labels: "Tensor",
-        scale: "Callable[[Tensor], Tensor]",
-        mark: Callable[[str], None],
-        divisor: "Tensor | None" = None,
-    ) -> "Tensor":
-        """Add the gradients of the scaled mean loss; return the mean loss itself, on every rank.
-
-        `divisor` is that of sums of micro-batches; without one these have means. `mark` is told where a
-        phase ends: `forward` and `backward` after every chunk of a stage, `bubble` before, when the stage
-        has waited for its turn.
-        """
-
-    def predict(self, images: "Tensor") -> "Tensor":
-        """Return outputs without gradients, on every rank."""
 
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from numbers import Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,14 @@ from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import named_seed, set_generators
-from vitsweep.spec.model_parallel import PipelineRunner
 from vitsweep.spec.model_variant import WeightAverage
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.regularize import StochasticDepth
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, clip_gradients
 from vitsweep.world import World
+
+if TYPE_CHECKING:
+    from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
 # A whole training step recorded as one CUDA graph and replayed (needs torch).
 
@@ -188,7 +190,7 @@ class Trainer:
     world: World
     plan: PrecisionPlan
     model: nn.Module
-    pipeline: PipelineRunner | None
+    pipeline: "PipelineRunner | None"
     optimizer: Optimizer
     masters: MasterWeights | None
     local_shards: LocalShards | None
