@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vitsweep.rates import calibration
-from vitsweep.rates.calibration import kept_rates, matmul_rates, path_for
+from vitsweep.rates.calibration import KeptRates, kept_rates, matmul_rates, path_for
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_quick_rates_are_kept_for_an_hour_beside_what_a_feature_keeps(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept_rates("A CPU @ 2.5GHz").keep_others({"timed": {"2x1": 1}})
+    KeptRates(device="A CPU @ 2.5GHz", others={"timed": {"2x1": 1}}).keep()
     kept_rates("A CPU @ 2.5GHz").keep_quick("host cpu 2x1", {"float32": 0.1})  # as a run does
     found = kept_rates("A CPU @ 2.5GHz")
     assert path_for("A CPU @ 2.5GHz").is_relative_to(config)
@@ -35,7 +35,7 @@ def test_quick_rates_are_kept_for_an_hour_beside_what_a_feature_keeps(
 
 
 def test_a_file_of_another_device_is_not_read() -> None:
-    kept_rates("Cray 1").keep_others({})
+    KeptRates(device="Cray 1").keep()
     with pytest.raises(ValueError, match="keeps rates of Cray 1, not of Cray-1: remove it"):
         kept_rates("Cray-1")
 

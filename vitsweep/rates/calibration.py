@@ -47,24 +47,20 @@ class KeptRates:
     others: dict[str, Any] = field(default_factory=dict)
 
     def keep_quick(self, key: str, rates: dict[str, float]) -> None:
-        """Keep quick rates, and drop those that are too old; where nothing can be written nothing is kept."""
-        new = {key: rates | {"time": time.time()}}
-        kept = replace(self, quick={k: v for k, v in self.quick.items() if _is_young(v)} | new)
-        write_cache_file(path_for(self.device), kept.text().encode())
+        """Keep quick rates, and drop those that are too old."""
+        young = {k: v for k, v in self.quick.items() if _is_young(v)}
+        replace(self, quick=young | {key: rates | {"time": time.time()}}).keep()
 
     def quick_rates(self, key: str) -> dict[str, float]:
         """Return the rates of the last hour; {} where there are none."""
         found = self.quick.get(key, {})
         return {k: v for k, v in found.items() if k != "time"} if _is_young(found) else {}
 
-    def keep_others(self, others: dict[str, Any]) -> None:
-        """Keep what an optional feature has; where nothing can be written nothing is kept."""
-        write_cache_file(path_for(self.device), replace(self, others=others).text().encode())
-
-    def text(self) -> str:
-        """Return the file of this device."""
+    def keep(self) -> None:
+        """Write the file of this device; where nothing can be written nothing is kept."""
         tree = asdict(self)
-        return json.dumps({"schema": SCHEMA, **tree.pop("others"), **tree}, indent=1)
+        text = json.dumps({"schema": SCHEMA, **tree.pop("others"), **tree}, indent=1)
+        write_cache_file(path_for(self.device), text.encode())
 
 
 def path_for(device: str) -> Path:
@@ -120,7 +116,7 @@ def matmul_rates(device: str, *, measure: bool = False) -> dict[str, float]:
         rates = {name: float(rate) for name, rate in json.loads(done.stdout).items()}
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
-    write_cache_file(path_for(device), replace(kept, matmul=rates).text().encode())
+    replace(kept, matmul=rates).keep()
     return rates
 
 

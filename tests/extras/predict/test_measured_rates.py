@@ -18,15 +18,11 @@ def row(kind: str, name: str, shape: list[int], us: float, **facts: Any) -> dict
     return {**known, "backward": False, "bytes_moved": 0, **facts}
 
 
+PRODUCT = row("matmul", "addmm", [1, 300, 300, 300], 2 * 300**3 / GFLOPS / 1e3 / IN_STEPS)
+
+
 def times(ranks: int = 1) -> Times:
     """A machine of 100 GFLOP/s and 10 GB/s in steps, whose all-reduce moves 1 GB/s after 100 us."""
-    products = [
-        row("matmul", name, [1, m, n, k], 2 * m * n * k / GFLOPS / 1e3 / IN_STEPS)
-        for m in (64, 1024)
-        for n in (128, 1024)
-        for k in (128, 1024)
-        for name in ("addmm", "mm.t")
-    ]
     adds = [
         row("memory", "add", [n], 12 * n / GB_S / 1e3 / IN_STEPS, bytes_moved=12 * n)
         for n in (1000, 10**6)
@@ -35,7 +31,7 @@ def times(ranks: int = 1) -> Times:
         {"name": "all_reduce", "dtype": "float32", "bytes": n, "ranks": ranks, "us": 100 + n / 1e3}
         for n in (1000, 10**6, 10**8)
     ]
-    return {"operators": products + adds, "collectives": sent if ranks > 1 else []}
+    return {"operators": [PRODUCT, *adds], "collectives": sent if ranks > 1 else []}
 
 
 def rates(of: Times, timed: int = 1, used: int | None = None) -> MeasuredRates:
@@ -44,10 +40,12 @@ def rates(of: Times, timed: int = 1, used: int | None = None) -> MeasuredRates:
     )
 
 
-def test_shapes_between_measured_ones_have_their_rate() -> None:
+def test_products_have_the_measured_time_and_all_else_that_of_its_bytes() -> None:
     found = rates(times())
-    between = replace(product(300, 300, 300), dtype="float32")
-    assert found.operator_us(between) == pytest.approx(between.flops / GFLOPS / 1e3, rel=0.01)
+    timed = replace(product(300, 300, 300), dtype="float32")
+    assert found.operator_us(timed) == pytest.approx(timed.flops / GFLOPS / 1e3)
+    in_images = replace(timed, kind="convolution", shape=(3, 100, 300, 300))
+    assert found.operator_us(in_images) == found.operator_us(timed)
     unknown_name = replace(moved(60_000), name="never_measured", dtype="float32")
     assert found.operator_us(unknown_name) == pytest.approx(60_000 / GB_S / 1e3, rel=0.01)
 
@@ -60,27 +58,36 @@ def test_one_disturbed_point_does_not_explode_beyond_the_measured_ones() -> None
 
 
 def test_products_of_the_backward_pass_have_rates_of_their_own() -> None:
-    """Also where the tokens are fewer than rows and columns of the weight."""
-    slow = [
-        o | {"name": "mm", "us": 3 * o["us"], "dtype": dtype}
-        for o in times()["operators"]
-        if o["name"] == "addmm"
-        for dtype in ("float32", "bfloat16")
+    """Attention counts five products backward, and half of them with a causal mask."""
+    attention = [
+        row("attention", "attention", [2, 4, 64, 64, 32], 100.0 * factor, backward=factor > 1)
+        for factor in (1, 3)
     ]
-    found = rates(times() | {"operators": [*times()["operators"], *slow]})
-    few_tokens = product(68, 512, 2048, phase="backward")
-    forward = product(68, 2048, 512)
-    for operator, name, factor in ((few_tokens, "mm", 3), (forward, "addmm", 1)):
-        us = found.operator_us(replace(operator, name=name, dtype="float32"))
-        assert us == pytest.approx(factor * operator.flops / GFLOPS / 1e3, rel=0.01)
-    assert found.operator_us(replace(few_tokens, name="mm", dtype="bfloat16")) > 0
+    slow = PRODUCT | {"name": "mm.t", "us": 3 * PRODUCT["us"]}
+    found = rates(times() | {"operators": [*times()["operators"], slow, *attention]})
+    forward = replace(product(300, 300, 300), dtype="float32")
+    by_weight = replace(forward, name="mm.t")
+    assert found.operator_us(by_weight) == pytest.approx(3 * found.operator_us(forward))
+    whole = 2 * 2 * 4 * 64 * 64 * 32
+    for name, products, us in (("flash", 2, 100), ("flash_backward", 5, 300)):
+        each = replace(
+            forward,
+            kind="attention",
+            name=name,
+            shape=(2, 4, 64, 64, 32),
+            flops=whole * products // 2,
+        )
+        assert found.operator_us(each) == pytest.approx(IN_STEPS * us / 2)
 
 
-def test_what_was_not_timed_in_a_format_has_no_time() -> None:
+def test_what_was_not_timed_has_no_time() -> None:
     attention = replace(product(1, 1, 1), kind="attention", shape=(2, 4, 64, 64, 32))
-    for operator, what in ((product(64, 64, 64), "products"), (attention, "attention")):
-        with pytest.raises(ValueError, match=f"{what} in bfloat16 were not timed"):
+    other = replace(product(300, 300, 301), dtype="float32")
+    for operator in (product(300, 300, 300), attention, other):
+        with pytest.raises(ValueError, match=r"of \(.*\) in .*float.* was not timed"):
             rates(times()).operator_us(operator)
+    with pytest.raises(ValueError, match="all_gather in float32 was not timed"):
+        rates(times(2), timed=2).collective_us(exchange(10, "all_gather", ranks=2))
 
 
 def test_sums_of_half_precision_have_a_time_of_their_own() -> None:

@@ -64,7 +64,7 @@ def test_half_precision_that_is_fast_at_no_shape_of_a_cell_is_predicted_slow(
 ) -> None:
     """Before, one product of middle size in each format stood for all."""
 
-    def times(_cell: CellSpec, shapes: Any, others: Any, _exchanges: Any) -> dict[str, Any]:
+    def times(_cell: CellSpec, shapes: Any, others: Any, exchanges: Any) -> dict[str, Any]:
         def row(kind: str, name: str, dtype: str, shape: Any) -> dict[str, Any]:
             us = 300.0 if dtype == "bfloat16" else 30.0
             facts = {"kind": kind, "name": name, "dtype": dtype, "shape": shape, "us": us}
@@ -78,7 +78,11 @@ def test_half_precision_that_is_fast_at_no_shape_of_a_cell_is_predicted_slow(
             for backward in ((False, True) if name == "attention" else (False,))
         ]
         adds = [row("memory", "add", dtype, [1000]) for dtype in others]
-        return {"operators": [*adds, *wanted], "collectives": [], "is_late": False}
+        sent = [
+            {"name": name, "dtype": dtype, "bytes": size, "ranks": 2, "us": 1.0}
+            for name, dtype, size in exchanges
+        ]
+        return {"operators": [*adds, *wanted], "collectives": sent, "is_late": False}
 
     monkeypatch.setattr(timed_operators, "_measure", times)
     found = predict_cells(cells())

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +14,17 @@ from vitsweep.extras.predict.step_time import (
 )
 from vitsweep.extras.predict.timed_operators import (
     Times,
-    exchange_name,
+    exchanged_as,
     kept_times,
-    product_name,
+    timed_as,
     timed_key,
     timed_ranks,
 )
 from vitsweep.rates.profile import Curve, device_name
 from vitsweep.spec.cell_spec import CellSpec
 
+Timed = tuple[str, str, tuple[int, ...], bool]
+"""dtype, name and shape of an operator, and whether it is that of the backward pass."""
 GENERIC = "add"
 """Element-wise operator whose bytes per microsecond stand for those that were not measured."""
 IN_STEPS = 1.1
@@ -38,39 +40,6 @@ DISPATCH_ADDS = 8.0
 """Host time of one dispatched operator, in additions of 256 numbers."""
 UPDATE_DISPATCH = 0.45
 """The same of an operator of the optimizer, which calls no module and no autograd, over that of others."""
-
-
-class Neighbours:
-    """A positive function of several positive numbers, from the nearest measured points.
-
-    The logarithm is averaged over the nearest points, weighted by the inverse fourth power of the
-    distance in log2 space (Shepard, "A two-dimensional interpolation function", 1968).
-
-    Args:
-        points: positions, all of one length.
-        values: one per position.
-        nearest: number of points that count.
-    """
-
-    def __init__(
-        self, points: Sequence[Sequence[float]], values: Sequence[float], nearest: int = 5
-    ) -> None:
-        self._points = [[math.log2(max(x, 1.0)) for x in point] for point in points]
-        self._values = [math.log(value) for value in values]
-        self._nearest = nearest
-
-    def __call__(self, position: Sequence[float]) -> float:
-        """Return the value at a position."""
-        at = [math.log2(max(x, 1.0)) for x in position]
-        distances = sorted(
-            (sum((a - b) ** 2 for a, b in zip(at, point, strict=True)), value)
-            for point, value in zip(self._points, self._values, strict=True)
-        )[: self._nearest]
-        if distances[0][0] < 1e-9:
-            return math.exp(distances[0][1])
-        weights = [1 / distance**2 for distance, _ in distances]
-        total = sum(w * value for w, (_, value) in zip(weights, distances, strict=True))
-        return math.exp(total / sum(weights))
 
 
 def measured_rates(cell: CellSpec) -> "MeasuredRates | None":
@@ -114,6 +83,7 @@ class MeasuredRates(Rates):
         device: str,
     ) -> None:
         self._operators, self._exchanges = times["operators"], times["collectives"]
+        self._timed_ranks = timed[0]
         self.title = f"{device}, from times of single operators"
         crowd, timed_crowd = (max(1.0, math.prod(ranks) / cores) for ranks in (used, timed))
         fewer_threads = 1.0 if crowd > 1 else timed[1] / min(used[1], timed[1])
@@ -130,30 +100,30 @@ class MeasuredRates(Rates):
         return size * per_byte * IN_STEPS * self._slower
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
-        """Interpolate between the nearest measured shapes of the same operator and dtype."""
+        """Return the measured time of a product or attention; interpolate those of all others by size.
+
+        Raises:
+            ValueError: it was not timed.
+        """
         if not operator.count:
             return 0.0
-        flops = operator.flops / operator.count
-        if operator.kind in ("matmul", "convolution") and flops:
-            us = flops / self._flops_per_us(operator)
-        elif operator.kind == "attention" and flops:
-            us = flops / self._attention_flops_per_us(operator)
-        else:
-            us = self._elementwise_us(operator)
+        us = self._rated_us(operator) if operator.flops else self._elementwise_us(operator)
         return us * IN_STEPS * self._slower
 
     def collective_us(self, collective: CollectiveTotal) -> float:
-        """Read the measured time of the size; other numbers of ranks by the share that each sends."""
-        if collective.group_ranks < 2 or not self._exchanges:
+        """Read the measured time of the size; other numbers of ranks by the share that each sends.
+
+        Raises:
+            ValueError: it was not timed.
+        """
+        if collective.group_ranks < 2 or self._timed_ranks < 2:
             return 0.0
-        name = exchange_name(collective.name)
-        wanted = ((name, collective.dtype), (name, "float32"), ("all_reduce", "float32"))
-        known = (self._collectives[k] for k in wanted if k in self._collectives)
-        curve = next(known, None) or next(iter(self._collectives.values()))
-        ranks = self._exchanges[0]["ranks"]
-        size = max(1.0, float(collective.bytes_whole))
-        here = (collective.group_ranks - 1) / collective.group_ranks
-        return (curve(size) * here / ((ranks - 1) / ranks) + MESSAGE_US) * self._slower
+        name, dtype = exchanged_as(collective)
+        if (name, dtype) not in self._collectives:
+            raise ValueError(f"{name} in {dtype} was not timed on this machine")
+        alone = self._collectives[name, dtype](max(1.0, float(collective.bytes_whole)))
+        here, there = (1 - 1 / ranks for ranks in (collective.group_ranks, self._timed_ranks))
+        return (alone * here / there + MESSAGE_US) * self._slower
 
     def log_error(self, part: str) -> float:
         """See `LOG_ERROR`; wider under other ranks and threads than were timed."""
@@ -171,50 +141,23 @@ class MeasuredRates(Rates):
             points[row["name"], row["dtype"]][float(row["bytes"])] = row["us"]
         return {key: Curve(curve, slope_ends=True) for key, curve in points.items()}
 
-    def _rows(self, *key: str, kinds: Sequence[str]) -> Iterable[tuple[Any, list[dict[str, Any]]]]:
-        """Measured operators of some kinds, those of equal values of `key` together."""
-        rows: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-        for row in self._operators:
-            if row["kind"] in kinds:
-                rows[tuple(row[part] for part in key)].append(row)
-        return rows.items()
-
     @cached_property
-    def _products(self) -> dict[tuple[str, str], Neighbours]:
-        """(dtype, `addmm`, `mm` or `mm.t`) -> FLOPs per microsecond by (m, n, k).
-
-        Products of the forward pass and of the gradients of inputs and of weights reach different rates: in
-        bfloat16, emulated on one core of a Xeon, 2 to 10, 1 to 2 and 6 to 15 GFLOP/s at 68 tokens.
-        """
+    def _flops_per_us(self) -> dict[Timed, float]:
+        """Of products and attentions."""
         return {
-            key: Neighbours(
-                [(row["shape"][0] * row["shape"][1], *row["shape"][2:]) for row in group],
-                [2 * math.prod(row["shape"]) / row["us"] for row in group],
-            )
-            for key, group in self._rows("dtype", "name", kinds=("matmul",))
+            (row["dtype"], row["name"], tuple(row["shape"]), row["backward"]): _flops(row)
+            / row["us"]
+            for row in self._operators
+            if row["kind"] in ("matmul", "attention")
         }
 
-    def _flops_per_us(self, operator: OperatorTotal) -> float:
-        batch, m, n, k = operator.shape
-        names = (product_name(operator), "addmm", "mm")
-        keys = [(like, name) for like in _alike(operator.dtype) for name in names]
-        return _known(self._products, keys, "products", operator.dtype)((m * batch, n, k))
-
-    @cached_property
-    def _attentions(self) -> dict[tuple[str, bool], Neighbours]:
-        return {
-            key: Neighbours(
-                [_attention_position(row["shape"]) for row in group],
-                [_attention_flops(row["shape"], key[1]) / row["us"] for row in group],
-                nearest=3,
-            )
-            for key, group in self._rows("dtype", "backward", kinds=("attention",))
-        }
-
-    def _attention_flops_per_us(self, operator: OperatorTotal) -> float:
-        keys = [(like, "backward" in operator.name) for like in _alike(operator.dtype)]
-        known = _known(self._attentions, keys, "attention", operator.dtype)
-        return known(_attention_position(operator.shape))
+    def _rated_us(self, operator: OperatorTotal) -> float:
+        name, shape = timed_as(operator)
+        backward = name == "attention" and "backward" in operator.name
+        rate = self._flops_per_us.get((operator.dtype, name, shape, backward))
+        if rate is None:
+            raise ValueError(f"{name} of {shape} in {operator.dtype} was not timed on this machine")
+        return operator.flops / operator.count / rate
 
     @cached_property
     def _curves(self) -> dict[tuple[str, str], tuple[Curve, Curve]]:
@@ -222,13 +165,17 @@ class MeasuredRates(Rates):
 
         Names of what an optimizer does begin with `optimizer `.
         """
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for row in self._operators:
+            if row["kind"] in ("memory", "optimizer"):
+                prefix = "optimizer " if row["kind"] == "optimizer" else ""
+                groups[prefix + row["name"], row["dtype"]].append(row)
         return {
-            (f"optimizer {name}" if kind == "optimizer" else name, dtype): (
+            key: (
                 Curve({r["shape"][0]: r["us"] for r in group}, slope_ends=True),
                 Curve({r["bytes_moved"]: r["us"] for r in group}, slope_ends=True),
             )
-            for kind in ("memory", "optimizer")
-            for (name, dtype), group in self._rows("name", "dtype", kinds=(kind,))
+            for key, group in groups.items()
         }
 
     def _elementwise_us(self, operator: OperatorTotal) -> float:
@@ -255,31 +202,12 @@ class MeasuredRates(Rates):
         return per_tensor * tensors + max(0.0, curve(elements) - least["us"])
 
 
-def _known(
-    table: Mapping[Any, Neighbours], keys: Iterable[Any], what: str, dtype: str
-) -> Neighbours:
-    """Return the first that is there.
-
-    Raises:
-        ValueError: none is.
-    """
-    known = next((table[key] for key in keys if key in table), None)
-    if known is None:
-        raise ValueError(f"{what} in {dtype} were not timed on this machine")
-    return known
-
-
 def _alike(dtype: str) -> tuple[str, ...]:
     """Return formats whose measured times may stand for a format's; half precision may be emulated."""
     return (dtype, "float32" if dtype in ("float32", "float64") else "bfloat16")
 
 
-def _attention_position(shape: Sequence[int]) -> tuple[float, ...]:
-    batch, heads, queries, keys, width = shape
-    return (batch * heads, queries, keys, width)
-
-
-def _attention_flops(shape: Sequence[int], backward: bool) -> float:
-    """Two products forward; five backward, which computes the scores again."""
-    batch, heads, queries, keys, width = shape
-    return (5 if backward else 2) * 2.0 * batch * heads * queries * keys * width
+def _flops(row: Mapping[str, Any]) -> float:
+    """Two products of an attention forward; five backward, which computes the scores again."""
+    products = 1 if row["kind"] == "matmul" else 5 if row["backward"] else 2
+    return 2.0 * products * math.prod(row["shape"])

@@ -20,7 +20,12 @@ from typing import Any
 
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
-from vitsweep.extras.predict.step_time import BY_WEIGHT, OperatorTotal, StepTrace
+from vitsweep.extras.predict.step_time import (
+    BY_WEIGHT,
+    CollectiveTotal,
+    OperatorTotal,
+    StepTrace,
+)
 from vitsweep.files import write_atomically
 from vitsweep.rates.calibration import kept_rates
 from vitsweep.rates.profile import device_name, processor
@@ -87,7 +92,8 @@ def keep_times(key: str, times: Times) -> None:
     """
     hold = key.partition(" ")[2]
     timed = {k: v for k, v in kept_times().items() if k.partition(" ")[2] == hold}
-    kept_rates(str(device_name("cpu"))).keep_others({"timed": timed | {key: times}})
+    kept = kept_rates(str(device_name("cpu")))
+    replace(kept, others={"timed": timed | {key: times}}).keep()
 
 
 def shapes_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> Shapes:
@@ -95,19 +101,21 @@ def shapes_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> S
     timed = {(row["dtype"], row["name"], tuple(row["shape"])) for row in known}
     found: dict[str, dict[tuple[str, tuple[int, ...]], None]] = {"float32": {}}  # the first one
     for operator in (o for trace in traces for o in trace.operators if o.flops):
-        name, shape = "attention", operator.shape
-        if operator.kind != "attention":
-            name, (batch, m, n, k) = product_name(operator), operator.shape
-            shape = operator.shape if name == "bmm" else (1, batch * m, n, k)
-        if (operator.dtype, name, shape) not in timed and not operator.dtype.startswith("float8"):
-            found.setdefault(operator.dtype, {})[name, shape] = None
+        wanted = timed_as(operator)
+        if (operator.dtype, *wanted) not in timed and not operator.dtype.startswith("float8"):
+            found.setdefault(operator.dtype, {})[wanted] = None
     return {dtype: [*wanted] for dtype, wanted in found.items()}
 
 
-def product_name(operator: OperatorTotal) -> str:
-    """Return the product that computes an operator; a convolution is timed as one of a linear layer."""
+def timed_as(operator: OperatorTotal) -> tuple[str, tuple[int, ...]]:
+    """Return name and shape of what is timed for an operator; a convolution is one of a linear layer."""
+    if operator.kind == "attention":
+        return "attention", operator.shape
     name = "bmm" if operator.name == "baddbmm" else operator.name
-    return name if name in ("mm", BY_WEIGHT, "bmm") else "addmm"
+    if name == "bmm":
+        return name, operator.shape
+    batch, m, n, k = operator.shape
+    return name if name in ("mm", BY_WEIGHT) else "addmm", (1, batch * m, n, k)
 
 
 def exchanges_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> Exchanges:
@@ -115,16 +123,16 @@ def exchanges_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -
     timed = {(row["name"], row["dtype"], row["bytes"]) for row in known}
     found: dict[tuple[str, str, int], None] = {}
     for collective in (c for trace in traces for c in trace.collectives if c.group_ranks > 1):
-        dtype = collective.dtype if collective.dtype in ("bfloat16", "float16") else "float32"
         size = max(4, collective.bytes_whole)
         few = (size,) if size <= LARGEST_EXCHANGE else (LARGEST_EXCHANGE // 4, LARGEST_EXCHANGE)
-        found |= {(exchange_name(collective.name), dtype, each): None for each in few}
+        found |= {(*exchanged_as(collective), each): None for each in few}
     return [each for each in found if each not in timed]
 
 
-def exchange_name(name: str) -> str:
-    """Return the collective that is timed for one."""
-    return "broadcast" if name == "send" else name
+def exchanged_as(collective: CollectiveTotal) -> tuple[str, str]:
+    """Return name and dtype of the collective that is timed for one."""
+    name = "broadcast" if collective.name == "send" else collective.name
+    return name, collective.dtype if collective.dtype in ("bfloat16", "float16") else "float32"
 
 
 def time_operators(cells: Iterable[tuple[CellSpec, StepTrace]]) -> None:
