@@ -71,7 +71,7 @@ class Feature:
 KNOWN: dict[str, Feature] = {
     "predict": Feature(
         admission="admission",
-        columns="columns:predicted",
+        columns="admission:predicted",
         settings={"only": None, "max_gpu_hours": None},
     ),
     "explain": Feature(

@@ -9,7 +9,7 @@ import pytest
 from tests.cells import TINY
 from tests.command import Command
 from vitsweep.api.plan import machine_with
-from vitsweep.extras.predict.columns import fastest_predicted, sums
+from vitsweep.extras.predict.admission import fastest_predicted, sums
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import HERE, Machine
 

@@ -14,7 +14,6 @@ import pytest
 
 from tests.cells import GPU_NODE, cell, entry
 from tests.extras.predict.test_step_trace import TRACE
-from vitsweep.execution.rank_processes import fork_server
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.extras.predict.trace_pool import TraceCache, trace_cells, traces_folder
 
@@ -96,9 +95,8 @@ def test_processes_that_trace_do_not_run_the_script_that_started_them(
     script.__file__ = str(tmp_path / "script.py")
     Path(script.__file__).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setitem(sys.modules, "__main__", script)
-    context = fork_server()  # has torch, and imports the main module as new interpreters do
     mine = entry("model=module", "model.target=tests.user_modules.raises").spec
-    found = trace_cells({"mine": mine}, TraceCache(tmp_path / "traces"), context=context)
+    found = trace_cells({"mine": mine}, TraceCache(tmp_path / "traces"))
     assert "width must be even" in str(found["mine"])
     assert not (tmp_path / "ran").exists()
 
@@ -106,7 +104,7 @@ def test_processes_that_trace_do_not_run_the_script_that_started_them(
 def test_a_cell_that_ends_the_process_that_traces_it_takes_no_other_with_it(tmp_path: Path) -> None:
     cells = {str(depth): cell(f"model.depth={depth}") for depth in (2, 3)}
     ends = entry("model=module", "model.target=tests.user_modules.ends_its_process").spec
-    found = trace_cells({"ends": ends} | cells, TraceCache(tmp_path), context=fork_server())
+    found = trace_cells({"ends": ends} | cells, TraceCache(tmp_path))
     assert found.pop("ends") == "the process that traced it ended"
     assert all(isinstance(trace, StepTrace) for trace in found.values())
     assert len(found) == 2
@@ -125,8 +123,8 @@ def test_processes_that_trace_end_with_the_one_that_started_them(tmp_path: Path)
     while not any(tmp_path.rglob("*.json.gz")):
         assert asking.poll() is None
         time.sleep(0.1)
-    children = psutil.Process(asking.pid).children()
-    tracing = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    children = psutil.Process(asking.pid).children(recursive=True)
+    tracing = [child for child in children if "forkserver" in " ".join(child.cmdline())]
     assert tracing
     asking.kill()
     asking.wait()

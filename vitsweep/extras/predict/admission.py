@@ -1,4 +1,4 @@
-"""Predictions of the cells of a command: to show beside what was measured, and to choose among cells.
+"""What predictions do to the cells of a command: columns of a plan, cells that are left out, minutes of jobs.
 
 A prediction never stops a command and delays no run. Whatever goes wrong leaves the cell without one, and is
 said. With `VITSWEEP_PREDICT=never` in the environment none is made.
@@ -6,14 +6,15 @@ said. With `VITSWEEP_PREDICT=never` in the environment none is made.
 
 import json
 import os
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 from rich.console import Console
 
+from vitsweep.api.plan import RUNNABLE, PlanOverview
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import periodic_status
 from vitsweep.errors import VitsweepError
@@ -24,7 +25,7 @@ from vitsweep.extras.predict.prediction import (
     process_bytes,
 )
 from vitsweep.files import write_atomically
-from vitsweep.planning.blocks import run_seconds
+from vitsweep.planning.blocks import run_seconds, runs_per_cell
 from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import code_state, planned_store
 from vitsweep.planning.pending import resume_state
@@ -34,6 +35,7 @@ from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import HERE, Machine
+from vitsweep.tables.formatting import count, duration, number
 
 # Cells that their predictions leave out: too large, or beyond `sweep.max_gpu_hours`.
 
@@ -90,27 +92,26 @@ def _within_hours(
 ) -> SweepPlan:
     """Refuse what the hours do not cover, in the order of the command.
 
-    A cell costs the runs it lacks and those of its baseline in blocks that are not counted yet.
+    A cell costs the runs that it adds: its own, and those of its baseline in blocks that are not counted yet.
     """
-    spent, reasons = 0.0, dict[str, str]()
-    counted = _CountedRuns(missing, cells_per_block)
+    spent, counted, reasons = 0.0, dict[str, int](), dict[str, str]()
     for entry in plan.runnable:
         if entry.is_added_baseline:
             continue
-        runs = counted.with_cell(entry)
-        needed = [(n, found.get(cell_id)) for cell_id, n in runs.items() if n]
-        hours = sum(n * _run_hours(prediction) for n, prediction in needed)
+        with_it = counted | {entry.cell_id: missing.get(entry.cell_id, 0)}
+        runs = runs_per_cell(plan, with_it, cells_per_block)
+        hours = sum(n * _run_hours(found.get(cell_id)) for cell_id, n in runs.items())
         if hours == inf:
-            is_timed = all(p is not None and p.step_time is not None for _, p in needed)
+            needed = (found.get(cell_id) for cell_id in runs)
+            is_timed = all(p is not None and p.step_time is not None for p in needed)
             reasons[entry.cell_id] = _unbounded(entry, most, is_timed=is_timed)
-        elif spent + hours > most:
+        elif hours > most:
             reasons[entry.cell_id] = (
-                f"needs {hours:.2g} of the {max(0.0, most - spent):.2g} predicted hours of devices that "
+                f"needs {hours - spent:.2g} of the {most - spent:.2g} predicted hours of devices that "
                 f"`sweep.max_gpu_hours={most:g}` leaves it: raise it, or measure fewer cells."
             )
         else:
-            spent += hours
-            counted.add(entry)
+            spent, counted = hours, with_it
     kept = mark_invalid(plan, reasons).entries
     wanted = {entry.baseline_id for entry in kept.values()}
     return SweepPlan({c: e for c, e in kept.items() if not e.is_added_baseline or c in wanted})
@@ -130,45 +131,8 @@ def _unbounded(entry: PlannedCell, most: float, *, is_timed: bool) -> str:
     return f"{why}, so that `sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or {way}."
 
 
-@dataclass
-class _CountedRuns:
-    """Runs of the cells that are kept so far, as `blocks.runs_per_cell` counts them.
-
-    Attributes:
-        missing: cell id -> number of blocks it lacks.
-        cells_per_block: cells of a block, its baseline not counted.
-        variants: baseline -> round -> cells that are compared with it in that round.
-        own_rounds: baseline -> rounds in which it runs even where no cell is compared with it.
-    """
-
-    missing: Mapping[str, int]
-    cells_per_block: int
-    variants: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    own_rounds: dict[str, int] = field(default_factory=dict)
-
-    def with_cell(self, entry: PlannedCell) -> dict[str, int]:
-        """Return cell id -> runs that keeping a cell adds: its own and those of its baseline."""
-        lacking, baseline = self.missing.get(entry.cell_id, 0), entry.baseline_id
-        if baseline is None or baseline == entry.cell_id:
-            beside = self.variants[entry.cell_id]
-            return {entry.cell_id: sum(not beside[round_] for round_ in range(lacking))}
-        added = sum(self._begins_block(baseline, round_) for round_ in range(lacking))
-        return {entry.cell_id: lacking, baseline: added}
-
-    def add(self, entry: PlannedCell) -> None:
-        """Keep a cell."""
-        lacking, baseline = self.missing.get(entry.cell_id, 0), entry.baseline_id
-        if baseline is None or baseline == entry.cell_id:
-            self.own_rounds[entry.cell_id] = lacking
-        else:
-            self.variants[baseline].update(range(lacking))
-
-    def _begins_block(self, baseline: str, round_: int) -> bool:
-        """Whether one more cell of a round needs another run of its baseline."""
-        beside = self.variants[baseline][round_]
-        if not beside:
-            return round_ >= self.own_rounds.get(baseline, 0)
-        return beside % self.cells_per_block == 0
+WILL_NOT_FIT = "will not fit"
+OVER_BUDGET = "over budget"
 
 
 SECONDS_BEFORE_A_SUBMISSION = 60.0
@@ -329,3 +293,140 @@ def _surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
     # Kernels that write scores to memory say that they do not compute them again.
     sizes = replace(Sizes.of(cell), fused_attention=cell.attention.recomputes_scores)
     return SAFETY * memory(sizes).peak < limit_bytes
+
+
+# Predictions beside the cells of a plan, and their sums.
+
+
+def predicted(
+    found: PlanOverview,
+    settings: SweepSettings,
+    hardware: str | None,
+    machine: Machine,
+    console: Console,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return rows with predictions, without what the settings leave out because of them, and their sums."""
+    if not (predicts() or hardware):
+        return found.rows, []
+    plan, missing = found.plan, found.state.missing_blocks
+    here = machine.described_by == HERE and not hardware
+    specs = {entry.cell_id: entry.spec for entry in plan.runnable}
+    with tracing(console) as progress:
+        predictions = predict_cells(
+            specs, hardware, progress, gib_per_device=machine.gib_per_device
+        )
+    if here:
+        keep_for_later(predictions, machine)
+    kept = without_left_out(plan, settings, predictions, missing)
+    runs = found.looks + runs_per_cell(kept, missing, settings.cells_per_block)
+    rows = with_predictions(found.rows, plan, kept, predictions, runs)
+    return rows, sums(rows, machine)
+
+
+def with_predictions(
+    rows: Sequence[Mapping[str, Any]],
+    plan: SweepPlan,
+    kept: SweepPlan,
+    found: Mapping[str, CellPrediction],
+    runs: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Add the columns of the predictions to the rows of a plan; invalid cells have none.
+
+    A runnable cell that needs more memory than there is becomes `will not fit`, and one that
+    `sweep.max_gpu_hours` does not cover `over budget`, with the reason. Baselines that no cell needs any more
+    have no row.
+
+    Args:
+        rows: of all cells.
+        plan: all cells.
+        kept: without those that the settings of the sweep leave out, see `left_out`.
+        found: cell id -> prediction.
+        runs: cell id -> runs that it lacks in `kept`.
+    """
+    added = []
+    for row in rows:
+        key = row["cell_id"]
+        if key not in kept.entries:
+            continue
+        row = {**row, "runs": runs.get(key, 0)}
+        if prediction := found.get(key):
+            row |= prediction.columns(row["runs"])
+        refused = kept.entries[key].reasons[len(plan.entries[key].reasons) :]
+        too_large = prediction.why_not if prediction else ""
+        if row["state"] == RUNNABLE and too_large:
+            row |= {"state": WILL_NOT_FIT, "reasons": [too_large]}
+        elif row["state"] == RUNNABLE and refused:
+            row |= {"state": OVER_BUDGET, "reasons": list(refused)}
+        added.append(row)
+    return added
+
+
+def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
+    """Say which cell is predicted to be fastest, if its interval overlaps no other.
+
+    Args:
+        intervals: name and 80 % interval of the throughput, the highest prediction first.
+    """
+    (name, low, _), *others = intervals
+    beside = [other for other, _, high in others if high >= low]
+    if not beside:
+        return f"Predicted to be fastest: {name}."
+    more = f"{name}, {beside[0]} and {count(len(beside) - 1, 'other')}"
+    named = more if len(beside) > 1 else f"{name} and {beside[0]}"
+    return (
+        f"Which is fastest is not predicted: the 80 % intervals of {named} overlap. Measure them."
+    )
+
+
+def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
+    """Say what the runs that are missing take, and what could not be predicted.
+
+    Args:
+        rows: with predictions.
+        machine: the node that they run on.
+    """
+    counted = [row for row in rows if row.get("device_hours") and row["state"] == RUNNABLE]
+    lines = []
+    if counted:
+        hours = [sum(row[f"device_hours{end}"] for row in counted) for end in ("", "_low", "_high")]
+        total, low, high = (number(each, 2) for each in hours)
+        line = "Predicted for the missing runs: "
+        if machine.devices_per_node > 1:
+            line += f"{number(hours[0] / machine.devices_per_node, 2)} node-hours = "
+        unit = "GPU-hours" if machine.device == "cuda" else "rank-hours"
+        line += f"{total} {unit} of {machine.described_by} ({low} to {high})"
+        line += f", {duration(3600 * sum(row['hours'] for row in counted))} one run after the other"
+        if all(row["cost_low_usd"] is not None for row in counted):
+            cost = [
+                number(sum(row[f"cost_{end}_usd"] for row in counted), 2) for end in ("low", "high")
+            ]
+            line += f", {cost[0]} to {cost[1]} USD at published prices"
+        lines.append(line + ".")
+    if kept := sum(row.get("kept_weights_gib") or 0.0 for row in counted):
+        lines.append(
+            f"Their trained weights take {number(kept, 2)} GiB on disk (`task.keep=none` keeps none)."
+        )
+    endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
+    if endless:
+        lines.append(
+            f"Trainings of unknown length are not counted: {', '.join(endless)}: their `data` does not say "
+            "how many images it has."
+        )
+    for reason in dict.fromkeys(
+        row["why_not_predicted"] for row in rows if "why_not_predicted" in row
+    ):
+        cells = [row["cell"] for row in rows if row.get("why_not_predicted") == reason]
+        lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
+    rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
+    lines += [f"Step times by {each}, in brackets the interval of 80 %." for each in rates]
+    known = [row for row in rows if row.get("images_per_second") and not row["reasons"]]
+    if len(known) > 1:
+        known.sort(key=lambda row: -row["images_per_second"])
+        lines.append(fastest_predicted([(row["cell"], *_throughputs(row)) for row in known]))
+    return lines + list(dict.fromkeys(row["notes"] for row in rows if row.get("notes")))
+
+
+def _throughputs(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ends of the interval of the images per second that follow from those of the step time."""
+    images = row["images_per_second"] * row["step_time_ms"]
+    return images / row["step_time_high_ms"], images / row["step_time_low_ms"]

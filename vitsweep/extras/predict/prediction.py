@@ -1,12 +1,11 @@
 """What is known about a cell before it runs: memory, bytes sent, step time, hours, cost (no torch)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import psutil
 
-from vitsweep.execution.rank_processes import Context
 from vitsweep.extras.predict.measured_rates import measured_rates
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import (
@@ -43,61 +42,37 @@ Xeon."""
 
 
 def predict_cell(
-    cell: CellSpec,
-    trace: StepTrace,
-    hardware: str | None = None,
+    cell: CellSpec, trace: StepTrace, profile: Profile | None = None
 ) -> StepTimePrediction:
     """Predict the step time of a cell.
 
     Args:
         cell: the cell; its number of ranks per node says what shares a node.
         trace: of its busiest rank.
-        hardware: name of a device or path of a profile file; None for this machine.
+        profile: of the device; None for this machine's.
 
     Raises:
-        BadValueError: the hardware is unknown.
+        ValueError: operators of a cell on a CPU were not timed here.
     """
-    rates, notice = rates_for(cell, hardware)
-    found = predict_step(
+    rates: Rates | None = TableRates(profile or _profile_here() or generic_gpu())
+    if cell.resources.device == "cpu":
+        rates = measured_rates(cell)
+    if rates is None:
+        raise ValueError("its operators were not timed on this machine; `plan` times them")
+    return predict_step(
         trace,
         rates,
         tf32=cell.precision.plan().tf32,
         captured=cell.compilation.scope == "model" and not cell.compilation.fuses_kernels,
         input_ms=_input_ms(cell),
     )
-    return replace(found, notes=(*found.notes, notice)) if notice else found
-
-
-def rates_for(cell: CellSpec, hardware: str | None = None) -> tuple[Rates, str]:
-    """Return (rates, notice or ""): of a named device, else of this machine.
-
-    Raises:
-        BadValueError: the hardware is unknown.
-    """
-    if hardware is not None:
-        return TableRates(profile_named(hardware)), ""
-    return _rates_here(cell)
-
-
-def _rates_here(cell: CellSpec) -> tuple[Rates, str]:
-    if cell.resources.device == "cpu":
-        if rates := measured_rates(cell):
-            return rates, ""
-        raise ValueError("its operators were not timed on this machine; `plan` times them")
-    device = _gpu_here()
-    if device is None:
-        return TableRates(generic_gpu()), "The device is unknown: name one by `--hardware`."
-    if profile := profile_of(device, complete=True):
-        return TableRates(profile), ""
-    return TableRates(generic_gpu()), (
-        f"No profile of {device} is known: those of a usual GPU are used. A file of your own narrows the "
-        "interval (`--hardware my_gpu.yaml`)."
-    )
 
 
 @cache
-def _gpu_here() -> str | None:
-    return device_name("cuda")
+def _profile_here() -> Profile | None:
+    """Return the profile of this machine's GPU; None where it is unknown."""
+    name = device_name("cuda")
+    return profile_of(name, complete=True) if name else None
 
 
 def _input_ms(cell: CellSpec) -> float:
@@ -284,7 +259,6 @@ def predict_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
-    context: Context | None = None,
     seconds: float | None = None,
     gib_per_device: float | None = None,
 ) -> dict[str, CellPrediction]:
@@ -297,7 +271,6 @@ def predict_cells(
         hardware: a device or a profile file, see `rates.profile`; None for this machine.
         progress: called with how many traces are done, and how many are made.
         only_cached: predict only cells that were traced before, and time nothing.
-        context: see `trace_cells`.
         seconds: see `trace_cells`; with a limit no operators are timed.
         gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
             hardware's, or this machine's.
@@ -310,11 +283,11 @@ def predict_cells(
     elsewhere = {name: cell for name, cell in cells.items() if name not in on_cpu}
     traces: dict[str, StepTrace | str]
     try:
-        traces = trace_cells(
-            elsewhere, progress=progress, only_cached=only_cached, context=context, seconds=seconds
-        )
+        traces = trace_cells(elsewhere, progress=progress, only_cached=only_cached, seconds=seconds)
     except Exception as error:  # such as no process could be started
-        traces = dict.fromkeys(elsewhere, f"no step can be traced here ({_text(error)})")
+        traces = dict.fromkeys(
+            elsewhere, f"no step can be traced here ({type(error).__name__}: {error})"
+        )
     untimed = ""
     if not (hardware or only_cached or seconds):
         pairs = [(cells[n], t) for n, t in traces.items() if isinstance(t, StepTrace)]
@@ -327,7 +300,7 @@ def predict_cells(
         f"`resources.device=cpu` runs on no `--hardware {hardware}`: leave out one of them",
     )
     return {
-        name: _predict(cells[name], traces[name], hardware, profile, gib_per_device, untimed)
+        name: _predict(cells[name], traces[name], profile, gib_per_device, untimed)
         for name in cells
         if name in traces
     }
@@ -336,17 +309,17 @@ def predict_cells(
 def _predict(
     cell: CellSpec,
     trace: StepTrace | str,
-    hardware: str | None,
     profile: Profile | None,
     gib_per_device: float | None,
     untimed: str,
 ) -> CellPrediction:
-    profile = profile or _profile_here(cell)
+    if cell.resources.device == "cuda":
+        profile = profile or _profile_here()
     traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
     step = None
     if traced:
         try:
-            step = predict_cell(cell, traced, hardware)
+            step = predict_cell(cell, traced, profile)
         except Exception as error:  # of a formula: the command goes on
             reason = f"its step time is unknown: {error}{untimed}"
     return CellPrediction(
@@ -357,15 +330,6 @@ def _predict(
         price_usd_per_hour=profile.price_usd_per_hour if profile else None,
         reason=reason,
     )
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _profile_here(cell: CellSpec) -> Profile | None:
-    name = _gpu_here() if cell.resources.device == "cuda" else None
-    return profile_of(name, complete=True) if name else None
 
 
 def process_bytes(cell: CellSpec) -> float:

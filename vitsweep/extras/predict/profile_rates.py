@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from vitsweep.extras.predict.step_time import CollectiveTotal, OperatorTotal, Rates
-from vitsweep.rates.profile import Profile
+from vitsweep.rates.profile import GENERIC, Profile
 
 TILES = (
     (256, 128, 1.0),
@@ -125,6 +125,8 @@ class TableRates(Rates):
             )
         for dtype in sorted(d for d in dtypes if self._dtype(d, False) != _plain(d)):
             said.append(f"{name} has no peak in {dtype}: {self._dtype(dtype, False)} is used.")
+        if name == GENERIC:
+            said.append("The device is unknown: name one, or a file of your own, by `--hardware`.")
         return tuple(said)
 
     def _dtype(self, dtype: str, tf32: bool) -> str:

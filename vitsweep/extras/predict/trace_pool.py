@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 
 from vitsweep.execution.code_hash import Sources, package_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
-from vitsweep.execution.rank_processes import Context
+from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.extras.predict.timed_operators import torch_here
 from vitsweep.files import cache_folder, write_cache_file
@@ -99,7 +98,6 @@ def trace_cells(
     progress: Callable[[int, int], None] = lambda done, of: None,
     *,
     only_cached: bool = False,
-    context: Context | None = None,
     seconds: float | None = None,
 ) -> dict[str, StepTrace | str]:
     """Return name -> trace of a cell, or the reason why it cannot be traced.
@@ -111,7 +109,6 @@ def trace_cells(
         cache: of earlier traces.
         progress: called with how many of the missing traces are done, and how many there are.
         only_cached: trace nothing; cells without a trace are left out.
-        context: in which processes are started; each imports torch unless it has it already.
         seconds: for all traces; what is not traced by then is left out.
     """
     cache = cache or TraceCache()
@@ -126,8 +123,7 @@ def trace_cells(
         else:
             missing[key] = cells[name]
     if missing and not only_cached:
-        context = context or multiprocessing.get_context("spawn")
-        found |= _trace_missing(missing, cache, progress, context, seconds)
+        found |= _trace_missing(missing, cache, progress, seconds)
     return {name: found[key] for name, key in keys.items() if key in found}
 
 
@@ -135,9 +131,11 @@ def _trace_missing(
     missing: Mapping[str, CellSpec],
     cache: TraceCache,
     progress: Callable[[int, int], None],
-    context: Context,
     seconds: float | None,
 ) -> dict[str, StepTrace | str]:
+    context = fork_server()
+    start_fork_server()
+
     def start() -> Any:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs,))
