@@ -245,7 +245,6 @@ class Recorder(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         self._live: dict[int, tuple[int, Held]] = {}
         self._bytes: Counter[Held] = Counter()
-        self.host_reads = 0
         self.clear()
 
     def clear(self) -> None:
@@ -332,7 +331,6 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # comes back with the local tensors
         inside = active_fake_mode() is self._fake_mode  # not while DTensor works out a sharding
         if func is READ and inside:
-            self.host_reads += 1
             return _answer(args[0])
         result = func(*args, **kwargs)
         if inside and func.namespace != "prim":

@@ -1,11 +1,11 @@
 """Trace one training step of a cell on fake tensors: what it computes, sends and keeps (needs torch)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import lcm
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -79,7 +79,7 @@ def extrapolate(traces: Sequence[StepTrace], depths: tuple[int, int], depth: int
     def whole(a: int, b: int) -> int:
         return round(linear(a, b))
 
-    operators = _operators(few.operators, more.operators, whole)
+    operators = _operators(few.operators, more.operators, linear)
     peaks = {
         segment: {
             kind: whole(few.peaks[segment].get(kind, 0), more.peaks[segment].get(kind, 0))
@@ -103,93 +103,65 @@ def extrapolate(traces: Sequence[StepTrace], depths: tuple[int, int], depth: int
     )
 
 
+Linear = Callable[[float, float], float]
+"""From figures of the two depths to that of the model's."""
+Rows = TypeVar("Rows", OperatorTotal, CollectiveTotal)
+
+
 def _operators(
-    few: Iterable[OperatorTotal],
-    more: Iterable[OperatorTotal],
-    whole: Callable[[int, int], int],
+    few: Sequence[OperatorTotal], more: Sequence[OperatorTotal], linear: Linear
 ) -> tuple[OperatorTotal, ...]:
-    def alike(total: OperatorTotal) -> Hashable:
+    def alike(total: OperatorTotal) -> tuple[Any, ...]:
         return total.kind, total.name, total.phase, total.dtype, len(total.shape)
 
-    return tuple(
-        replace(
-            b,
-            shape=tuple(whole(x, y) for x, y in zip(a.shape, b.shape, strict=True)),
-            **{n: whole(getattr(a, n), getattr(b, n)) for n in ("count", "flops", "bytes_moved")},
-        )
-        for a, b in _pairs(few, more, alike, lambda total: total.shape, _none_of_operator)
-    )
+    found = []
+    for rows in _together(few, more, alike, "shape"):
+        sums: dict[str, Any] = {
+            n: round(_sum(rows, n, linear)) for n in ("count", "flops", "bytes_moved")
+        }
+        one, *_ = rows[1] or rows[0]
+        lengths = [
+            linear(*(sum(r.shape[axis] * r.count for r in side) for side in rows))
+            for axis in range(len(one.shape))
+        ]
+        shape = tuple(max(1, round(length / max(1, sums["count"]))) for length in lengths)
+        found.append(replace(one, shape=shape, **sums))
+    return tuple(found)
 
 
 def _collectives(
-    few: Sequence[CollectiveTotal],
-    more: Sequence[CollectiveTotal],
-    linear: Callable[[float, float], float],
+    few: Sequence[CollectiveTotal], more: Sequence[CollectiveTotal], linear: Linear
 ) -> tuple[CollectiveTotal, ...]:
-    """Extrapolate calls of equal size one by one; calls of other sizes (buckets) all together."""
-
-    def alike(c: CollectiveTotal) -> Hashable:
+    def alike(c: CollectiveTotal) -> tuple[Any, ...]:
         return c.name, c.purpose, c.phase, c.axis, c.group_ranks, c.group_nodes
 
-    groups: dict[Hashable, tuple[list[CollectiveTotal], list[CollectiveTotal]]] = {}
-    for side, rows in enumerate((few, more)):
-        for row in rows:
-            groups.setdefault(alike(row), ([], []))[side].append(row)
     found = []
-    for sides in groups.values():
-        sizes = [{row.bytes_whole for row in rows} for rows in sides]
-        if sizes[0] == sizes[1]:
-            left, right = ({row.bytes_whole: row for row in rows} for rows in sides)
-            found += [_together([left[size]], [right[size]], linear) for size in left]
-        else:
-            found.append(_together(*sides, linear))
+    for rows in _together(few, more, alike, "bytes_whole"):
+        count = max(1, round(_sum(rows, "count", linear)))
+        whole = linear(*(sum(r.bytes_whole * r.count for r in side) for side in rows))
+        sent = _sum(rows, "bytes_sent", linear)
+        one, *_ = rows[1] or rows[0]
+        found.append(replace(one, count=count, bytes_whole=round(whole / count), bytes_sent=sent))
     return tuple(found)
 
 
 def _together(
-    few: Sequence[CollectiveTotal],
-    more: Sequence[CollectiveTotal],
-    linear: Callable[[float, float], float],
-) -> CollectiveTotal:
-    count = max(1, round(linear(sum(c.count for c in few), sum(c.count for c in more))))
-    whole = linear(*(sum(c.bytes_whole * c.count for c in rows) for rows in (few, more)))
-    sent = linear(*(sum(c.bytes_sent for c in rows) for rows in (few, more)))
-    return replace((*more, *few)[0], count=count, bytes_whole=round(whole / count), bytes_sent=sent)
-
-
-def _pairs(
-    few: Iterable[Any],
-    more: Iterable[Any],
-    alike: Callable[[Any], Hashable],
-    size: Callable[[Any], tuple[int, ...]],
-    none_of: Callable[[Any], Any],
-) -> list[tuple[Any, Any]]:
-    """Pair rows of equal size; of the others, rows that are alike by the order of their sizes.
-
-    A row that is left alone is paired with none of its calls.
-    """
-    groups: dict[Hashable, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+    few: Sequence[Rows], more: Sequence[Rows], alike: Callable[[Rows], Any], size: str
+) -> Iterable[tuple[list[Rows], list[Rows]]]:
+    """Return rows that are extrapolated together: those of equal size; of the others all that are alike."""
+    both = set.intersection(
+        *({(alike(row), getattr(row, size)) for row in rows} for rows in (few, more))
+    )
+    groups: dict[Any, tuple[list[Rows], list[Rows]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((few, more)):
         for row in rows:
-            groups[alike(row)][side].append(row)
-    pairs = []
-    for left, right in groups.values():
-        sizes = {size(a): a for a in left}
-        same = [(sizes[size(b)], b) for b in right if size(b) in sizes]
-        pairs += same
-        common = {size(a) for a, _ in same}
-        rest = [
-            sorted((r for r in rows if size(r) not in common), key=size) for rows in (left, right)
-        ]
-        shorter = min(map(len, rest))
-        pairs += zip(rest[0][:shorter], rest[1][:shorter], strict=True)
-        pairs += [(a, none_of(a)) for a in rest[0][shorter:]]
-        pairs += [(none_of(b), b) for b in rest[1][shorter:]]
-    return pairs
+            key = alike(row), getattr(row, size)
+            groups[key if key in both else key[0]][side].append(row)
+    return groups.values()
 
 
-def _none_of_operator(total: OperatorTotal) -> OperatorTotal:
-    return replace(total, count=0, flops=0, bytes_moved=0)
+def _sum(rows: tuple[list[Rows], list[Rows]], name: str, linear: Linear) -> float:
+    return linear(*(sum(getattr(row, name) for row in side) for side in rows))
 
 
 CPU = torch.device("cpu")
