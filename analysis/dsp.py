@@ -11,8 +11,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
-from analysis.study import main, without_interval
-from vitsweep.tables.published import beside, published, with_conditions
+from analysis.study import beside, main, without_interval
+from vitsweep.tables.published import published, with_conditions
 from vitsweep.tables.scaling import communication
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -29,6 +29,24 @@ SENT_PER_DEVICE = {
     "Megatron-SP": "8(N-1)/N M",
 }
 """Forward of one spatial and one temporal block, sent per rank; derived here, not published."""
+
+
+_PER_DEVICE = "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent"
+VOLUMES = {"dsp": "2M/N", "ulysses": "4M/N", "megatron_sp": "8M", "ring": "2M"}
+"""As DSP's ICLR'25 submission prints them in its Table 3 (SECONDARY: review text); M is the activation size
+of a block, N the number of devices. Shown beside what is counted, never asserted.
+
+Two all-to-alls of a local tensor of M/N send (N-1)/N of 2M/N from a device. Two all-gathers and two
+reduce-scatters of M in each of two blocks send (N-1)/N of 8M, K and V once round a ring (N-1)/N of
+2M: from each device, not in total, as the review text has it of these two.
+"""
+
+
+def with_published_volumes(sent: DataFrame) -> DataFrame:
+    """Add to a table of `communication` the formula of the paper, and what it counts."""
+    formulas = sent["sequence_parallel"].astype(object).map(VOLUMES)
+    units = formulas.map(lambda _: _PER_DEVICE, na_action="ignore")
+    return sent.assign(published_formula=formulas, published_unit=units)
 
 
 def communication_volume(sweep: SweepTables) -> DataFrame:

@@ -8,8 +8,8 @@ Only the abstract was available: one efficiency, at 2,048 GPUs, and how it is no
 from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
-from analysis.study import main, with_conditions
-from vitsweep.tables.published import beside, conditions, published
+from analysis.study import beside, main, with_conditions
+from vitsweep.tables.published import conditions, published
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
 

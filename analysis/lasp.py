@@ -9,8 +9,8 @@ right-product trick. The paper's own comparison of communication volumes was nev
 from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
-from analysis.study import main
-from vitsweep.tables.published import beside, published, with_conditions
+from analysis.study import beside, main
+from vitsweep.tables.published import published, with_conditions
 from vitsweep.tables.sweep_tables import SweepTables
 
 KEYS = ["gpus", "seq"]

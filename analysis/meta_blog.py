@@ -7,14 +7,16 @@ and whether 560 is per GPU or in total were never found, so those cells stay emp
 """
 
 import pandas as pd
+import yaml
 from pandas import DataFrame, Series
 
-from analysis.study import main, with_conditions, without_interval
+from analysis.study import beside, main, with_conditions, without_interval
 from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.per_chip import per_chip
+from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes
-from vitsweep.tables.published import beside, beside_cells, entries_of, published
+from vitsweep.tables.published import Entry, beside_cells, published
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import KEY
@@ -28,6 +30,13 @@ TECHNIQUES = {"precision", "sharding", "optimizer", "classifier"}
 OPTIMIZER = (
     "family implementation optimizer_ms step_ratio step_time_ms speedup speedup_low speedup_high claim"
 ).split()
+
+
+def entries_of(sweep: str) -> list[Entry]:
+    """Return what a named sweep of conf/ lists under `published`."""
+    text = (conf_dir() / "sweep" / f"{sweep}.yaml").read_text(encoding="utf-8")
+    found: list[Entry] = yaml.safe_load(text)["published"]
+    return found
 
 
 def cumulative(sweep: SweepTables) -> DataFrame:

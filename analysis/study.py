@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ RATIOS = ("relative_throughput", "step_ratio", "ratio")
 def without_interval(column: str) -> str:
     """Return the heading of a column of bare ratios, `ratio (no interval)`; others as they are."""
     return f"{column} (no interval)" if str(column).removeprefix("published_") in RATIOS else column
+
+
+def beside(measured: DataFrame, figures: DataFrame, on: Sequence[str]) -> DataFrame:
+    """Join figures to measured rows with the same values of `on`; rows without a partner stay.
+
+    A cell is empty where nothing was published or nothing was measured. The columns of `figures`
+    get the prefix `published_`.
+    """
+    renamed = figures.rename(columns={c: f"published_{c}" for c in figures if c not in on})
+    return measured.merge(renamed, on=list(on), how="outer", sort=False)
 
 
 def with_conditions(cells: DataFrame) -> DataFrame:

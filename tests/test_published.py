@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 
 from analysis import dsp, frontier, lasp, menu_2026, meta_blog, usp
+from analysis.meta_blog import entries_of
 from analysis.study import rounded
 from tests import sample_sweep
 from tests.builders import run, table
@@ -33,7 +34,6 @@ from vitsweep.tables.published import (
     beside_cells,
     beside_text,
     conditions,
-    entries_of,
     entry_problem,
     published,
 )

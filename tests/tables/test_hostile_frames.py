@@ -25,7 +25,6 @@ from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.notes import coverage
 from vitsweep.tables.pareto import pareto_front
-from vitsweep.tables.published import memory_parts
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
@@ -82,7 +81,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "pareto_front": pareto_front,
     "per_chip": per_chip,
     "communication": communication,
-    "memory_parts": memory_parts,
     "optimizer_steps": optimizer_steps,
     "limits": lambda t: limits(t, "world_size"),
     "with_changes": with_changes,

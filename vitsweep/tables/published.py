@@ -1,19 +1,17 @@
 """Published figures with their sources, and how to show them beside measured rows."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from io import StringIO
 from typing import Any
 
 import pandas as pd
-import yaml
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.formatting import (
     missing,
     number,
@@ -22,8 +20,7 @@ from vitsweep.tables.formatting import (
     ratio,
     status_words,
 )
-from vitsweep.tables.names import names_by_id, varying_columns
-from vitsweep.tables.valid_runs import checked_cells
+from vitsweep.tables.names import names_by_id
 
 SURENESS = {
     "primary": "text of the repository, pull request, README or paper itself",
@@ -82,16 +79,6 @@ def conditions(text: str) -> dict[str, str | int]:
     return found
 
 
-def beside(measured: DataFrame, figures: DataFrame, on: Sequence[str]) -> DataFrame:
-    """Join figures to measured rows with the same values of `on`; rows without a partner stay.
-
-    A cell is empty where nothing was published or nothing was measured. The columns of `figures`
-    get the prefix `published_`.
-    """
-    renamed = figures.rename(columns={c: f"published_{c}" for c in figures if c not in on})
-    return measured.merge(renamed, on=list(on), how="outer", sort=False)
-
-
 @cache
 def _all() -> DataFrame:
     text = files("vitsweep.tables").joinpath("published.csv").read_text(encoding="utf-8")
@@ -119,13 +106,6 @@ _KEYS = {"figures": dict, "column": str, "cell": dict, "conditions": dict}
 NOT_HERE = "not measured here"
 MOST_FIGURES = 200
 """More are not read from one sweep folder, which somebody else may have written."""
-
-
-def entries_of(sweep: str) -> list[Entry]:
-    """Return what a named sweep of conf/ lists under `published`."""
-    text = (conf_dir() / "sweep" / f"{sweep}.yaml").read_text(encoding="utf-8")
-    found: list[Entry] = yaml.safe_load(text)["published"]
-    return found
 
 
 def entry_problem(entry: Entry) -> str:
@@ -292,105 +272,3 @@ def _beside(row: Mapping[Any, Any]) -> str:
     metric = METRICS.get(row["column"])
     unit = "" if metric is None or metric.unit == "1" else f" {metric.unit}"
     return percent(value) if row["unit"] == "%" else f"{number(value)}{unit}"
-
-
-# Memory of a rank by part, beside the cost table of USP (arXiv:2405.07719, table 2).
-
-
-PARTS = ("parameter_gib", "gradient_gib", "optimizer_state_gib", "activation_gib")
-GATHERED = "gathered_parameter_gib"
-
-SYSTEMS = {
-    ("none", "none", "ddp"): "DP",
-    ("none", "none", "zero1"): "ZeRO1",
-    ("ulysses", "none", "ddp"): "SP-Ulysses",
-    ("ring", "none", "ddp"): "SP-Ring",
-    ("usp", "none", "zero1"): "USP+ZeRO1",
-    ("usp", "none", "zero2"): "USP+ZeRO2",
-    ("usp", "none", "fsdp"): "USP+ZeRO3",
-    ("none", "megatron", "ddp"): "TP",
-    ("megatron_sp", "none", "ddp"): "TP-sp",
-}
-"""(sequence_parallel, tensor_parallel, sharding) -> the name of the method in the paper's table."""
-
-
-PARAMETERS = {"P+G": (False, False), "P+G/N": (False, True), "(P+G)/N": (True, True)}
-STATE = {"6P": False, "6P/N": True}
-ACTIVATIONS = {"A/N": True}  # `alpha A` of TP is between A/N and A
-
-SAME = (
-    "model", "data", "precision", "optimizer", "layout", "classifier", "attention", "memory",
-    "compilation", "images_per_step", "num_tokens", "accumulation_steps", "model.depth",
-    "model.width", "model.mlp_width", "half_dtype",
-)  # fmt: skip
-"""Columns that a cell has in common with the single-rank cell whose memory is not split."""
-
-
-def memory_parts(cells: DataFrame) -> DataFrame:
-    """Return the measured parts of a rank's memory, and the published formulas evaluated for them.
-
-    `published_...` are the formulas as printed: P parameters, G gradients, 6P the optimizer state
-    where P is in 16 bit (a float32 copy and two moments of Adam), A activations, N ranks, alpha what
-    TP does not split. `expected_...` puts in P, G, A and the optimizer state of the cell with the
-    same model, batch and precision on one rank: empty where that was not measured, or nothing is
-    published. Where ranks differ the worst is shown. `gathered_parameter_gib` comes on top while
-    blocks are computed: ZeRO-2 holds shards here and gathers all, where the paper's keeps P.
-    """
-    cells = checked_cells(cells, "world_size", "sequence_parallel", "tensor_parallel", "sharding")
-    known = [part for part in PARTS if part in cells]
-    measured = cells[cells["status"] == Status.measured].dropna(subset=known, how="all")
-    if not known or measured.empty:
-        return DataFrame(columns=["cell_id", *PARTS])
-    measured = measured.reindex(columns=list(dict.fromkeys([*measured.columns, *PARTS])))
-    formulas = _formulas()
-    wholes = _wholes(measured)
-    rows = [_row(row, formulas, wholes.get(_key(row))) for _, row in measured.iterrows()]
-    columns = list(dict.fromkeys([*varying_columns(cells), "world_size"]))
-    columns += [GATHERED] * (GATHERED in measured)
-    return pd.concat(
-        [measured[["cell_id", *columns, *PARTS]], DataFrame(rows, index=measured.index)], axis=1
-    )
-
-
-def _formulas() -> DataFrame:
-    """Return table 2 of the paper by method: one row each, with where it was read."""
-    printed = published(r"^USP .*Table 2$", "memory_cost")
-    formulas = printed.pivot(index="system", columns="metric", values="value")
-    return formulas.assign(source=printed["source"].iloc[0], sure=printed["sure"].iloc[0])
-
-
-def _row(row: Series, formulas: DataFrame, whole: Series | None) -> dict[str, object]:
-    techniques = (row["sequence_parallel"], row["tensor_parallel"], row["sharding"])
-    system = SYSTEMS.get(tuple(plain(t) for t in techniques))  # type: ignore[arg-type]
-    if system is None:
-        return {}
-    printed = Series(formulas.loc[system])
-    found: dict[str, object] = {
-        "published_system": system,
-        "published_parameters_and_gradients": printed["param+grad"],
-        "published_optimizer_state": printed["optimizer_state"],
-        "published_activations": printed["activation"],
-        "published_source": f"{printed['source']} ({printed['sure']})",
-    }
-    if whole is not None:
-        ranks = float(row["world_size"])
-        for part, is_split in zip(PARTS, _splits(printed), strict=True):
-            if is_split is not None:
-                found[f"expected_{part}"] = float(whole[part]) / (ranks if is_split else 1.0)
-    return found
-
-
-def _splits(printed: Series) -> tuple[bool | None, ...]:
-    """Return which of `PARTS` are split over the ranks; None where the formula does not say."""
-    of_parameters = PARAMETERS[printed["param+grad"]]
-    return *of_parameters, STATE[printed["optimizer_state"]], ACTIVATIONS.get(printed["activation"])
-
-
-def _wholes(measured: DataFrame) -> dict[tuple[str, ...], Series]:
-    """Return the cells on one rank, by what others share with them."""
-    alone = measured[measured["world_size"] == 1]
-    return {_key(row): row for _, row in alone.iterrows()}
-
-
-def _key(row: Series) -> tuple[str, ...]:
-    return tuple(plain(row.get(column)) for column in SAME)

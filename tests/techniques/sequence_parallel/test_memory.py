@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from analysis.usp import GATHERED, PARTS, memory_parts
 from tests.builders import table
 from tests.techniques.sequence_parallel.cases import answers, cell
 from tests.techniques.sequence_parallel.test_volume import in_order
@@ -15,7 +16,6 @@ from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.tables.cells import cells as cell_table
-from vitsweep.tables.published import GATHERED, PARTS, memory_parts
 from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
