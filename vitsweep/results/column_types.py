@@ -26,7 +26,7 @@ _PANDAS: Mapping[Type, Any] = {
     "string": "str",
 }
 _OF_CELLS = ("unadjusted_images_per_second throughput_spread speedup speedup_low speedup_high peak_gib "
-             "first_compile_seconds steps_to_repay_compiling").split()  # fmt: skip
+             "first_compile_seconds").split()  # fmt: skip
 """Metrics that tables of cells alone have."""
 _NUMBERS = (int, float, np.number, np.bool_)
 SCHEMA_KEY = b"vitsweep.schema_version"

@@ -181,9 +181,6 @@ _ALL = (
     Metric("first_compile_seconds", "s", "Compiling in the first run", "lower",
            "compile_seconds of the first run of a cell in this sweep, cold unless an earlier sweep left "
            "its kernels in the cache; made by the tables"),
-    Metric("steps_to_repay_compiling", "1", "Steps after which compiling pays", "lower",
-           "first_compile_seconds / (step time of the same setting with compilation=eager - its own); empty "
-           "where that was not measured or is no slower; made by the tables"),
     Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
            "2(n-1)/n x bytes / time of a 25 MiB all-reduce, mean over at least 1 s (CPU: 0.2 s)"),
     Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",

@@ -10,7 +10,6 @@ from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.blocks import ROW
-from vitsweep.tables.cost import with_repayment
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed
 
@@ -75,7 +74,7 @@ def cells(
     )
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
     rows.attrs = runs.attrs  # which grouping and merging lose
-    return rows.pipe(with_repayment).pipe(in_record_order).pipe(typed)
+    return rows.pipe(in_record_order).pipe(typed)
 
 
 def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFrame:

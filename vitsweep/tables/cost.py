@@ -6,7 +6,6 @@ from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
-from vitsweep.tables import names as col
 from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import checked_cells, of_baseline, one_device
 
@@ -103,42 +102,3 @@ def cost(
         saved=table["baseline_epoch_hours"].astype(float) * of_base.astype(float) * price - money,
         currency=currency,
     ).sort_values("money")
-
-
-# After how many steps a compilation has paid for itself.
-
-
-COLUMN = "steps_to_repay_compiling"
-FIRST = "first_compile_seconds"
-EAGER = "eager"
-
-
-def with_repayment(cells: DataFrame) -> DataFrame:
-    """Add the steps after which compiling has paid: seconds of its first run by what a step gains.
-
-    The eager step is that of the cell with the same settings but `compilation=eager`, on the same device.
-    Without one, or where compiling made no step faster, the column is empty.
-    """
-    needed = {"compilation", FIRST, "step_time_ms", "status"}
-    if not needed <= set(cells) or cells["compilation"].nunique(dropna=False) < 2:
-        return cells.assign(**{COLUMN: np.nan})
-    same = [c for c in col.spec_columns(cells) if not c.startswith("compilation")]
-    keys = list(
-        map(
-            tuple,
-            col.comparable(cells[[*same, *(c for c in ("device",) if c in cells)]]).to_numpy(),
-        )
-    )
-    measured = cells["status"].eq(Status.measured) & cells["step_time_ms"].notna()
-    eager = {
-        key: time
-        for key, choice, time, good in zip(
-            keys, cells["compilation"], cells["step_time_ms"], measured, strict=True
-        )
-        if good and choice == EAGER
-    }
-    eager_ms = Series([eager.get(key, np.nan) for key in keys], cells.index, dtype=float)
-    saved_ms = eager_ms - cells["step_time_ms"].astype(float)
-    compiling = cells[FIRST].astype(float).where(cells["compilation"].ne(EAGER))
-    steps = np.ceil(1e3 * compiling.where(compiling > 0) / saved_ms.where(saved_ms > 0))
-    return cells.assign(**{COLUMN: steps})
