@@ -14,7 +14,6 @@ from vitsweep.charts import (
     communication,
     epoch_hours,
     gpu_scaling,
-    heat_map,
     memory,
     optimizer_step,
     pareto,
@@ -231,23 +230,12 @@ def test_the_front_is_filled_and_numbered():
     assert entries[0].startswith("1  O3")
 
 
-def test_the_heat_map_shows_the_status_of_a_combination_that_was_not_measured():
-    axes = heat_map.draw(sweep("speedups").cells, "precision", "attention").axes[0]
-    assert names(axes) == ["fp32", "O1", "O3"]
-    assert names(axes, "x") == ["sdpa_auto", "sdpa_flash"]
-    assert {"killed", "not in\nthe sweep"} <= set(texts(axes))
-    ratios = [text for text in texts(axes) if "x\n" in text]
-    assert ratios
-    assert all(text.endswith(("]", "(no interval)")) for text in ratios)
-
-
 def test_charts_of_missing_and_infinite_values_still_draw():
     cells = sweep("speedups").cells
     broken = cells.assign(
         speedup_low=np.nan, speedup_high=np.nan, peak_rss_gib=np.nan, images_per_second=math.inf
     )
     memory.draw(broken)
-    heat_map.draw(broken.assign(speedup=np.nan), "precision", "sharding")
     epoch_hours.draw(cost.epoch_hours(cells.assign(speedup_low=np.nan, speedup_high=np.nan)))
 
 

@@ -147,7 +147,6 @@ def test_every_chart(here: Path) -> None:
     known = {
         "speedup",
         "waterfall",
-        "heat_map",
         "effects",
         "optimizer_step",
         "gpu_scaling",

@@ -262,7 +262,6 @@ NAMES = (
     "limits",
     "speedup",
     "waterfall",
-    "heat_map",
     "effects",
     "phases",
     "optimizer_step",
