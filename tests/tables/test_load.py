@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -12,7 +11,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import UnknownUnitWarning, cells_of, from_wandb, load, tidy
+from vitsweep.tables.load import UnknownUnitWarning, cells_of, load, tidy
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
@@ -114,22 +113,6 @@ def test_two_devices_are_not_compared_unasked():
     with pytest.raises(VitsweepError, match=r"EPYC.*H200.*mixed_hardware=True"):
         one_device(both)
     assert len(one_device(both, mixed_hardware=True)) == 2
-
-
-def test_a_wandb_project_is_read_as_rows():
-    class Run:  # what wandb.Api().runs yields, as far as it is used
-        config: ClassVar = {"cell_id": "a", "precision": "O1", "_wandb": {}}
-        summary: ClassVar = {"images_per_second": 12.5, "_step": 3}
-
-    class Api:
-        def runs(self, project):
-            return [Run()] if project == "me/vit" else []
-
-    assert from_wandb("me/vit", Api()).to_dict("records") == [
-        {"cell_id": "a", "precision": "O1", "images_per_second": 12.5}
-    ]
-    with pytest.raises(VitsweepError, match="wandb:me/none"):
-        from_wandb("me/none", Api())
 
 
 def many_records(folder: Path, num_cells: int) -> Path:

@@ -1,4 +1,4 @@
-"""Read sweep folders, parquet files or a W&B project into one table."""
+"""Read sweep folders and parquet files into one table."""
 
 import math
 import re
@@ -247,8 +247,8 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
     """Read sweeps into one table, failed rows included.
 
     Args:
-        sources: sweep folders, folders of sweep folders, `runs.parquet` or `cells.parquet` files,
-            or `wandb:ENTITY/PROJECT`; as many as wanted.
+        sources: sweep folders, folders of sweep folders, `runs.parquet` or `cells.parquet` files; as
+            many as wanted.
         rows: `cells` for one row per cell over its runs, `runs` for one row per run.
 
     Raises:
@@ -256,9 +256,7 @@ def load(*sources: Source, rows: Literal["cells", "runs"] = "cells") -> DataFram
         OtherSchemaError: a record is of another schema than this version writes.
     """
     if not sources:
-        raise VitsweepError(
-            "`load` needs a sweep folder, a parquet file or `wandb:ENTITY/PROJECT`."
-        )
+        raise VitsweepError("`load` needs a sweep folder or a parquet file.")
     tables = [table for source in sources for table in _read(source, rows)]
     return tidy(stacked(tables))
 
@@ -308,9 +306,7 @@ def families_of(store: Store) -> list[frozenset[str]]:
 
 
 def _read(source: Source, rows: str) -> Iterator[DataFrame]:
-    if isinstance(source, str) and source.startswith("wandb:"):
-        yield _checked(from_wandb(source.removeprefix("wandb:")), source)
-    elif isinstance(source, Store):
+    if isinstance(source, Store):
         yield runs_of(source) if rows == "runs" else cells_of(source)
     elif Path(source).is_file():
         yield _from_parquet(Path(source), rows)
@@ -353,25 +349,3 @@ def _checked(table: DataFrame, source: str) -> DataFrame:
         except OtherSchemaError as error:
             raise OtherSchemaError(f"{source}: {error}") from error
     return table
-
-
-def from_wandb(project: str, api: Any = None) -> DataFrame:
-    """Return one row per W&B run of `ENTITY/PROJECT`: its config and its summary, flat.
-
-    Keys that W&B adds itself (they begin with `_`) are left out.
-
-    Raises:
-        VitsweepError: the project has no runs.
-    """
-    if api is None:
-        import wandb
-
-        api = wandb.Api()
-    rows = [_flat(run.config) | _flat(dict(run.summary)) for run in api.runs(project)]
-    if not rows:
-        raise VitsweepError(f"`wandb:{project}` holds no runs.")
-    return DataFrame(rows)
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tree.items() if not key.startswith("_")}
