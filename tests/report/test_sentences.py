@@ -330,7 +330,7 @@ NO_RESULTS = {
     "more than on average", "less than on average",  # claims of an interaction
     "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles
     "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent",  # a unit
-    "` could not be drawn: ", "no unit is defined for ", ": add them to results/metrics.py",  # warnings
+    "` could not be drawn: ",  # warnings
     "One step of each cell under the profiler, in Chrome's format: drop a file on",  # how-to
     ", or open it in",
     "A cell that is already measured is not measured again;", "The sweep folder holds no command.",

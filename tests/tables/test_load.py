@@ -11,7 +11,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import UnknownUnitWarning, cells_of, load, tidy
+from vitsweep.tables.load import cells_of, load, tidy
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
@@ -101,11 +101,6 @@ def test_non_finite_numbers_are_missing(store):
 def test_text_in_a_metric_is_refused():
     with pytest.raises(VitsweepError, match="`step_time_ms` must hold numbers in ms"):
         tidy(table(run("a")).assign(step_time_ms="fast"))
-
-
-def test_a_measured_column_without_definition_is_named():
-    with pytest.warns(UnknownUnitWarning, match="gather_ms"):
-        tidy(table(run("a")).assign(gather_ms=1.0))
 
 
 def test_two_devices_are_not_compared_unasked():

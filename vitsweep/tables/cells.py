@@ -104,7 +104,7 @@ def with_all_metrics(runs: DataFrame) -> DataFrame:
 
 def typed(table: DataFrame) -> DataFrame:
     """Convert counts and flags to nullable types and metrics to floats."""
-    whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs")}
+    whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs", "family_size")}
     flags = {c: "boolean" for c in FLAGS}
     floats = {c: "float64" for c in col.metric_columns(table)}
     types, known = whole | flags | floats, dict(table.dtypes.items())

@@ -1,20 +1,17 @@
 """Read sweep folders and parquet files into one table."""
 
 import math
-import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from pandas import CategoricalDtype, DataFrame, Series, to_numeric
 
 from vitsweep.errors import VitsweepError
 from vitsweep.foreign import column_number, foreign_table
-from vitsweep.results.metrics import GONE, METRICS, columns, known_metrics
+from vitsweep.results.metrics import GONE, METRICS, columns
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
@@ -22,7 +19,7 @@ from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.sentences import say
-from vitsweep.tables.valid_runs import in_order
+from vitsweep.tables.valid_runs import checked, in_order
 
 # The first timed steps beside those of the baseline: a cell that leaves them is wrong.
 
@@ -99,29 +96,15 @@ def _sketches(texts: Series) -> DataFrame:
 # Types of a loaded table: ordered categories, numbers, flags; and one device per comparison.
 
 
-MEASURED_NAME = re.compile(r"_(ms|us|ns|gib|mib|gb|bytes|per_second|tflops|joules|watts|hours)$")
-"""Endings of the names of measured quantities."""
-
-
-class UnknownUnitWarning(UserWarning):
-    """A column has the name of a measured quantity but is not defined in `results.metrics.METRICS`."""
-
-
 def tidy(table: DataFrame) -> DataFrame:
     """Return the table with choices as ordered categories, metrics as numbers, flags as booleans.
 
-    Metrics that are not finite are missing.
+    Metrics that are not finite, or not above zero where they must be, are missing.
 
     Raises:
         VitsweepError: a metric holds text.
     """
-    return table.pipe(check_units).pipe(typed).pipe(finite).pipe(ordered).copy()  # in one piece
-
-
-def finite(table: DataFrame) -> DataFrame:
-    """Replace infinite metrics by missing values."""
-    metrics = col.metric_columns(table)
-    return table.assign(**table[metrics].replace([np.inf, -np.inf], np.nan)) if metrics else table
+    return checked(table).pipe(typed).pipe(ordered).copy()  # in one piece
 
 
 def ordered(table: DataFrame) -> DataFrame:
@@ -132,23 +115,6 @@ def ordered(table: DataFrame) -> DataFrame:
         c: CategoricalDtype(in_menu_order(c, v.unique()), ordered=True) for c, v in known.items()
     }
     return table.astype(types)
-
-
-def check_units(table: DataFrame) -> DataFrame:
-    """Refuse metrics that are not numbers, and warn of columns without a defined unit."""
-    for column in col.metric_columns(table):
-        try:
-            pd.to_numeric(table[column])
-        except (ValueError, TypeError) as error:
-            unit = known_metrics(table)[column].unit
-            raise VitsweepError(
-                f"Column `{column}` must hold numbers in {unit}: {error}."
-            ) from error
-    unknown = [c for c in col.environment_columns(table) if MEASURED_NAME.search(c)]
-    if unknown:
-        text = f"no unit is defined for {', '.join(unknown)}: add them to results/metrics.py"
-        warnings.warn(text, UnknownUnitWarning, stacklevel=2)
-    return table
 
 
 # The records of one sweep folder as rows.

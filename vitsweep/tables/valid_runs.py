@@ -153,7 +153,7 @@ def checked_cells(cells: DataFrame, *optional: str) -> DataFrame:
         VitsweepError: `cell_id` or `status` is missing, a row has no `cell_id`, a numeric column
             holds text, or one row of a sweep and device has two different throughputs.
     """
-    table = _checked(cells, ("cell_id", "status"), optional)
+    table = checked(cells, ("cell_id", "status"), optional)
     if table["cell_id"].is_unique:
         return table
     keys, numbers = row_keys(table), table.get("images_per_second")
@@ -173,7 +173,7 @@ def checked_runs(runs: DataFrame, *optional: str) -> DataFrame:
         VitsweepError: as `checked_cells`, or a measured run has no `block`.
     """
     table = in_order(
-        _checked(runs, ("cell_id", "status"), ("sweep", "block", "images_per_second", *optional))
+        checked(runs, ("cell_id", "status"), ("sweep", "block", "images_per_second", *optional))
     )
     measured = table["status"] == Status.measured
     if table.loc[measured, "block"].isna().any():
@@ -188,7 +188,10 @@ def checked_runs(runs: DataFrame, *optional: str) -> DataFrame:
     return table
 
 
-def _checked(table: DataFrame, required: Iterable[str], optional: Iterable[str]) -> DataFrame:
+def checked(
+    table: DataFrame, required: Iterable[str] = (), optional: Iterable[str] = ()
+) -> DataFrame:
+    """Return a table with its numbers checked, see `checked_cells`."""
     lacking = [c for c in required if c not in table]
     if lacking and len(table):
         raise VitsweepError(
