@@ -105,9 +105,8 @@ def test_text_in_a_metric_is_refused():
 
 def test_two_devices_are_not_compared_unasked():
     both = table(run("a"), run("b", environment={"device": "NVIDIA H200"}))
-    with pytest.raises(VitsweepError, match=r"EPYC.*H200.*mixed_hardware=True"):
+    with pytest.raises(VitsweepError, match=r"EPYC.*H200"):
         one_device(both)
-    assert len(one_device(both, mixed_hardware=True)) == 2
 
 
 def many_records(folder: Path, num_cells: int) -> Path:

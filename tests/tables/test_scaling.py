@@ -136,19 +136,19 @@ def test_each_number_of_threads_has_a_curve_where_it_is_varied():
     assert curve["efficiency"].tolist() == pytest.approx([1, 0.95, 0.9])
 
 
-def test_ranks_that_share_cores_another_device_and_another_torch_are_named():
+def test_ranks_that_share_cores_another_torch_are_named():
     """Of planned cores the number is known; where a machine gave fewer, only that they were shared."""
     rows = [
         on_cores(1, 1, 100.0, cores=2),
         on_cores(4, 1, 110.0, cores=2),
         on_cores(2, 1, 110.0, validity={"oversubscribed": True}),
-        on_cores(3, 1, 110.0, cell="h", environment={"device": "H", "torch": "2.12.0"}),
+        on_cores(3, 1, 110.0, cell="h", environment={"torch": "2.12.0"}),
     ]
-    curve = scaling_efficiency(table(*rows), {}, mixed_hardware=True)
+    curve = scaling_efficiency(table(*rows), {})
     assert curve["efficiency_note"].tolist() == [
         "",
         SHARED,
-        "H here, AMD EPYC 7B13 at 1 rank; PyTorch 2.12.0 here, 2.13.0 at 1 rank",
+        "PyTorch 2.12.0 here, 2.13.0 at 1 rank",
         "0.5 cores per rank here, 1 at 1 rank",
     ]
     assert curve["efficiency"].notna().tolist() == [True, False, False, False]

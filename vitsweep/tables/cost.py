@@ -32,10 +32,10 @@ def with_peak(cells: DataFrame) -> DataFrame:
     return table.assign(peak_gib=peaks_gib(table))
 
 
-def measured_with_peak(cells: DataFrame, mixed_hardware: bool = False) -> DataFrame:
+def measured_with_peak(cells: DataFrame) -> DataFrame:
     """Return the measured cells with their `peak_gib`."""
     table = with_peak(cells)
-    return table[table["status"] == Status.measured].pipe(one_device, mixed_hardware)
+    return table[table["status"] == Status.measured].pipe(one_device)
 
 
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:

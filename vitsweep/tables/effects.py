@@ -273,7 +273,6 @@ NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_hig
 def waterfall(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
-    mixed_hardware: bool = False,
     cells_: DataFrame | None = None,
 ) -> DataFrame:
     """Return the techniques one at a time and the longest cumulative sequence, per baseline.
@@ -288,16 +287,15 @@ def waterfall(
     Args:
         runs: one row per run.
         baselines: cell -> its baseline cell, or None.
-        mixed_hardware: compare cells of different devices.
         cells_: one row per cell of these runs, where it is there already.
 
     Raises:
-        VitsweepError: cells of one baseline ran on different devices (unless `mixed_hardware`).
+        VitsweepError: cells of one baseline ran on different devices.
     """
     checked = checked_runs(runs, "device")
     known = keyed(checked, baselines)
     every = cells(checked, baselines) if cells_ is None else cells_
-    table = _keyed_cells(one_device_each(every, mixed_hardware), known)
+    table = _keyed_cells(one_device_each(every), known)
     groups = table.groupby("_baseline", sort=False)
     rows = [row for _, group in groups for row in _steps(group)]
     steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"]).astype(

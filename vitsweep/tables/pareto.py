@@ -120,7 +120,6 @@ IF_TRAINED = ("accuracy_top1",)
 def pareto_front(
     cells: DataFrame,
     objectives: Sequence[str] = OBJECTIVES,
-    mixed_hardware: bool = False,
     runs: DataFrame | None = None,
 ) -> DataFrame:
     """Return the measured cells with `on_front`: no other cell is better in one and worse in none.
@@ -134,13 +133,12 @@ def pareto_front(
     Args:
         cells: one row per cell.
         objectives: columns with a better side in `METRICS`.
-        mixed_hardware: compare cells of different devices.
         runs: one row per run of these cells, where probabilities are wanted.
 
     Raises:
         VitsweepError: an objective of which neither way is better, or none that was measured.
     """
-    table = measured_with_peak(cells, mixed_hardware)
+    table = measured_with_peak(cells)
     for objective in objectives:
         if objective not in METRICS:
             raise VitsweepError(f"`{objective}` is not a metric of results/metrics.py.")

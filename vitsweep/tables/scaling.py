@@ -69,7 +69,6 @@ SIZE_FIELDS = ("mesh.", "resources.", "batch.images_per_step", "batch.scope", "m
 def scaling_efficiency(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
-    mixed_hardware: bool = False,
     cells_: DataFrame | None = None,
 ) -> DataFrame:
     """Return one row per cell of every scaling curve, smallest world first.
@@ -81,23 +80,22 @@ def scaling_efficiency(
     n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The ratio is paired within
     blocks; worlds that never shared one have the bare ratio of their means without an interval, since it
     includes differences between jobs (`efficiency_blocks` is 0 and `efficiency_note` says so). A point
-    whose cores per rank, device or PyTorch are not those of the smallest world has no efficiency, and the
+    whose cores per rank or PyTorch are not those of the smallest world has no efficiency, and the
     note names the difference. `speedup` is over the cell's own baseline, at the same number of ranks.
 
     Args:
         runs: one row per run.
         baselines: cell -> its baseline cell, or None.
-        mixed_hardware: take points of different devices together.
         cells_: one row per cell of these runs, where it is there already.
 
     Raises:
-        VitsweepError: the points ran on different devices (unless `mixed_hardware`).
+        VitsweepError: the points ran on different devices.
     """
     checked = checked_runs(runs, "device", "world_size", "images_per_step")
     known = keyed(checked, baselines)
     table = cells(checked, baselines) if cells_ is None else cells_
     measured = table[table["status"] == Status.measured].dropna(subset=["world_size"])
-    on_one = measured.pipe(one_device, mixed_hardware).assign(_key=known.numbers)
+    on_one = measured.pipe(one_device).assign(_key=known.numbers)
     with_throughput = on_one.dropna(subset=["images_per_second", "images_per_step"])
     per_block = log_throughput_per_block(known.valid, ROW)
     curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
@@ -171,10 +169,9 @@ def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> 
         yield say("point_differs", here=cores, there=f"{there:g}", ranks=ranks)
     elif "True" in (plain(point.get("oversubscribed")), plain(first.get("oversubscribed"))):
         yield FLAGS["oversubscribed"].caption
-    for column, prefix in (("device", ""), ("torch", "PyTorch ")):
-        here, there = point.get(column), first.get(column)
-        if not (missing(here) or missing(there)) and here != there:
-            yield say("point_differs", here=f"{prefix}{here}", there=there, ranks=ranks)
+    here, there = point.get("torch"), first.get("torch")
+    if not (missing(here) or missing(there)) and here != there:
+        yield say("point_differs", here=f"PyTorch {here}", there=there, ranks=ranks)
 
 
 def _curve_names(points: DataFrame, kind: str) -> Series:

@@ -413,49 +413,38 @@ def _places(runs: DataFrame) -> tuple[DataFrame, bool]:
     return seen, False
 
 
-def one_device(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
-    """Return the table if its measured rows ran on one kind of device, or with `mixed_hardware`.
+def one_device(table: DataFrame) -> DataFrame:
+    """Return the table if its measured rows ran on one kind of device.
 
     Raises:
         VitsweepError: rows of several devices would be compared.
     """
     measured = table[table["status"] == Status.measured]
     devices = measured["device"].dropna().unique().tolist() if "device" in table else []
-    if len(devices) > 1 and not mixed_hardware:
+    if len(devices) > 1:
         _refuse(devices)
     return table
 
 
-def one_device_each(table: DataFrame, mixed_hardware: bool = False) -> DataFrame:
-    """Return the table if every cell was measured on the device of its baseline; see `one_device`.
-
-    A cell whose baseline was measured on several devices, its own among them, is fine: it is
-    compared on its own device.
+def one_device_each(table: DataFrame) -> DataFrame:
+    """Return the table if every cell was measured on a device on which its baseline was too.
 
     Raises:
         VitsweepError: a cell's baseline was measured on other devices only.
     """
     measured = table[table["status"] == Status.measured]
-    if mixed_hardware or "device" not in measured or measured["device"].nunique() < 2:
-        return table
-    keys = set(row_keys(measured))
-    for _, group in measured.groupby(["baseline_cell_id", "sweep"], observed=True, sort=False):
-        base = measured[
-            (measured["cell_id"] == group["baseline_cell_id"].iloc[0])
-            & (measured["sweep"].astype(str) == str(group["sweep"].iloc[0]))
-        ]
-        alone = ~row_keys(group, "baseline_cell_id").isin(keys)
-        if len(base) and alone.any():
-            devices = [*base["device"].dropna().unique(), *group["device"][alone].dropna().unique()]
-            _refuse(list(dict.fromkeys(devices)))
+    own, base = row_keys(measured), row_keys(measured, "baseline_cell_id")
+    where = {key[:2]: key[2] for key in own}
+    for key in base[~base.isin(own)]:
+        if where.get(key[:2]):
+            _refuse([where[key[:2]], key[2]])
     return table
 
 
 def _refuse(devices: Sequence[Any]) -> NoReturn:
     raise VitsweepError(
         f"These rows ran on different devices ({', '.join(map(str, devices))}), so their "
-        "difference is not due to the technique. Select one (`.query('device == ...')`), or allow "
-        "it with `mixed_hardware=True`."
+        "difference is not due to the technique: select one (`.query('device == ...')`)."
     )
 
 
