@@ -1,12 +1,10 @@
 """Strong and weak scaling: throughput and efficiency by number of ranks."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS
@@ -222,104 +220,6 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     ).drop(columns=["reference", "_key"])
 
 
-# Step times of every scaling curve, block by block, and how much of the communication they show.
-
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class CurveSteps:
-    """The points of one curve, smallest world first, and their step times by block.
-
-    Attributes:
-        name: as in `scaling_efficiency`.
-        kind: `strong` or `weak`.
-        points: one row per size.
-        step_ms: blocks x sizes; one row of means where no block holds all sizes.
-        num_blocks: that hold all sizes.
-    """
-
-    name: str
-    kind: str
-    points: DataFrame
-    step_ms: Floats
-    num_blocks: int
-
-    @property
-    def ranks(self) -> Floats:
-        """World sizes."""
-        return self.points["world_size"].to_numpy(float)
-
-    @property
-    def images(self) -> Floats:
-        """Images of a step."""
-        return self.points["images_per_step"].to_numpy(float)
-
-    @property
-    def communication_ms(self) -> Floats:
-        """Time inside collectives of one step; NaN where it was not profiled."""
-        if "communication_ms" not in self.points:
-            return np.full(len(self.points), np.nan)
-        return self.points["communication_ms"].to_numpy(float)
-
-
-def curve_steps(
-    runs: DataFrame,
-    baselines: Mapping[str, str | None],
-    curves: DataFrame | None = None,
-) -> Iterator[CurveSteps]:
-    """Yield the points with an efficiency of every curve of `scaling_efficiency`, and their step times.
-
-    Args:
-        runs: one row per run.
-        baselines: cell -> its baseline, None where it has none.
-        curves: as `scaling_efficiency` returns them, where they are there already.
-
-    Raises:
-        VitsweepError: a column is missing, a number is text, or the points ran on different devices.
-    """
-    runs = checked_runs(runs, "images_per_step", "world_size")
-    if runs.empty or not (runs["status"] == Status.measured).any():
-        return
-    steps = _step_ms(runs)
-    found = scaling_efficiency(runs, baselines) if curves is None else curves
-    comparable = found[found["efficiency"].notna()]
-    for (kind, name), points in comparable.groupby(["scaling", "curve"], sort=False):
-        if len(points) > 1:
-            yield CurveSteps(
-                str(name), str(kind), points, *_by_block(steps, list(points["cell_id"]))
-            )
-
-
-def _step_ms(runs: DataFrame) -> DataFrame:
-    """Return `cell_id, sweep, block, step_ms`: mean time of a step, from images and throughput."""
-    measured = valid_runs(runs)
-    usable = measured.dropna(subset=["images_per_second", "images_per_step"])
-    step = 1000 * usable["images_per_step"].astype(float) / usable["images_per_second"]
-    return (
-        usable.assign(step_ms=step)
-        .groupby(["cell_id", "sweep", "block"], observed=True, sort=False)["step_ms"]
-        .mean()
-        .reset_index()
-    )
-
-
-def _by_block(steps: DataFrame, cells: list[str]) -> tuple[Floats, int]:
-    """Return blocks x cells and the number of blocks; means and 0 where no block holds all cells.
-
-    Blocks of different jobs are not matched: a difference between two jobs would count as noise.
-    """
-    mine = steps[steps["cell_id"].isin(cells)]
-    if mine.empty or not cells:
-        return np.zeros((0, len(cells))), 0
-    wide = mine.pivot_table(
-        index=["sweep", "block"], columns="cell_id", values="step_ms", observed=True, sort=False
-    ).reindex(columns=cells)
-    whole = wide.dropna().to_numpy(float)
-    return (whole, len(whole)) if len(whole) else (wide.mean().to_numpy(float)[None], 0)
-
-
 # How much of the communication of a scaling point is hidden behind computation.
 
 
@@ -346,9 +246,17 @@ def exposed_communication(
         One row per point that has an efficiency, times in ms of one step. `exposed_share` is of the step.
 
     Raises:
-        VitsweepError: as `curve_steps`.
+        VitsweepError: a column is missing, a number is text, or the points ran on different devices.
     """
-    rows = [row for curve in curve_steps(runs, baselines, curves) for row in _exposed_rows(curve)]
+    runs = checked_runs(runs, "images_per_step", "world_size")
+    if not (runs["status"] == Status.measured).any():
+        return DataFrame(columns=EXPOSED_COLUMNS)
+    found = scaling_efficiency(runs, baselines) if curves is None else curves
+    usable = valid_runs(runs).dropna(subset=["images_per_second", "images_per_step"])
+    step_ms = 1000 * usable["images_per_step"].astype(float) / usable["images_per_second"]
+    steps = usable.assign(step_ms=step_ms)
+    groups = found[found["efficiency"].notna()].groupby(["scaling", "curve"], sort=False)
+    rows = [row for _, points in groups if len(points) > 1 for row in _exposed(points, steps)]
     return DataFrame(rows, columns=EXPOSED_COLUMNS)
 
 
@@ -377,32 +285,38 @@ def exposed_text(table: DataFrame) -> DataFrame:
     return text_columns(table[(table["world_size"] > 1) & known], _SHOWN)
 
 
-def _exposed_rows(curve: CurveSteps) -> Iterator[dict[str, Any]]:
-    per_rank = curve.images / curve.ranks
-    for i, (_, point) in enumerate(curve.points.iterrows()):
-        compute = curve.step_ms[:, 0] * per_rank[i] / per_rank[0]
-        longer = mean_interval(curve.step_ms[:, i] - compute)
-        step = float(curve.step_ms[:, i].mean()) if len(curve.step_ms) else float("nan")
-        total = float(curve.communication_ms[i])
-        if curve.ranks[i] == 1:
-            total = 0.0 if total != total else total
-        exposed, low, high = np.minimum(longer, total).tolist()  # NaN where it was not measured
-        first = i == 0
+def _exposed(points: DataFrame, steps: DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one curve, smallest world first; `steps` has `step_ms` of each run.
+
+    Blocks of different jobs are not matched: a difference between two jobs would count as noise.
+    """
+    cells = list(points["cell_id"])
+    by_block = steps[steps["cell_id"].isin(cells)].pivot_table(
+        index=["sweep", "block"], columns="cell_id", values="step_ms", observed=True, sort=False
+    )
+    by_block = by_block.reindex(columns=cells)
+    whole = by_block.dropna()  # blocks that hold all sizes
+    ms = (whole if len(whole) else by_block.mean().to_frame().T).to_numpy(float)
+    per_rank = (points["images_per_step"].astype(float) / points["world_size"]).tolist()
+    for i, point in enumerate(points.to_dict("records")):
+        compute = ms[:, 0] * per_rank[i] / per_rank[0]
+        total = float(point.get("communication_ms", np.nan))
+        if point["world_size"] == 1 and missing(total):
+            total = 0.0
+        exposed, low, high = np.minimum(mean_interval(ms[:, i] - compute), total).tolist()
         yield {
-            "curve": curve.name,
-            "scaling": curve.kind,
+            "curve": point["curve"],
+            "scaling": point["scaling"],
             "cell_id": point["cell_id"],
-            "world_size": int(curve.ranks[i]),
-            "step_ms": step,
-            "compute_ms": float(compute.mean()) if len(compute) else float("nan"),
+            "world_size": int(point["world_size"]),
+            "step_ms": float(ms[:, i].mean()),
+            "compute_ms": float(compute.mean()),
             "exposed_ms": exposed,
-            "exposed_ms_low": float("nan") if first else low,
-            "exposed_ms_high": float("nan") if first else high,
+            "exposed_ms_low": low if i else np.nan,
+            "exposed_ms_high": high if i else np.nan,
             "communication_ms": total,
-            "overlapped_ms": max(total - max(exposed, 0.0), 0.0)
-            if total == total
-            else float("nan"),
-            "exposed_share": exposed / step,
-            "num_blocks": curve.num_blocks,
-            "note": "" if curve.num_blocks else say("unpaired", what=SMALLEST),
+            "overlapped_ms": max(total - max(exposed, 0.0), 0.0),
+            "exposed_share": exposed / float(ms[:, i].mean()),
+            "num_blocks": len(whole),
+            "note": "" if len(whole) else say("unpaired", what=SMALLEST),
         }
