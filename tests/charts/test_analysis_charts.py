@@ -12,7 +12,6 @@ from tests.tables.test_roofline import METRICS
 from vitsweep.charts import effects, pareto, roofline, style
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
-from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.roofline import roofline as roofline_table
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -84,7 +83,7 @@ def test_the_front_of_long_names_leaves_the_axes_their_width():
             for c, speed in zip(names, (100.0, 110.0, 120.0), strict=True)
         )
     )
-    figure = pareto.draw(pareto_front(cells(runs, dict.fromkeys(names))))
+    figure = pareto.draw(pareto.pareto_front(cells(runs, dict.fromkeys(names))))
     figure.draw_without_rendering()
     assert figure.axes[0].get_position().width > 0.6
     assert len(figure.legends[0].get_texts()) == 4
@@ -132,22 +131,3 @@ def test_two_days_show_both_speedups_and_the_size_of_what_changed():
     assert len(shown) == 1
     assert shown[0].startswith("0.7")
     assert labels(axes) == ["A"]
-
-
-@pytest.mark.parametrize("with_runs", [True, False])
-def test_the_front_says_how_sure_it_is(with_runs):
-    truth, peaks = {"base": 1.0, "fast": 1.3, "near": 1.29}, {"base": 1.0, "fast": 2.0, "near": 2.0}
-    specs = {"fast": {"precision": "O1"}, "near": {"precision": "O3"}}
-    runs, baselines = simulate(truth, normal(0.02), np.random.default_rng(0), specs=specs)
-    runs = runs.assign(peak_rss_gib=runs["cell_id"].map(peaks))
-    found = pareto_front(cells(runs, baselines), runs=runs if with_runs else None)
-    axes = pareto.draw(found).axes[0]
-    assert all(("%)" in label) == with_runs for label in labels(axes))
-    if with_runs:
-        two = pareto_front(
-            cells(runs[runs["block"].isin(sorted({*runs["block"]})[:2])], baselines),
-            runs=runs[runs["block"].isin(sorted({*runs["block"]})[:2])],
-        )
-        assert not any("%)" in label for label in labels(pareto.draw(two).axes[0]))
-    faint = [line for line in axes.lines if line.get_alpha() is not None]
-    assert bool(faint) == with_runs

@@ -30,7 +30,6 @@ from vitsweep.results.store import Store
 from vitsweep.tables import cost
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import waterfall as waterfall_table
-from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.scaling import PURPOSES
 from vitsweep.tables.scaling import communication as communication_of
 from vitsweep.tables.sweep_tables import SweepTables
@@ -219,7 +218,7 @@ def test_communication_stacks_purposes_and_marks_the_formula():
 
 
 def test_the_front_is_filled_and_numbered():
-    table = pareto_front(sweep("speedups").cells)
+    table = pareto.pareto_front(sweep("speedups").cells)
     axes = pareto.draw(table).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == (
         "Peak memory, worst rank (GiB)", "Throughput, all ranks (img/s)"

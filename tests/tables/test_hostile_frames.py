@@ -8,23 +8,24 @@ import pandas as pd
 import pytest
 from pandas import DataFrame
 
+from analysis.cost import cost
 from tests.builders import run, table
 from vitsweep import extras
 from vitsweep.charts.optimizer_step import optimizer_steps
+from vitsweep.charts.pareto import pareto_front
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.cost import cost, epoch_hours, measured_with_peak
+from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.notes import coverage
-from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
@@ -77,7 +78,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "coverage": coverage,
     "epoch_hours": epoch_hours,
     "cost": lambda t: cost(t, 1.0, 1.0),
-    "measured_with_peak": measured_with_peak,
     "pareto_front": pareto_front,
     "per_chip": per_chip,
     "communication": communication,

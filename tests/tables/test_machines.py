@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 
 from analysis import meta_blog
+from analysis.cost import cost
 from tests.builders import run, table
 from vitsweep.charts.per_chip import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.cost import cost, epoch_hours
+from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.names import cell_names

@@ -1,35 +1,68 @@
-"""Throughput against peak memory, with the Pareto front."""
+"""Throughput against peak memory, with the Pareto front; accuracy counts where it was measured."""
 
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
-from vitsweep.tables import cost
-from vitsweep.tables.formatting import missing, percent
+from vitsweep.results.record import Status
+from vitsweep.tables.cost import with_peak
+from vitsweep.tables.formatting import percent
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.pareto import pareto_front
 from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.valid_runs import one_device
 
-MOST_NAMES, MOST_SURE = 15, 0.99
+SIGNS = {"images_per_second": 1.0, "peak_gib": -1.0, "accuracy_top1": 1.0}
+"""Objectives -> 1 where more is better."""
+MOST_NAMES = 15
+
+
+def pareto_front(cells: DataFrame) -> DataFrame:
+    """Return the measured cells with `on_front`: no other cell is better in one objective and worse in none.
+
+    Objectives are throughput, peak memory and accuracy. Cells with an accuracy are compared with one another,
+    and those without with one another in the other two: `objectives` names those of each row. A cell that
+    lacks another objective is not on the front. The shown values are compared: noise is not counted.
+
+    Args:
+        cells: one row per cell.
+
+    Raises:
+        VitsweepError: the cells ran on different devices.
+    """
+    table = with_peak(cells)
+    table = table[table["status"] == Status.measured].pipe(one_device)
+    table = table.assign(on_front=False, objectives="")
+    trained = table.get("accuracy_top1", Series(np.nan, table.index)).notna()
+    for rows, own in ((table[trained], [*SIGNS]), (table[~trained], [*SIGNS][:2])):
+        points = rows.reindex(columns=own).mul(Series(SIGNS)[own]).to_numpy(float)
+        whole = ~np.isnan(points).any(axis=1)
+        table.loc[rows.index[whole], "on_front"] = undominated(points[whole])
+        table.loc[rows.index, "objectives"] = ", ".join(own)
+    return table.sort_values("images_per_second", ascending=False)
+
+
+def undominated(points: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which rows no other beats in one column without losing in another; larger is better."""
+    more = points[None] - points[:, None]
+    beaten: NDArray[np.bool_] = ((more >= 0).all(axis=2) & (more > 0).any(axis=2)).any(axis=1)
+    return np.logical_not(beaten)
 
 
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the Pareto front where three cells of one device have throughput and memory."""
     if mixed(tables.settings):
         return NOTHING
-    enough = cost.measured_with_peak(tables.settings)["peak_gib"].notna().sum() > 2
-    return pareto_front(tables.settings, runs=tables.runs) if enough else NOTHING
+    front = pareto_front(tables.settings)
+    return front if front["peak_gib"].notna().sum() > 2 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.pareto.pareto_front`: filled points are on the front, and named.
-
-    Where the table has `on_front_probability`, it stands behind the names, and the other points are
-    filled as far as they may be on the front too.
-    """
+    """Draw the table of `pareto_front`: filled points are on the front, and named."""
     named = table.assign(name=cell_names(table), series=labels(table))
     styles = looks(table, named["series"])
     figure, axes = style.new_figure(8.8, 4.4)
@@ -37,9 +70,6 @@ def draw(table: DataFrame) -> Figure:
         look = styles[row["series"]]
         point: dict[str, Any] = {"mec": look.colour, "mfc": style.PAPER, "mew": 1.5, "ms": 6.5}
         axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **point)
-        if (chance := _chance(row)) > 0:
-            inside: dict[str, Any] = {"color": look.colour, "mew": 0, "ms": 6.5, "alpha": chance}
-            axes.plot(row["peak_gib"], row["images_per_second"], look.marker, **inside)
     front = named[table["on_front"]].sort_values("images_per_second", ascending=False)
     edge: dict[str, Any] = {"color": style.QUIET, "linewidth": 1, "zorder": 1}
     shown = front[
@@ -55,7 +85,7 @@ def draw(table: DataFrame) -> Figure:
             color=look.colour,
             ms=8,
             ls="none",
-            label=f"{number}  {row['name']}{_trained(row)}{_sureness(row)}",
+            label=f"{number}  {row['name']}{_trained(row)}",
         )
         axes.annotate(
             str(number), at, (7, 5), textcoords="offset points", fontsize=9, color=style.INK
@@ -66,22 +96,11 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-def _chance(row: Series) -> float:
-    """Return the probability of being on the front; 0 where it is not known."""
-    chance: Any = row.get("on_front_probability")
-    return 0.0 if missing(chance) else float(chance)
-
-
 def _trained(row: Series) -> str:
     """Return the accuracy of a cell that is compared with others that have one."""
     return (
         f", top-1 {percent(row['accuracy_top1'])}" if "accuracy_top1" in row["objectives"] else ""
     )
-
-
-def _sureness(row: Series) -> str:
-    chance = min(_chance(row), MOST_SURE)  # as far as the draws can tell
-    return f" ({'> ' * (chance == MOST_SURE)}{100 * chance:.0f} %)" if chance else ""
 
 
 CHART = Chart("Throughput, memory, accuracy", table_of, draw)

@@ -1,13 +1,12 @@
-"""Peak memory, hours per epoch, and the cost of a training run."""
+"""Peak memory and hours per epoch."""
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.names import varying_columns
-from vitsweep.tables.valid_runs import checked_cells, of_baseline, one_device
+from vitsweep.tables.valid_runs import checked_cells, of_baseline
 
 IMAGENET_1K = 1_281_167
 """Training images of ImageNet-1k (ILSVRC 2012)."""
@@ -30,12 +29,6 @@ def with_peak(cells: DataFrame) -> DataFrame:
     """Add `peak_gib`: allocated on a GPU, resident on CPU, empty where neither is known."""
     table = checked_cells(cells)
     return table.assign(peak_gib=peaks_gib(table))
-
-
-def measured_with_peak(cells: DataFrame) -> DataFrame:
-    """Return the measured cells with their `peak_gib`."""
-    table = with_peak(cells)
-    return table[table["status"] == Status.measured].pipe(one_device)
 
 
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
@@ -65,40 +58,3 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
         )
         .sort_values("epoch_hours")
     )
-
-
-def cost(
-    cells: DataFrame,
-    price_per_rank_hour: float,
-    epochs: float,
-    images: int = IMAGENET_1K,
-    currency: str = "USD",
-) -> DataFrame:
-    """Return rank-hours and money for `epochs` epochs of `images`, cheapest first.
-
-    rank-hours = epochs x images / throughput / 3600 x ranks; a rank is one GPU where there are any.
-    `saved` is the money of the cell's baseline, on the baseline's own ranks, minus that of the cell.
-
-    Raises:
-        VitsweepError: a negative price, or no epochs.
-    """
-    if price_per_rank_hour < 0 or epochs <= 0:
-        raise VitsweepError(
-            f"`cost` needs a price of at least 0 and more than 0 epochs; got {price_per_rank_hour} "
-            f"{currency} and {epochs}."
-        )
-    cells = checked_cells(cells, "world_size")
-    table = epoch_hours(cells, images)
-    world_size = cells["world_size"].astype(float)
-    ranks = world_size.reindex(table.index)
-    of_base = of_baseline(cells.assign(_ranks=world_size), "_ranks").reindex(table.index)
-    price = epochs * price_per_rank_hour
-    money = table["epoch_hours"] * ranks * price
-    return table.assign(
-        world_size=ranks,
-        train_hours=table["epoch_hours"] * epochs,
-        rank_hours=table["epoch_hours"] * epochs * ranks,
-        money=money,
-        saved=table["baseline_epoch_hours"].astype(float) * of_base.astype(float) * price - money,
-        currency=currency,
-    ).sort_values("money")
