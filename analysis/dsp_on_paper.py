@@ -148,8 +148,8 @@ def draw(table: DataFrame) -> Figure:
             rate = rows["videos_per_second"] * (rows[per] if per else 1)
             kind, name = "sequence_parallel", str(method)
             axes.plot(
-                rows["sp"], rate, marker=style.marker(kind, name), color=style.colour(kind, name),
-                label=name,
+                rows["sp"], rate, marker=style.MARKERS[style.place(kind, name)],
+                color=style.colour(kind, name), label=name,
             )  # fmt: skip
         axes.set(ylabel="Predicted frames per second" if per else "Predicted videos per second")
         style.title(axes, study)

@@ -11,8 +11,8 @@ import yaml
 from pandas import DataFrame, Series
 
 from analysis.study import beside, main, with_conditions, without_interval
-from vitsweep.charts.optimizer_step import optimizer_steps
-from vitsweep.charts.per_chip import per_chip
+from vitsweep.charts.scaling import per_chip
+from vitsweep.charts.step import optimizer_steps
 from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes

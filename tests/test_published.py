@@ -16,7 +16,7 @@ from tests import sample_sweep
 from tests.builders import run, table
 from tests.cells import GPU_NODE, composer
 from vitsweep.api.session import open_session
-from vitsweep.charts import epoch_hours, speedup, style
+from vitsweep.charts import speedup, style
 from vitsweep.cli.main import run as main
 from vitsweep.composition.grid import expand
 from vitsweep.planning.freeze import freeze, open_store, plan_of, store_of
@@ -183,7 +183,7 @@ def test_hours_of_an_epoch_have_the_blogs_beside_them(tmp_path):
     figures = entries_of("meta_epoch_time")
     baselines = {"base": "base", "fast": "base"}
     store.append_command({"command": "", "baselines": baselines, "published": figures})
-    [axes] = epoch_hours.draw(epoch_hours.table_of(SweepTables.read(store.root))).axes
+    [axes] = speedup.draw_hours(speedup.hours_of(SweepTables.read(store.root))).axes
     marks = [line for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
     assert [line.get_xdata().tolist() for line in marks] == [[0.43], [0.65]]
 

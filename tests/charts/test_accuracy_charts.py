@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from tests.builders import run
-from vitsweep.charts import accuracy, style, training_curves
+from vitsweep.charts import accuracy, style
 from vitsweep.report.html import ChartWarning, write_report
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -79,11 +79,11 @@ def repeated(store: Store) -> SweepTables:
 
 
 def curves_of(sweep: SweepTables) -> Figure:
-    return style.freeze_layout(training_curves.draw(training_curves.table_of(sweep)))
+    return style.freeze_layout(accuracy.CURVES.draw(accuracy.CURVES.table(sweep)))
 
 
 def legend(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def line(axes: Axes, label: str) -> Line2D:
@@ -161,7 +161,7 @@ def test_of_twenty_settings_the_fastest_are_drawn_with_the_baseline(tmp_path: Pa
         for n in range(20)
     ]
     figure = curves_of(SweepTables.of(written(tmp_path / "many", records, base="c0", key="")))
-    shown = figure.axes[-1].get_legend()
+    shown = figure.legends[0]
     assert shown.get_title().get_text() == "8 fastest of 20 and the baseline"
     assert len(shown.get_texts()) == 9
     assert "baseline" in legend(figure)
@@ -175,7 +175,7 @@ def test_a_record_without_a_curve_leaves_the_chart_out(
     tmp_path: Path, samples: dict[str, Any]
 ) -> None:
     records = [replace(record, samples=samples) for record in two_settings()]
-    assert training_curves.table_of(repeated(written(tmp_path / "none", records))).empty
+    assert accuracy.CURVES.table(repeated(written(tmp_path / "none", records))).empty
 
 
 def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path) -> None:
@@ -187,14 +187,14 @@ def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path
 
 def test_without_training_there_is_no_chart(tmp_path: Path) -> None:
     store = written(tmp_path / "speed", [run("fp32-0"), run("bf16-0", precision="bf16")], key="")
-    assert training_curves.table_of(SweepTables.of(store)).empty
-    assert training_curves.table_of(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
+    assert accuracy.CURVES.table(SweepTables.of(store)).empty
+    assert accuracy.CURVES.table(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
 
 
 def test_several_sweeps_read_as_one_keep_their_curves(tmp_path: Path) -> None:
     for name in ("first", "second"):
         written(tmp_path / name, two_settings())
-    found = training_curves.table_of(SweepTables.read(tmp_path / "first", tmp_path / "second"))
+    found = accuracy.CURVES.table(SweepTables.read(tmp_path / "first", tmp_path / "second"))
     assert set(found["sweep"]) == {"first", "second"}
     assert found["curves"].map(len).eq(1).all()
 

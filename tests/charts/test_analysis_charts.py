@@ -86,7 +86,7 @@ def test_the_front_of_long_names_leaves_the_axes_their_width():
     figure = pareto.draw(pareto.pareto_front(cells(runs, dict.fromkeys(names))))
     figure.draw_without_rendering()
     assert figure.axes[0].get_position().width > 0.6
-    assert len(figure.legends[0].get_texts()) == 4
+    assert len(figure.legends[0].get_texts()) == 3
 
 
 def test_a_roofline_without_limits_is_drawn_and_says_so():

@@ -20,7 +20,7 @@ from tests.tables.test_first_losses import PLAIN, judged, measured
 from tests.tables.test_roofline import METRICS
 from tests.traced import traced
 from vitsweep import extras
-from vitsweep.charts import per_chip, scaling, speedup
+from vitsweep.charts import scaling, speedup
 from vitsweep.charts.style import NOTHING
 from vitsweep.report.answer import answers, next_command, winners
 from vitsweep.report.html import render, rendered
@@ -293,8 +293,8 @@ def explained_and_drawn() -> Iterator[str]:
     cores = {"precision": "fp32", "resources.cores_per_node": 4, "resources.threads_per_rank": 4}
     ranks = [r for n, size in enumerate(sizes) for r in of(f"n{n}", ONE, 9 * n, **cores | size)]
     curves = scaling_efficiency(table(*ranks), {})
-    yield from (*curves["efficiency_note"], scaling.hollow(curves), str(speedup.CHART.reading))
-    yield per_chip.differing(DataFrame({"cores_per_rank": [1, 2], "images_per_rank": [8, 8]}))
+    yield from (*curves["efficiency_note"], scaling.hollow(curves), str(speedup.SPEEDUP.reading))
+    yield scaling.differing(DataFrame({"cores_per_rank": [1, 2], "images_per_rank": [8, 8]}))
     yield judged(measured("base", PLAIN), measured("fast", (3.0, 2.2, 2.1)))["reason"].iloc[-1]
     grid = [
         *of("base"), *of("sure", SURE), *of("c", SURE, sharding="fsdp", optimizer="adamw_fused"),
@@ -464,8 +464,8 @@ def test_a_sentence_beside_the_registry_is_found_wherever_it_stands() -> None:
         'def f(x):\n    return f"{x} is faster than all the others."',
         'NOTE = "this cell was measured twice"',
         'def f(rows):\n    rows["note"] = [f"it took {n} blocks more than asked" for n in rows]',
-        'CHART = Chart("A title", table_of, draw, reading)\nreading = "Bars show the mean of all"',
+        'CHART = Chart("name", "A title", table_of, draw, reading)\nreading = "Bars show the mean of all"',
     ):
         assert words_in(planted), planted
     assert not words_in('"""A docstring of some words."""\nraise E("an error of some words")')
-    assert not words_in('CHART = Chart("A title of some words", table_of, draw)')
+    assert not words_in('CHART = Chart("name", "A title of some words", table_of, draw)')

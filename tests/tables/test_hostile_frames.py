@@ -11,9 +11,9 @@ from pandas import DataFrame
 from analysis.cost import cost
 from tests.builders import run, table
 from vitsweep import extras
-from vitsweep.charts.optimizer_step import optimizer_steps
 from vitsweep.charts.pareto import pareto_front
-from vitsweep.charts.per_chip import per_chip
+from vitsweep.charts.scaling import per_chip
+from vitsweep.charts.step import optimizer_steps
 from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question

@@ -8,7 +8,7 @@ import pytest
 from analysis import meta_blog
 from analysis.cost import cost
 from tests.builders import run, table
-from vitsweep.charts.per_chip import per_chip
+from vitsweep.charts.scaling import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import epoch_hours

@@ -1,4 +1,4 @@
-"""One chart per file: `draw(table) -> Figure`, nothing is read, saved or shown. No torch."""
+"""Charts: `draw(table) -> Figure`, nothing is read, saved or shown. No torch."""
 
 import logging
 

@@ -1,5 +1,6 @@
-"""Top-1 accuracy against speedup, and against the time to a target accuracy, over repetitions."""
+"""Top-1 accuracy against speedup, against the time to a target accuracy, and over a training."""
 
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -7,20 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, Look, looks, mixed, settings
+from vitsweep.charts.style import NOTHING, Chart, Look, fastest, looks, mixed, settings
 from vitsweep.results.record import Status
-from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
+from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE, mean_curve, training_curves
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
-PANELS = {"speedup": "higher", "seconds_to_target": "lower"}
-"""Column of the horizontal axis -> its better side."""
+COLUMNS = ("speedup", "seconds_to_target")
+"""Of the horizontal axes."""
 BAND: dict[str, Any] = {"color": style.GRID, "alpha": 0.6, "zorder": 0.5}
 """How the margin below the baseline is drawn."""
 
@@ -40,95 +41,56 @@ def draw(table: DataFrame) -> Figure:
     A vertical whisker is the paired interval of the difference from the baseline, at the height of the
     baseline's mean: the interval of a setting by itself contains what all settings of a seed share.
     Filled: no less accurate than the baseline by more than the margin, or the baseline itself. The grey
-    band is the margin below the baseline. A line joins the settings that no other beats in both axes. A
-    setting of which a repetition diverged is a cross at the foot of the panel.
+    band is the margin below the baseline. A setting of which a repetition diverged is a cross.
     """
-    named = table.assign(series=settings(table), baseline_top1=_baseline_top1(table))
+    tops = table.drop_duplicates("cell_id").set_index("cell_id")["accuracy_top1"]
+    named = table.assign(
+        series=settings(table), baseline_top1=table["baseline_cell_id"].map(tops).astype(float)
+    )
     styles = looks(named, named["series"])
-    panels = [column for column in PANELS if _has(table, column)]
-    meanings = _meanings()
-    below = 0.2 * len(meanings) / max(len(panels), 1)  # inches of the lines below the panels
-    height = max(4.0, 0.6 + 0.2 * len(table)) + below
-    figure = style.empty_figure(4.4 * len(panels) + 3.2, height)
+    panels = [
+        c for c in COLUMNS if c in table and table[[c, "accuracy_top1"]].notna().all(axis=1).any()
+    ]
+    figure = style.empty_figure(4.8 * len(panels), 4.4 + 0.1 * len(table))
     # one scale of accuracy: the band is as wide in both panels
     all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, column in zip(all_axes, panels, strict=True):
-        _panel(style.dress(axes), named, styles, column)
+        style.dress(axes)
+        for row in named.to_dict("records"):
+            _point(axes, row, styles[row["series"]], column)
+        for level in table.loc[table["accuracy_claim"] == Claim.baseline, "accuracy_top1"].dropna():
+            axes.axhspan(100 * (level - MARGIN), 100 * level, **BAND)
+        axes.set_xlabel(style.axis_label(column))
+        axes.margins(0.12)
     all_axes[0].set_ylabel(f"{style.axis_label('accuracy_top1')} (%)")
-    style.legend(all_axes[-1], "Setting")
-    style.key(figure, meanings, columns=len(panels))
+    shown = all_axes[-1].get_legend_handles_labels()
+    meanings = _meanings()
+    style.key(figure, [*shown[0], *meanings], [*shown[1], *(str(m.get_label()) for m in meanings)])
     return figure
 
 
-def _has(table: DataFrame, column: str) -> bool:
-    return column in table and bool((table[column].notna() & table["accuracy_top1"].notna()).any())
-
-
-def _baseline_top1(table: DataFrame) -> Series:
-    """Return the mean top-1 of each setting's baseline."""
-    known = table.drop_duplicates("cell_id").set_index("cell_id")["accuracy_top1"]
-    return table["baseline_cell_id"].map(known).astype(float)
-
-
-def _panel(axes: Axes, table: DataFrame, styles: dict[str, Look], column: str) -> None:
-    for _, row in table.iterrows():
-        if not missing(row["accuracy_top1"]):
-            _point(axes, row, styles[row["series"]], column)
-    for _, row in table[table["accuracy_claim"] == str(Status.diverged)].iterrows():
-        _cross(axes, row, styles[row["series"]], column)
-    _front(axes, table, column)
-    for level in table.loc[table["accuracy_claim"] == Claim.baseline, "accuracy_top1"].dropna():
-        axes.axhspan(100 * (level - MARGIN), 100 * level, **BAND)
-    axes.set_xlabel(style.axis_label(column))
-    if column != "speedup":
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axes.margins(0.12)
-
-
-def _point(axes: Axes, row: Series, look: Look, column: str) -> None:
+def _point(axes: Axes, row: Mapping[Hashable, Any], look: Look, column: str) -> None:
     """Draw the mean of a setting with its whiskers; name it in the legend also where it has no place."""
-    sure = row["accuracy_claim"] in (BETTER, NO_WORSE, Claim.baseline)
-    at, top1 = row[column], 100 * row["accuracy_top1"]
+    claim, at, top1 = row["accuracy_claim"], row[column], row["accuracy_top1"]
+    is_diverged = claim == Status.diverged
+    name = f"{row['series']}: diverged" if is_diverged else row["series"]
+    face = look.colour if claim in (BETTER, NO_WORSE, Claim.baseline) else style.PAPER
+    is_placed = not (missing(at) or missing(top1))
     axes.plot(
-        *(([], []) if missing(at) else ([at], [top1])), look.marker, label=row["series"],
-        ms=7, mew=1.5, mec=look.colour, mfc=look.colour if sure else style.PAPER, zorder=2.1,
+        *(([at], [100 * top1]) if is_placed else ([], [])), "x" if is_diverged else look.marker,
+        label=name, ls="", ms=7, mew=1.5, mec=look.colour, mfc=face, zorder=2.1,
     )  # fmt: skip
-    whisker: dict[str, Any] = {"fmt": "none", "color": look.colour, "linewidth": 1, "capsize": 2.5}
-    if missing(at):
+    if not is_placed:
         return
-    axes.errorbar(at, top1, xerr=_reach(row, column), **whisker)
-    ends = _claimed_ends(row)
-    # around its own middle: the mean may be over more repetitions than the pairs
-    if ends is not None:
-        low, high = ends
-        axes.errorbar(at, 50 * (low + high), yerr=50 * (high - low), **whisker)
-
-
-def _cross(axes: Axes, row: Series, look: Look, column: str) -> None:
-    """Draw a cross at the foot of the panel, or in the legend only where no repetition has a place."""
-    placed = not missing(row[column])
-    axes.plot(
-        *(([row[column]], [0.02]) if placed else ([], [])), "x", color=look.colour, ms=9, mew=2,
-        transform=axes.get_xaxis_transform(), label=f"{row['series']}: diverged",
-        clip_on=not placed,  # without a place and without clipping it would take the whole layout
-    )  # fmt: skip
-
-
-def _claimed_ends(row: Series) -> tuple[float, float] | None:
-    """Return the ends of the paired interval as top-1; None where too few pairs have none."""
-    low, high = row.get("accuracy_difference_low"), row.get("accuracy_difference_high")
-    level = row["baseline_top1"]
-    if row["accuracy_claim"] == Claim.baseline or missing(low) or missing(high) or missing(level):
-        return None
-    return float(level + low), float(level + high)
-
-
-def _reach(row: Series, column: str) -> list[list[float]] | None:
-    """Return how far an interval reaches to both sides; None where there is none."""
+    whisker: dict[str, Any] = {"fmt": "none", "color": look.colour, "linewidth": 1, "capsize": 2.5}
     low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
-    if missing(low) or missing(high):
-        return None
-    return [[max(row[column] - low, 0.0)], [max(high - row[column], 0.0)]]
+    if not (missing(low) or missing(high)):
+        reach = [[max(at - low, 0.0)], [max(high - at, 0.0)]]
+        axes.errorbar(at, 100 * top1, xerr=reach, **whisker)
+    ends = [row["baseline_top1"] + row[f"accuracy_difference_{end}"] for end in ("low", "high")]
+    # around its own middle: the mean may be over more repetitions than the pairs
+    if claim != Claim.baseline and not any(map(missing, ends)):
+        axes.errorbar(at, 50 * sum(ends), yerr=50 * (ends[1] - ends[0]), **whisker)
 
 
 def _meanings() -> list[Artist]:
@@ -139,21 +101,76 @@ def _meanings() -> list[Artist]:
     return [
         Patch(**BAND, label=f"within {points} below the baseline"),
         Line2D([], [], **whisker, label="difference from the baseline, 95 % at each end"),
-        Line2D([], [], color=style.QUIET, lw=1, label="line: no other is better in both axes"),
         Line2D([], [], **grey, label=f"filled: shown to lose less than {points}, or the baseline"),
         Line2D([], [], **grey, mfc=style.PAPER, label="hollow: that is not shown"),
     ]
 
 
-def _front(axes: Axes, table: DataFrame, column: str) -> None:
-    """Join the settings that no other beats in accuracy and in the other axis."""
-    known = table[table["accuracy_top1"].notna() & table[column].notna()]
-    ordered = known.sort_values(column, ascending=PANELS[column] == "lower")
-    best = ordered["accuracy_top1"].cummax()
-    front = ordered[(ordered["accuracy_top1"] >= best) & ~best.duplicated()]
+ACCURACY = Chart("accuracy", "Accuracy beside speed", table_of, draw, say("whiskers"))
+
+# Top-1 accuracy over a training: against its seconds and against its epochs, a line per setting.
+
+PANELS = {"seconds": style.axis_label("train_seconds"), "epoch": "Epochs trained"}
+"""Column of the horizontal axis -> its label."""
+MOST_MARKERS = 12
+"""A line of more evaluations has a marker at some of them only."""
+
+
+def curves_of(tables: SweepTables) -> DataFrame:
+    """Return the trained cells with their curves; seconds of two kinds of device have no mean."""
+    if tables.evaluations.empty or mixed(tables.settings):
+        return NOTHING
+    table = training_curves(tables.settings, tables.runs, tables.evaluations)
+    return table if table["curves"].map(bool).any() else NOTHING
+
+
+def draw_curves(table: DataFrame) -> Figure:
+    """Draw the table of `tables.accuracy.training_curves`: the mean of each setting, single trainings thin.
+
+    A setting of which every repetition diverged is named in the legend only.
+    """
+    shown, cut = fastest(table.assign(series=settings(table)), series=settings(table))
+    styles = looks(shown, shown["series"])
+    figure = style.empty_figure(10.0, 4.6)
+    panels = list(map(style.dress, figure.subplots(1, 2, sharey=True)))
+    for axes, column in zip(panels, PANELS, strict=True):
+        for name, rows in shown.groupby("series", sort=False):
+            _training(axes, rows, column, styles[str(name)])
+        _key(axes, shown)
+        axes.set_xlabel(PANELS[column])
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=column == "epoch"))
+    panels[0].set_ylabel(f"{style.axis_label('accuracy_top1')} on held-out images (%)")
+    style.legend(panels[1], cut)
+    return figure
+
+
+def _training(axes: Axes, rows: DataFrame, column: str, look: Look) -> None:
+    """Draw the trainings of one setting and their mean; a cross in the legend where none ended well."""
+    mean = mean_curve(rows["curves"].tolist())
+    runs = [run for curves in rows["curves"] for run in curves]
+    for run in runs if len(runs) > 1 else []:
+        thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.45, "zorder": 1.5}
+        axes.plot(run[column], 100 * run["accuracy_top1"], color=look.colour, **thin)
+    [name] = style.shorten(rows["series"].iloc[:1])
+    if lost := int(rows["diverged"].sum()):
+        name += ": diverged" if lost == len(rows) else f": {lost} of {len(rows)} diverged"
     axes.plot(
-        front[column], 100 * front["accuracy_top1"], color=style.QUIET, linewidth=1, zorder=0.8
-    )
+        mean[column], 100 * mean["accuracy_top1"], color=look.colour, linewidth=1.8, ms=6, label=name,
+        marker=look.marker if runs else "x", linestyle=look.line if runs else "",
+        markevery=-(-len(mean) // MOST_MARKERS) or 1,
+    )  # fmt: skip
 
 
-CHART = Chart("Accuracy beside speed", table_of, draw, say("whiskers"))
+def _key(axes: Axes, table: DataFrame) -> None:
+    """Draw the line of each target accuracy, and explain the thin lines where there are any."""
+    trainings = table.groupby("series")["curves"].agg(lambda curves: sum(map(len, curves)))
+    if (trainings > 1).any():
+        axes.plot([], [], color=style.QUIET, linewidth=0.8, label="thin: one training")
+    targets = table.get("task.target_accuracy", Series(dtype=float)).dropna().astype(float)
+    for target in sorted(targets.unique()):
+        look: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
+        axes.axhline(100 * target, zorder=0.9, label=f"target: {100 * target:g} %", **look)
+
+
+CURVES = Chart("training_curves", "Accuracy over training", curves_of, draw_curves)

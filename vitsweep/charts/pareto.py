@@ -103,4 +103,4 @@ def _trained(row: Series) -> str:
     )
 
 
-CHART = Chart("Throughput, memory, accuracy", table_of, draw)
+PARETO = Chart("pareto", "Throughput, memory, accuracy", table_of, draw)

@@ -89,4 +89,4 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     axes.set_xlim(left, right)
 
 
-CHART = Chart("Rate and arithmetic intensity of each phase", table_of, draw, roofs)
+ROOFLINE = Chart("roofline", "Rate and arithmetic intensity of each phase", table_of, draw, roofs)

@@ -1,17 +1,31 @@
-"""Strong and weak scaling: throughput against the ideal line, and efficiency, by number of ranks."""
+"""Strong and weak scaling by number of ranks: throughput, efficiency, speedup; throughput per chip."""
 
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, Look, fastest, labels, looks, mixed
-from vitsweep.tables.formatting import count
+from vitsweep.charts.bars import Bars
+from vitsweep.charts.style import (
+    NOTHING,
+    Chart,
+    Look,
+    fastest,
+    first_group,
+    labels,
+    looks,
+    mixed,
+)
+from vitsweep.results.record import Status
+from vitsweep.tables.formatting import count, missing, number, plain, ratio
+from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
+from vitsweep.tables.valid_runs import checked_cells
 
 TITLES = {
     "strong": "Strong scaling: images of a step fixed",
@@ -52,7 +66,7 @@ def draw(curves: DataFrame) -> Figure:
         left.set(xlabel="Ranks", ylabel=style.axis_label("images_per_second"))
         top = max(1.1, 1.05 * float(some["efficiency"].max()))  # caches can make it more than 1
         right.set(xlabel="Ranks", ylabel="Scaling efficiency (1)", ylim=(0, top))
-        style.legend(right, cut)
+    style.legend(right, cut)
     return figure
 
 
@@ -66,27 +80,17 @@ def _images(points: DataFrame, all_points: DataFrame) -> str:
 
 def _line(axes: Axes, points: DataFrame, column: str, look: Look, name: str) -> None:
     shared = points["efficiency"].isna()
+    line: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "linewidth": 1.8}
     joined = points[~shared]
-    axes.plot(
-        joined["world_size"],
-        joined[column],
-        color=look.colour,
-        linestyle=look.line,
-        linewidth=1.8,
-        label=name,
-    )
-    for chosen, face in ((points[~shared], look.colour), (points[shared], style.PAPER)):
+    axes.plot(joined["world_size"], joined[column], label=name, **line)
+    for chosen, face in ((joined, look.colour), (points[shared], style.PAPER)):
         marks: dict[str, Any] = {"ms": 6, "mec": look.colour, "mfc": face, "mew": 1.4}
         axes.plot(chosen["world_size"], chosen[column], look.marker, **marks)
     if column == "efficiency":
         known = points.dropna(subset=["efficiency_low", "efficiency_high"])
-        ends = [
-            (known[column] - known["efficiency_low"]).clip(lower=0),
-            (known["efficiency_high"] - known[column]).clip(lower=0),
-        ]
-        axes.errorbar(
-            known["world_size"], known[column], yerr=ends, fmt="none", color=look.colour, capsize=3
-        )
+        size, low, high = (known[c] for c in (column, "efficiency_low", "efficiency_high"))
+        ends = [(size - low).clip(lower=0), (high - size).clip(lower=0)]
+        axes.errorbar(known["world_size"], size, ends, fmt="none", color=look.colour, capsize=3)
 
 
 def _ideal(left: Axes, right: Axes, points: DataFrame) -> None:
@@ -116,6 +120,106 @@ def hollow(curves: DataFrame) -> str:
     return say("hollow", listed=listed) if listed else ""
 
 
-CHART = Chart(
-    "Scaling", table_of, draw, lambda table: f"{say('whiskers')} {hollow(table)}".rstrip()
+SCALING = Chart(
+    "scaling",
+    "Scaling",
+    table_of,
+    draw,
+    lambda table: f"{say('whiskers')} {hollow(table)}".rstrip(),
 )
+
+# The speedup over the baseline at each number of ranks, as bars per world size.
+
+
+def several(tables: SweepTables) -> DataFrame:
+    """Return the scaling curves where there are several to compare."""
+    table = table_of(tables)
+    return table if len(table) and labels(table).nunique() > 1 else NOTHING
+
+
+def draw_speedups(curves: DataFrame) -> Figure:
+    """Draw throughput per rank by number of ranks, baseline in grey, speedup over it in words.
+
+    Takes one kind of scaling from the table of `tables.scaling`: weak where there is one.
+    """
+    kind = "weak" if (curves["scaling"] == "weak").any() else "strong"
+    some, _ = fastest(curves[curves["scaling"] == kind])
+    some = some.assign(series=labels(some)).sort_values("world_size", kind="stable")
+    styles = looks(some)
+    bars = Bars(
+        column="images_per_second_per_rank", note=_note, colour=lambda row: styles[row["series"]].colour,
+        sure=lambda row: not missing(row["efficiency"]),
+    )  # fmt: skip
+    ranks = some["world_size"].map(lambda n: count(n, "rank"))
+    return bars.draw(some, (ranks + " · " + some["series"]).tolist(), 8.8)
+
+
+def _note(row: Series) -> str:
+    rate = f"{number(row['images_per_second_per_rank'])} img/s"
+    size = ratio(row["speedup"], row["speedup_low"], row["speedup_high"])
+    return rate if row["claim"] == Claim.baseline or not size else f"{rate}, {size}"
+
+
+GPU_SCALING = Chart("gpu_scaling", "Speedup by number of ranks", several, draw_speedups, hollow)
+
+# Throughput per chip, relative to one reference, by device.
+
+ALIKE = ("cores_per_rank", "images_per_rank")
+"""What else should be the same where devices are compared."""
+
+
+def per_chip(cells: DataFrame) -> DataFrame:
+    """Return throughput per rank relative to the baseline of the slowest device, slowest device first.
+
+    Empty where no cell was measured. Throughput per rank is that of one accelerator. Different devices
+    never share a block, so the ratio has no interval; the spread of each row is shown.
+
+    Args:
+        cells: one row per cell and device.
+    """
+    rate = "images_per_second_per_rank"
+    columns = "baseline_cell_id", "device", "claim", "images_per_step", "world_size"
+    cells = checked_cells(cells, rate, *columns)
+    measured = cells[cells["status"] == Status.measured].dropna(subset=[rate])
+    if measured.empty:
+        return NOTHING
+    baselines = measured[measured["cell_id"] == measured["baseline_cell_id"]]
+    reference = (baselines if len(baselines) else measured).nsmallest(1, rate).iloc[0]
+    table = measured.assign(
+        cores_per_rank=cores_per_rank(measured),
+        images_per_rank=measured["images_per_step"] / measured["world_size"],
+        relative_throughput=measured[rate] / reference[rate],
+        reference=f"{reference['device']}, {reference['cell_id']}",
+    )
+    slowest = measured[rate].groupby(measured["device"].astype(str)).transform("min")
+    return table.assign(_slowest=slowest).sort_values(["_slowest", rate]).drop(columns="_slowest")
+
+
+def chips(tables: SweepTables) -> DataFrame:
+    """Return throughput per chip where several kinds of device were measured."""
+    return per_chip(tables.settings) if mixed(tables.settings) else NOTHING
+
+
+def draw_chips(table: DataFrame) -> Figure:
+    """Draw the table of `per_chip`: bars in groups of one device, the slowest on top."""
+    names = [" · ".join(pair) for pair in zip(table["device"], labels(table), strict=True)]
+    bars = Bars(
+        column="relative_throughput", group=first_group(table), reference=1.0,
+        label=f"Throughput per chip relative to {table['reference'].iloc[0]} (x)",
+        note=lambda row: ratio(row["relative_throughput"]),
+    )  # fmt: skip
+    return bars.draw(table, names)
+
+
+def differing(table: DataFrame) -> str:
+    """Return what else than device and technique differs between the rows; empty for nothing."""
+    values = {name: sorted(table[name].dropna().unique()) for name in ALIKE}
+    listed = [
+        f"{name.replace('_', ' ')} {', '.join(map(plain, found))}"
+        for name, found in values.items()
+        if len(found) > 1
+    ]
+    return say("differing", listed="; ".join(listed)) if listed else ""
+
+
+PER_CHIP = Chart("per_chip", "Throughput per chip", chips, draw_chips, differing)

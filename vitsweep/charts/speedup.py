@@ -1,11 +1,13 @@
-"""Speedup over the baseline, one bar per cell, with its 95 % interval."""
+"""Speedup over the baseline, and hours of an epoch: one bar per cell, with its 95 % interval."""
 
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series, concat
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Bars, Chart, first_group
-from vitsweep.tables.formatting import missing, plain, ratio
+from vitsweep.charts.bars import Bars
+from vitsweep.charts.style import NOTHING, Chart, first_group
+from vitsweep.tables import cost
+from vitsweep.tables.formatting import missing, number, plain, ratio
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.published import with_published
 from vitsweep.tables.sentences import say
@@ -14,8 +16,6 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 MOST = 30
 """Bars beyond it cannot be read; the table has them all."""
-
-HATCHED = "hatched: no difference shown"
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -40,8 +40,8 @@ def draw(cells: DataFrame) -> Figure:
     over = "repetitions" if "replicated" in cells else "blocks"
     bars = Bars(
         column="speedup", low="speedup_low", high="speedup_high", group=first_group(cells), note=_note,
-        sure=lambda row: plain(row["claim"]) in SURE, hatched=HATCHED, mark="published", reference=1.0,
-        label=f"{style.axis_label('speedup')}, 95 % interval over {over}",
+        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: no difference shown",
+        mark="published", reference=1.0, label=f"{style.axis_label('speedup')}, 95 % interval over {over}",
     )  # fmt: skip
     return bars.draw(
         concat([shown, DataFrame(unmeasured)], ignore_index=True) if unmeasured else shown, names
@@ -56,4 +56,32 @@ def _note(row: Series) -> str:
     return size + ("" if is_plain else f"  {claim}")
 
 
-CHART = Chart("Speedup over the baseline", table_of, draw, say("whiskers"))
+SPEEDUP = Chart("speedup", "Speedup over the baseline", table_of, draw, say("whiskers"))
+
+LARGE_IMAGE_PX = 128
+"""Smallest images for which hours per ImageNet epoch are shown."""
+MOST_HOURS = 20
+
+
+def hours_of(tables: SweepTables) -> DataFrame:
+    """Return hours per epoch where images have the size of ImageNet's."""
+    large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
+    if len(large) < 2:
+        return NOTHING
+    return with_published(cost.epoch_hours(large), tables.published, "epoch_hours_imagenet1k")
+
+
+def draw_hours(hours: DataFrame) -> Figure:
+    """Draw the table of `tables.cost.epoch_hours`, the shortest epoch on top."""
+    shown = hours.sort_values("epoch_hours").head(MOST_HOURS)
+    bars = Bars(
+        column="epoch_hours", low="epoch_hours_low", high="epoch_hours_high", group=first_group(hours),
+        label=style.axis_label("epoch_hours_imagenet1k"), note=lambda row: f"{number(row['epoch_hours'])} h",
+        mark="published",
+    )  # fmt: skip
+    return bars.draw(shown, cell_names(hours)[shown.index].tolist())
+
+
+EPOCH_HOURS = Chart(
+    "epoch_hours", "Hours per ImageNet-1k epoch of 1,281,167 images", hours_of, draw_hours
+)

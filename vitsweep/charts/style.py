@@ -1,12 +1,10 @@
 """Colours, sizes and labels that all charts share."""
 
-import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from io import BytesIO, StringIO
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -14,21 +12,15 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.text import Annotation
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.menu import choices
-from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import (
     count,
     distinct,
-    missing,
-    number,
-    plain,
     shortened,
     span,
     tally,
@@ -98,11 +90,6 @@ def colour(group: str, choice: str) -> str:
     return PALETTE[place(group, str(choice))]
 
 
-def marker(group: str, choice: str) -> str:
-    """Return the marker of a choice of a config group."""
-    return MARKERS[place(group, str(choice))]
-
-
 def axis_label(column: str) -> str:
     """Return label and unit of a measured column; another column is named as it is."""
     return METRICS[column].axis_label if column in METRICS else column.replace("_", " ")
@@ -117,16 +104,6 @@ def new_figure(width: float = 8.0, height: float = 4.0) -> tuple[Figure, Axes]:
 def empty_figure(width: float, height: float) -> Figure:
     """Return a figure (inches) without axes, for charts of several panels."""
     return Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
-
-
-def stacked(parts: Sequence[DataFrame], draw: Callable[[Axes, DataFrame], None]) -> Figure:
-    """Return a figure with one panel per table, one below the other, each as high as its bars."""
-    heights = [height(len(part)) for part in parts]
-    figure = empty_figure(9.0, sum(heights))
-    every = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, part in zip(every, parts, strict=True):
-        draw(dress(axes), part.reset_index(drop=True))
-    return figure
 
 
 def dress(axes: Axes) -> Axes:
@@ -147,61 +124,31 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(textwrap.fill(text, TITLE_CHARACTERS), loc="left", color=INK, size=11)
 
 
-LONGEST_BESIDE, BELOW = 50, 100
-"""Characters of a name in a legend beside the axes, and of a line of names below them."""
+WIDEST_LINE = 100
+"""Characters of a line of a legend."""
 
 
-def legend(axes: Axes, title: str = "", columns: int = 1) -> None:
-    """Put a frameless legend beside the axes, where it can hide no data; below them if it is wide."""
-    handles, labels = axes.get_legend_handles_labels()
-    if max(map(len, labels), default=0) > LONGEST_BESIDE:
-        legend_below(axes, title)
-    elif handles:
-        axes.legend(
-            handles,
-            labels,
-            title=title.replace("_", " "),
-            ncols=columns,
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            frameon=False,
-            fontsize=9,
-            title_fontsize=9,
-            labelcolor=INK,
-            alignment="left",
-        ).get_title().set_color(INK)
-
-
-def legend_below(axes: Axes, title: str = "") -> None:
-    """Put the legend of bars below them: beside them it would take the room of names and values."""
-    marks = zip(*axes.get_legend_handles_labels(), strict=True)
-    in_order = sorted(
-        marks, key=lambda mark: isinstance(mark[0], Line2D)
-    )  # bars, as the title says
-    handles, labels = [h for h, _ in in_order], [text for _, text in in_order]
-    widest = max((len(line) for text in labels for line in text.splitlines()), default=1)
-    columns = max(min(4, BELOW // widest), 1)
-    if title:
-        handles, labels = [Patch(alpha=0), *handles], [f"{title.replace('_', ' ')}:", *labels]
-    if handles:
-        figure = axes.get_figure(root=True)
-        assert figure is not None
-        key(figure, handles, columns, labels)
+def legend(axes: Axes, title: str = "") -> None:
+    """Explain the marks below the axes, where that hides no data: bars first, as the title says."""
+    marks = sorted(
+        zip(*axes.get_legend_handles_labels(), strict=True),
+        key=lambda mark: isinstance(mark[0], Line2D),
+    )
+    key(axes.get_figure(root=True), [h for h, _ in marks], [text for _, text in marks], title)
 
 
 def key(
-    figure: Figure, handles: Sequence[Artist], columns: int, labels: Sequence[str] = ()
+    figure: Figure | None, handles: Sequence[Artist], labels: Sequence[str], title: str = ""
 ) -> None:
     """Explain the marks that all panels share, below them."""
+    if figure is None or not handles:
+        return
+    widest = max(len(line) for text in labels for line in text.splitlines())
     figure.legend(
-        handles=handles,
-        labels=labels or [str(handle.get_label()) for handle in handles],
-        ncols=columns,
-        loc="outside lower center",
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
+        handles, labels, title=title.replace("_", " ") or None, alignment="left", frameon=False,
+        ncols=max(min(4, WIDEST_LINE // widest), 1), loc="outside lower center",
+        fontsize=9, title_fontsize=9, labelcolor=INK,
+    ).get_title().set_color(INK)  # fmt: skip
 
 
 def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
@@ -216,20 +163,13 @@ def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
     return [shortened(" · ".join(filter(None, row)), limit) for row in rows]
 
 
-def apart(names: Sequence[str]) -> list[str]:
-    """Return names without the parts that all have; a chart says once what is common."""
-    rows = [name.split(" · ") for name in names]
-    if len({len(row) for row in rows}) != 1:
-        return [*names]
-    kept = [i for i, values in enumerate(zip(*rows, strict=True)) if len({*values}) > 1]
-    return [" · ".join(row[i] for i in kept) for row in rows]
+def height(num_rows: int) -> float:
+    """Return the height in inches of a chart with that many bars."""
+    return 1.3 + 0.34 * max(num_rows, 2)
 
 
 def freeze_layout(figure: Figure) -> Figure:
     """Return the figure with its layout computed once, however often it is saved."""
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        _with_room(axes)
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew
     return figure
@@ -263,183 +203,6 @@ def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
     return data.getvalue()
 
 
-# One mark: horizontal bars with whiskers, values, and their frame.
-
-
-BAR = 0.66
-WIDEST = 1.5
-"""A whisker longer than so many of the longest bar leaves the chart: the bars must be seen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """Horizontal bars, the first row on top: a mark that draws columns of a table.
-
-    Attributes:
-        column: where bars end.
-        note: row -> text behind its bar.
-        label: of the axis; that of the column if empty.
-        low: lower ends of the intervals; empty for none.
-        high: upper ends. A whisker beyond `WIDEST` ends there, in an arrow, and its end stands in the note.
-        start: where bars begin; 0 if empty.
-        parts: column -> colour and label of the parts that a bar is stacked from.
-        group: technique whose choice colours a bar, with a legend.
-        colour: row -> colour, where that is no technique's.
-        grey: whether a baseline is grey.
-        sure: row -> whether its bar is filled; hatched where not.
-        hatched: what that means, for the legend.
-        mark: column of a hollow mark in a row.
-        marked: what that is, for the legend; the sources in `<mark>_by` if empty.
-        reference: where a dashed line stands.
-    """
-
-    column: str
-    note: Callable[[Series], str]
-    label: str = ""
-    low: str = ""
-    high: str = ""
-    start: str = ""
-    parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    group: str = ""
-    colour: Callable[[Series], str] | None = None
-    grey: bool = True
-    sure: Callable[[Series], bool] = lambda _: True
-    hatched: str = ""
-    mark: str = ""
-    marked: str = ""
-    reference: float | None = None
-
-    def draw(self, table: DataFrame, names: Sequence[str], width: float = 8.4) -> Figure:
-        """Draw the rows of a table in its order, labelled with names, or what tells these apart."""
-        figure, axes = new_figure(width, height(len(table)))
-        self.on(axes, table, apart(names))
-        legend_below(axes, self.group)
-        return figure
-
-    def on(self, axes: Axes, table: DataFrame, names: Sequence[str]) -> None:
-        """Draw on these axes."""
-        columns = (self.column, self.start, self.low, self.high, self.mark)
-        ends = DataFrame({i: numbers(table, c) for i, c in enumerate(columns)}, table.index)
-        limit = max(_reach(ends[0], ends[3]), ends[4].fillna(0.0).max(), 1e-9)
-        left = ends[1].fillna(0.0)
-        for part, (hue, text) in self.parts.items():
-            of_part = table[part].fillna(0.0)
-            axes.barh(range(len(table)), of_part, left=left, height=BAR, color=hue, label=text)
-            left = left + of_part
-        drawn = zip(table.iterrows(), ends.fillna({0: 0.0, 1: 0.0}).to_numpy(float), strict=True)
-        for at, ((_, row), (end, start, low, high, mark)) in enumerate(drawn):
-            if not self.parts:
-                look = _fill(self._colour(row), self.sure(row))
-                axes.barh(at, end - start, left=start, height=BAR, **look)
-            text, outer = self.note(row), max(0.0, start, end)
-            if not (missing(low) or missing(high)):
-                last = min(high, limit)
-                reaches = [[max(end - low, 0.0)], [max(last - end, 0.0)]]
-                axes.errorbar(end, at, xerr=reaches, color=INK, linewidth=1.2, capsize=3)
-                outer = max(outer, last)
-            if high > limit:
-                axes.plot(limit, at, ">", color=INK, ms=5)  # it goes on
-                text += f", up to {number(high)}"
-            if not missing(mark):
-                axes.plot(mark, at, zorder=4, **HOLLOW)
-                outer = max(outer, mark + 0.015 * limit)  # clear of the value
-            _value(axes, at, outer, text)
-        self._legend(axes, table)
-        rows(axes, names, limit)
-        axes.set_xlabel(self.label or axis_label(self.column), loc="right")  # the left has no room
-        if self.reference is not None:
-            axes.axvline(self.reference, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
-
-    def _legend(self, axes: Axes, table: DataFrame) -> None:
-        coloured = (
-            [self._colour(row) != BASELINE for _, row in table.iterrows()] if self.group else []
-        )
-        for choice in filter(
-            None, table.loc[coloured, self.group].map(plain).unique() if coloured else ()
-        ):
-            axes.bar(math.nan, 0, color=colour(self.group, choice), label=choice)
-        drawn = table[table[self.column].notna()]
-        if self.hatched and not all(self.sure(row) for _, row in drawn.iterrows()):
-            axes.bar(math.nan, 0, label=self.hatched, **_fill(QUIET, False))
-        sources = table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique()
-        named = [self.marked] if self.marked and table[self.mark].notna().any() else []
-        for text in [*named, *(textwrap.fill(f"published: {source}", 24) for source in sources)]:
-            axes.plot([], [], label=text, **HOLLOW)
-
-    def _colour(self, row: Series) -> str:
-        if self.colour:
-            return self.colour(row)
-        is_baseline = self.grey and plain(row.get("claim")) == Claim.baseline
-        return BASELINE if is_baseline else colour(self.group, plain(row[self.group]))
-
-
-HOLLOW: dict[str, Any] = {"marker": "D", "ls": "", "mfc": PAPER, "mec": INK, "mew": 1.4, "ms": 7}
-
-
-def _value(axes: Axes, position: float, end: float, text: str) -> None:
-    """Write a value behind the end of a bar, readable over lines."""
-    axes.annotate(
-        text,
-        (end, position),
-        xytext=BEHIND,
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=INK,
-        bbox={"fc": PAPER, "ec": "none", "pad": 1},
-    ).set_in_layout(False)  # the axis grows instead
-
-
-BEHIND = (5, 0)
-"""Points between a bar and its value."""
-
-
-def _with_room(axes: Axes) -> None:
-    """Lengthen the axis until every value behind a bar ends before its end."""
-    (left, right), width = axes.get_xlim(), axes.get_window_extent().width
-    for text in axes.texts:
-        if isinstance(text, Annotation) and text.xyann == BEHIND:
-            end = float(text.xy[0])
-            needed = text.get_window_extent().x1 - axes.transData.transform((end, 0))[0]
-            if needed < 0.8 * width:
-                right = max(right, left + (end - left) / (1 - (needed + 4) / width))
-    axes.set_xlim(left, right)
-
-
-def rows(axes: Axes, labels: Sequence[str], limit: float) -> None:
-    """Label the rows, first on top.
-
-    Args:
-        axes: of the bars.
-        labels: of the rows.
-        limit: where the longest bar or whisker ends.
-    """
-    axes.set_yticks(range(len(labels)), shorten(labels))
-    axes.set_ylim(max(len(labels), 1) - 0.4, -0.6)
-    axes.set_xlim(0, 1.05 * limit if limit > 0 else 1)
-    axes.grid(axis="y", visible=False)
-
-
-def _reach(values: Series, highs: Series) -> float:
-    """Return where the longest whisker ends, at most `WIDEST` times the longest bar; 1 for no bar."""
-    if values.dropna().empty:
-        return 1.0
-    longest = float(values.max())
-    return min(
-        max(float(highs.max()), longest) if highs.notna().any() else longest, WIDEST * longest
-    )
-
-
-def height(num_rows: int) -> float:
-    """Return the height in inches of a chart with that many bars."""
-    return 1.3 + 0.34 * max(num_rows, 2)
-
-
-def _fill(colour: str, sure: bool) -> dict[str, Any]:
-    """Return how a bar is filled: hatched where nothing is claimed."""
-    return {"color": colour} if sure else {"fc": PAPER, "ec": colour, "hatch": "////"}
-
-
 # What a chart is: the table it draws, the drawing, the look of its series, and the caption below.
 
 
@@ -448,24 +211,21 @@ NOTHING = DataFrame()
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of the report; a file of this folder names its own `CHART`.
+    """One chart of the report.
 
     Attributes:
+        name: of its pictures.
         title: heading.
         table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
         reading: its caption, of `tables/sentences.yaml`; may depend on the table.
     """
 
+    name: str
     title: str
     table: Callable[[SweepTables], DataFrame]
     draw: Callable[[DataFrame], Figure]
     reading: str | Callable[[DataFrame], str] = ""
-
-    @property
-    def name(self) -> str:
-        """Name of the file that defines it, and of its pictures."""
-        return self.table.__module__.rpartition(".")[2]
 
 
 def mixed(cells: DataFrame) -> bool:
@@ -611,7 +371,7 @@ def flags(cells: DataFrame) -> Sequence[str]:
     """Return a sentence for each validity flag, with the number of cells it holds for."""
     counts = {flag: int(cells[flag].eq(True).sum()) for flag in FLAGS if flag in cells}
     return [
-        f"{FLAGS[flag].caption} ({'all' if n == len(cells) else n} cells)"
+        f"{FLAGS[flag].caption} ({'all cells' if n == len(cells) else count(n, 'cell')})"
         for flag, n in counts.items()
         if n
     ]

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,17 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from vitsweep.charts import style
+from vitsweep.charts import (
+    accuracy,
+    effects,
+    limits,
+    pareto,
+    roofline,
+    scaling,
+    speedup,
+    step,
+    style,
+)
 from vitsweep.charts.style import NOTHING, Chart, caption, mixed
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import FEATURES, load
@@ -258,28 +267,26 @@ class ChartWarning(UserWarning):
     """A chart or a section could not be made; the report is written without it."""
 
 
-NAMES = (
-    "limits",
-    "speedup",
-    "waterfall",
-    "effects",
-    "phases",
-    "optimizer_step",
-    "roofline",
-    "scaling",
-    "gpu_scaling",
-    "sequence_length",
-    "communication",
-    "memory",
-    "pareto",
-    "accuracy",
-    "training_curves",
-    "epoch_hours",
-    "per_chip",
+CHARTS: tuple[Chart, ...] = (
+    limits.LIMITS,
+    speedup.SPEEDUP,
+    effects.WATERFALL,
+    effects.EFFECTS,
+    step.PHASES,
+    step.OPTIMIZER_STEP,
+    roofline.ROOFLINE,
+    scaling.SCALING,
+    scaling.GPU_SCALING,
+    limits.SEQUENCE_LENGTH,
+    step.COMMUNICATION,
+    step.MEMORY,
+    pareto.PARETO,
+    accuracy.ACCURACY,
+    accuracy.CURVES,
+    speedup.EPOCH_HOURS,
+    scaling.PER_CHIP,
 )
-"""Files of `vitsweep.charts` in the order of the page; those of optional features come between."""
-
-CHARTS: tuple[Chart, ...] = tuple(import_module(f"vitsweep.charts.{name}").CHART for name in NAMES)
+"""In the order of the page; those of optional features come between."""
 
 
 def shown_features(tables: SweepTables) -> list[str]:

@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
+from vitsweep.charts.bars import Bars
 from vitsweep.charts.speedup import MOST
-from vitsweep.charts.style import Bars, caption
+from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.sweep_diff import changes_in_words, sweep_diff
 from vitsweep.files import write_atomically

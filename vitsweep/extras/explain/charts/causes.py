@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Bars, Chart
+from vitsweep.charts.bars import Bars, stacked
+from vitsweep.charts.style import NOTHING, Chart
 from vitsweep.extras.explain.causes import REST, TRACING, Explanation, explanations, signed
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.sentences import say
@@ -56,7 +57,7 @@ def draw(table: DataFrame) -> Figure:
 
     Hatched bars are not shown to differ from 0; the bars below the line add up to the one above it.
     """
-    return style.stacked([rows for _, rows in table.groupby(["a", "b"], sort=False)], _panel)
+    return stacked([rows for _, rows in table.groupby(["a", "b"], sort=False)], _panel)
 
 
 def _panel(axes: Axes, rows: DataFrame) -> None:
@@ -90,4 +91,4 @@ def _note(row: pd.Series) -> str:
     return f"{signed(row['ms'])}{spent}"
 
 
-CHART = Chart("Why: the difference, cause by cause", table_of, draw, say("whiskers"))
+CHART = Chart("causes", "Why: the difference, cause by cause", table_of, draw, say("whiskers"))

@@ -55,6 +55,7 @@ def draw(table: DataFrame) -> Figure:
 
 
 CHART = Chart(
+    "race",
     "Who was in the race when",
     table_of,
     draw,
