@@ -325,7 +325,7 @@ SENTENCE = re.compile(r"[A-Za-z]+ [a-z]+,? [a-z]+ [a-z]+")
 TITLES = ("Chart", "title", "set_xlabel", "set_text", "set", "add_argument", "number", "flag")
 """Calls whose texts are a title, a label of an axis, or an option's help."""
 NO_RESULTS = {
-    "lag-1 correlation of blocks", "blocks on several devices", "noise of a ratio",  # names of diagnostics
+    "lag-1 correlation of blocks",  # a diagnostic
     "ran out of memory", "which are left out",  # how a block ended
     "more than on average", "less than on average",  # claims of an interaction
     "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles

@@ -225,19 +225,3 @@ def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None
     row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert row.loc["lag-1 correlation of blocks", "threatens"]
     assert "resemble each other" in row.loc["lag-1 correlation of blocks", "sentence"]
-
-
-def test_noise_stands_among_the_diagnostics() -> None:
-    spread = [1.0, 1.4, 0.7, 1.2, 0.9]
-    runs = table(
-        *(run("base", f"b{i}", 100, minute=i) for i in range(5)),
-        *(run("a", f"b{i}", 100 * s, minute=i) for i, s in enumerate(spread)),
-    )  # fmt: skip
-    found = diagnostics(runs, {"a": "base", "base": "base"}).set_index("diagnostic")
-    noise = found.loc["noise of a ratio"]
-    assert noise["estimate"] == pytest.approx(np.std(np.log(spread), ddof=1))
-    assert noise["threatens"]
-    assert noise[["low", "high"]].isna().all(), "no interval is known"
-    quiet = table(*(run(c, f"b{i}", 100 + i % 2) for c in ("base", "a") for i in range(5)))
-    rows = diagnostics(quiet, {"a": "base", "base": "base"}).set_index("diagnostic")
-    assert not rows.loc["noise of a ratio", "threatens"]

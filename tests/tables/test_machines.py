@@ -12,7 +12,6 @@ from vitsweep.charts.scaling import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.cost import epoch_hours
-from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.notes import coverage
@@ -156,12 +155,6 @@ def test_runs_of_one_block_on_two_devices_are_no_pair():
     old = rows[(rows["cell_id"] == "o1") & (rows["device"] == "V100")].iloc[0]
     assert (old["num_pairs"], old["speedup"]) == (2, pytest.approx(1.5))
     assert rows.loc[rows["device"] == "A100", "speedup"].isna().all()
-    found = diagnostics(runs, BASELINES).set_index("diagnostic").loc["blocks on several devices"]
-    assert found["threatens"]
-    assert found["estimate"] == 1
-    assert "b2 (V100, A100)" in found["sentence"]
-    alike = table(*machine("V100", "one", base=100), *machine("V100", "one", o1=150))
-    assert "blocks on several devices" not in set(diagnostics(alike, BASELINES)["diagnostic"])
 
 
 def test_a_run_that_died_elsewhere_takes_no_row_of_its_own():

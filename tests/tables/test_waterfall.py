@@ -10,7 +10,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import longest_sequence, waterfall
 from vitsweep.tables.names import with_changes
-from vitsweep.tables.stats import contrast
+from vitsweep.tables.stats import contrast, samples
 
 O1 = {"precision": "O1"}
 FSDP = {"sharding": "fsdp"}
@@ -112,12 +112,12 @@ def test_steps_that_never_shared_a_block_are_compared_by_way_of_the_baseline():
 def test_a_contrast_is_welchs_test():
     new, old = [0.31, 0.28, 0.33, 0.30], [0.20, 0.26, 0.17]
     ratios = DataFrame({"cell_id": ["n"] * 4 + ["o"] * 3, "log_ratio": [*new, *old]})
-    found = contrast({"n": 1.0, "o": -1.0}, ratios)
+    found = contrast({"n": 1.0, "o": -1.0}, samples(ratios))
     welch = stats.ttest_ind(new, old, equal_var=False)
     low, high = np.exp(welch.confidence_interval(0.95))
     assert found["p_value"] == pytest.approx(welch.pvalue)
     assert (found["speedup_low"], found["speedup_high"]) == pytest.approx((low, high))
-    over_base = contrast({"n": 1.0, "base": -1.0}, ratios, "base")
+    over_base = contrast({"n": 1.0, "base": -1.0}, samples(ratios), "base")
     assert over_base["speedup"] == pytest.approx(np.exp(np.mean(new)))
 
 
@@ -133,4 +133,4 @@ def test_a_cell_without_a_block_shared_with_its_baseline_is_not_taken_for_the_ba
     assert math.isnan(last["gain"])
     assert last["gain_claim"] == ""
     ratios = DataFrame({"cell_id": ["n"] * 3, "log_ratio": [0.4, 0.41, 0.39]})
-    assert math.isnan(contrast({"n": 1.0, "fsdp": -1.0}, ratios, "base")["speedup"])
+    assert math.isnan(contrast({"n": 1.0, "fsdp": -1.0}, samples(ratios), "base")["speedup"])

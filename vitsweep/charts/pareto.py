@@ -49,8 +49,8 @@ def pareto_front(cells: DataFrame) -> DataFrame:
 def undominated(points: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return which rows no other beats in one column without losing in another; larger is better."""
     more = points[None] - points[:, None]
-    beaten: NDArray[np.bool_] = ((more >= 0).all(axis=2) & (more > 0).any(axis=2)).any(axis=1)
-    return np.logical_not(beaten)
+    beaten = np.all(more >= 0, axis=2) & np.any(more > 0, axis=2)
+    return np.logical_not(np.any(beaten, axis=1))
 
 
 def table_of(tables: SweepTables) -> DataFrame:

@@ -1,7 +1,6 @@
-"""Do the blocks of a sweep support its intervals: position effect and lag-1 correlation of blocks."""
+"""Are the blocks of a sweep independent, as its intervals assume; and how far off predictions were."""
 
 from collections.abc import Mapping
-from math import nan, sqrt
 
 import numpy as np
 import pandas as pd
@@ -26,61 +25,41 @@ from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, MIN_BLOCKS, correlatio
 from vitsweep.tables.valid_runs import checked_runs, keyed, text
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
-NOISY = 0.1
-"""Noise of a block's ratio above which a sentence says so."""
 
 Floats = NDArray[np.float64]
 
 
 def diagnostics(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
-    """Return estimates of what would make the intervals of speedups wrong, with 95 % intervals.
+    """Return the lag-1 correlation of blocks with its 95 % interval.
 
-    - `lag-1 correlation of blocks`: correlation of a cell's log ratio with that of the block before,
-      over all cells, corrected for its bias of -1 / blocks (Marriott and Pope 1954). Blocks that
-      are alike contain less information than Student's t assumes; from 12 blocks on intervals allow for it
-      (`stats.widening`), fewer are assumed to be independent.
-    - `blocks on several devices`: number of blocks that hold runs of several kinds of device, as where
-      Slurm requeued a job onto other nodes. Such runs form no pairs. Only where there are any.
-    - `noise of a ratio`: standard deviation of the log ratio of one block, over all cells.
+    It is the correlation of a cell's log ratio with that of the block before, over all cells, corrected for
+    its bias of -1 / blocks (Marriott and Pope 1954). Blocks that are alike contain less information than
+    Student's t assumes; from 12 blocks on intervals allow for it (`stats.widening`), fewer are assumed to be
+    independent.
 
     Args:
-        runs: one row per run, with `position` (from 0) in its block and `started_at`.
+        runs: one row per run, with `started_at`.
         baselines: cell -> its baseline cell, or None.
 
     Returns:
-        One row per diagnostic that can be estimated: `diagnostic, estimate, low, high, num_runs,
-        threatens, sentence`. `threatens` says that the interval excludes the harmless value and the
-        estimate is large enough to matter; `sentence` then says so. A number that is only
-        counted has no interval.
+        One row `diagnostic, estimate, low, high, num_runs, threatens, sentence`; none where it cannot be
+        estimated. `threatens`: the interval excludes 0 in 12 blocks or more; `sentence` then says so.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
     """
-    checked = checked_runs(runs, "device", "position")
-    known = keyed(checked, baselines)
-    good = known.valid
-    rows = [
-        _autocorrelation(good, known.baselines),
-        _mixed_devices(checked),
-        _noise(good, known.baselines),
-    ]
-    return DataFrame([r for r in rows if r is not None], columns=list(COLUMNS))
-
-
-def _autocorrelation(
-    runs: DataFrame, baselines: Mapping[int, int | None]
-) -> dict[str, object] | None:
-    groups = [g for g in _ratios_in_time(runs, baselines) if g.shape[1] >= MIN_BLOCKS + 1]
-    groups = [g for g in groups if (g != 0).any()]
+    known = keyed(checked_runs(runs, "device"), baselines)
+    groups = _ratios_in_time(known.valid, known.baselines)
+    groups = [g for g in groups if g.shape[1] > MIN_BLOCKS and (g != 0).any()]
     if not groups:
-        return None
+        return DataFrame(columns=list(COLUMNS))
     pairs = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
     estimate, low, high = correlation_interval(groups)
     threatens = low > 0 and max(g.shape[1] for g in groups) >= BLOCKS_FOR_CORRELATION
     told = f"{estimate:.2f} [{low:.2f}, {high:.2f}] over {count(pairs, 'pair')}"
-    sentence = say("autocorrelation", value=told)
-    interval = low, high
-    return _row("lag-1 correlation of blocks", estimate, interval, pairs, threatens, sentence)
+    sentence = say("autocorrelation", value=told) if threatens else ""
+    row = ("lag-1 correlation of blocks", estimate, low, high, pairs, threatens, sentence)
+    return DataFrame([row], columns=list(COLUMNS))
 
 
 def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> list[Floats]:
@@ -97,44 +76,6 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
         logs = rows["log_ratio"].to_numpy(float)
         own.setdefault(tuple(rows["_block"]), []).append(logs - logs.mean())
     return [np.stack(found) for found in own.values()]
-
-
-def _mixed_devices(runs: DataFrame) -> dict[str, object] | None:
-    measured = runs[(runs["status"] == Status.measured) & runs["device"].fillna("").ne("")]
-    devices = measured.groupby(["sweep", "block"], observed=True, dropna=False)["device"].unique()
-    mixed = devices[devices.str.len() > 1]
-    if mixed.empty:
-        return None
-    (_, block), found = mixed.index[0], ", ".join(map(str, mixed.iloc[0]))
-    blocks = count(len(mixed), "block")
-    sentence = say("mixed_devices", blocks=blocks, block=block, devices=found)
-    number = float(len(mixed))
-    return _row("blocks on several devices", number, None, len(measured), True, sentence)
-
-
-def _noise(runs: DataFrame, baselines: Mapping[int, int | None]) -> dict[str, object] | None:
-    groups = _ratios_in_time(runs, baselines)
-    degrees = sum(g.shape[0] * (g.shape[1] - 1) for g in groups)
-    if degrees < MIN_BLOCKS - 1:
-        return None
-    spread = sqrt(sum(float((g**2).sum()) for g in groups) / degrees)
-    sentence = say("noise", spread=100 * spread)
-    pairs = sum(g.size for g in groups)
-    return _row("noise of a ratio", spread, None, pairs, spread > NOISY, sentence)
-
-
-def _row(
-    name: str,
-    estimate: float,
-    interval: tuple[float, float] | None,
-    num_runs: int,
-    threatens: bool,
-    sentence: str,
-) -> dict[str, object]:
-    low, high = interval or (nan, nan)
-    said = sentence if threatens else ""
-    values = (name, estimate, low, high, num_runs, threatens, said)
-    return dict(zip(COLUMNS, values, strict=True))
 
 
 # Predicted metrics beside measured ones.

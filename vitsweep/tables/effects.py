@@ -1,7 +1,6 @@
 """What each technique brings on average over the other choices, and together with each of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -328,22 +327,10 @@ def _keyed_cells(cells_: DataFrame, known: KeyedRuns) -> DataFrame:
 def longest_sequence(sets: list[Changes]) -> list[Changes]:
     """Return the longest sequence in which every set holds the one before, shortest sets first."""
     best: dict[Changes, list[Changes]] = {}
-    place: dict[Changes, int] = {}
     for current in sorted(dict.fromkeys(sets), key=len):
-        below = [best[s] for s in sorted(_subsets(current, place), key=place.__getitem__)]
+        below = [best[s] for s in best if s < current]
         best[current] = [*max(below, key=len, default=[]), current]
-        place[current] = len(place)
     return max(best.values(), key=len, default=[])
-
-
-def _subsets(changes: Changes, known: Mapping[Changes, int]) -> Iterator[Changes]:
-    """Yield the known proper subsets: by enumeration where these are fewer than the known sets."""
-    if 2 ** len(changes) > len(known):
-        yield from (s for s in known if s < changes)
-        return
-    sizes = range(len(changes))
-    some = (frozenset(chosen) for size in sizes for chosen in combinations(sorted(changes), size))
-    yield from (s for s in some if s in known)
 
 
 def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import METRICS, heading
+from vitsweep.results.metrics import heading
 from vitsweep.results.record import Status
 from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
@@ -116,6 +116,3 @@ def limit_answer(table: DataFrame, key: str) -> str:
     values_ = zip(limit_names(found), found["fits"], strict=True)
     listed = ", ".join(f"{most:,} {name}".strip() for name, most in values_)
     return say("limit", key=key, found=listed or "none")
-
-
-assert set(AT_THE_LIMIT) <= {*METRICS, "num_tokens", "cell_id"}

@@ -399,7 +399,7 @@ def samples(ratios: DataFrame, by: str = "cell_id") -> dict[Any, Sample]:
 
 def contrast(
     weights: Mapping[Any, float],
-    ratios: "DataFrame | Mapping[Any, Sample]",
+    known: Mapping[Any, Sample],
     baseline: Any = None,
 ) -> dict[str, float]:
     """Return exp(sum of weight x mean log ratio) over cells, as a row like those of `estimate`.
@@ -410,11 +410,10 @@ def contrast(
 
     Args:
         weights: cell -> weight.
-        ratios: rows `cell_id, log_ratio`, as `log_ratios` returns them, or their `samples`.
+        known: `samples` of the log ratios, as `log_ratios` returns them.
         baseline: the cell whose log ratio is 0 without error by definition. Another cell without
             a ratio (it shared no block with its baseline) makes the whole row missing.
     """
-    known = ratios if isinstance(ratios, Mapping) else samples(ratios)
     used = {cell: known[cell] for cell in weights if cell in known}
     unknown = [cell for cell in weights if cell not in known and cell != baseline]
     if unknown or not used:
