@@ -55,7 +55,7 @@ def test_the_report_is_one_page_with_everything_beside_it(page):
     assert page.parts[-3:] == ("sample", "report", "index.html")
     beside = {path.name for path in page.parent.iterdir()}
     assert beside == {
-        "index.html", "cells.csv", "coverage.csv", "table.md",
+        "index.html", "cells.csv", "table.md",
         "speedup.png", "speedup.svg", "phases.png", "phases.svg",
     }  # fmt: skip
     assert pd.read_csv(page.parent / "cells.csv")["images_per_second"].dtype == float
@@ -74,7 +74,7 @@ def test_the_page_needs_no_network(page):
     text = page.read_text()
     fetched = re.findall(r"""(?:src|href)=["'](?!#)([^"']+)|url\((?!#)([^)]+)\)|@import""", text)
     assert {a or b for a, b in fetched} == {
-        "cells.csv", "coverage.csv", "table.md",
+        "cells.csv", "table.md",
         "speedup.png", "speedup.svg", "phases.png", "phases.svg",
     }  # fmt: skip
 

@@ -25,7 +25,6 @@ from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
-from vitsweep.tables.notes import coverage
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
@@ -75,7 +74,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cell_text": cell_text,
     "cell_text wide": lambda t: cell_text(t, wide=True),
     "ranked": ranked,
-    "coverage": coverage,
     "epoch_hours": epoch_hours,
     "cost": lambda t: cost(t, 1.0, 1.0),
     "pareto_front": pareto_front,
@@ -218,7 +216,7 @@ def test_tables_of_cells_survive(name, every):
 )
 def test_the_error_names_column_and_rule(damage, message):
     whole = cells(whole_runs(), BASELINES).assign(**damage)
-    for function in (cell_text, epoch_hours, coverage, per_chip):
+    for function in (cell_text, epoch_hours, per_chip):
         with pytest.raises(VitsweepError, match=message):
             function(whole)
 

@@ -7,7 +7,6 @@ from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import markdown
-from vitsweep.tables.notes import coverage
 from vitsweep.tables.render import cell_text, ranked
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base"}
@@ -74,13 +73,6 @@ def test_markdown_escapes_pipes():
     lines = markdown(cell_text(cells(runs, {}))).splitlines()
     assert lines[1].startswith("| --- |")
     assert "a\\|b" in lines[2]
-
-
-def test_coverage_names_what_is_missing_and_why(four):
-    missing = coverage(four)
-    assert missing[["cell", "status", "reason"]].to_numpy().tolist() == [
-        ["fsdp", "out_of_memory", "rank 1:\n no room"]
-    ]
 
 
 NUMBERS = [(0.01234, "0.0123"), (1.234, "1.23"), (1234.5, "1,234"), (99.96, "100.0"), (0, "0")]

@@ -46,7 +46,6 @@ from vitsweep.tables.names import (
     varying_columns,
 )
 from vitsweep.tables.notes import (
-    coverage,
     empty_metrics,
     unmeasured_lines,
 )
@@ -65,7 +64,7 @@ FIRST_SCREEN = ("cell", "img/s", "speedup", "claim")
 def write_report(source: SweepTables | Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
-    Beside it: `table.md`, `cells.csv`, `coverage.csv`, every chart as PNG and SVG, `limits.csv` where the
+    Beside it: `table.md`, `cells.csv`, every chart as PNG and SVG, `limits.csv` where the
     sweep looked for a limit, `replicates.csv` where it repeated settings, `exposed_communication.csv` where
     scaling was measured, and files of optional features.
 
@@ -85,7 +84,6 @@ def write_report(source: SweepTables | Store | Path) -> Path:
         for c, figure, text in drawn(tables)
     ]
     write_atomically(folder / "cells.csv", csv_text(for_people(cells)))
-    write_atomically(folder / "coverage.csv", csv_text(coverage(cells)))
     repeated = tables.replicates
     shown = [repeated, cells] if len(repeated) else [cells]
     write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))

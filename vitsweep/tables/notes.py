@@ -7,9 +7,8 @@ from pandas import DataFrame, Series
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import count, plain, status_words, text_rows
-from vitsweep.tables.names import cell_names, varying_columns
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.sentences import say
-from vitsweep.tables.valid_runs import checked_cells
 
 LONGEST_REASON = 300
 """Characters that a sentence shows of what a function raised or returned."""
@@ -110,19 +109,3 @@ def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
             break
         named, others = [*named, best], left
     return f" with `{' '.join(f'{key}={first[key]}' for key in named)}`" if named else ""
-
-
-def coverage(cells: DataFrame) -> DataFrame:
-    """Return one row per cell without a measurement: its name, status, reason, rank, cell id.
-
-    A cell of the sweep that was never run has the status `not run`.
-    """
-    cells = checked_cells(cells, "reason", "failed_rank", "attempt")
-    absent = cells.assign(cell=cell_names(cells))[cells["status"] != Status.measured]
-    columns = ["cell", "status", "reason", "failed_rank", "attempt", "cell_id"]
-    return (
-        absent.assign(status=absent["status"].map(plain).replace("", "not run"))
-        .reindex(columns=columns)
-        .assign(reason=lambda t: t["reason"].map(plain).astype(str))
-        .sort_values("status", kind="stable")
-    )

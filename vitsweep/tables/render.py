@@ -63,7 +63,7 @@ MOST_COLUMNS = 7
 """Of the table of a sweep in a terminal: more are not read."""
 
 LONGEST_REASON = 300
-"""Characters of a footnote; `coverage.csv` of the report has the whole reason."""
+"""Characters of a footnote; `cells.csv` has the whole reason."""
 
 COMMON = ("model", "data", "world_size", "images_per_step")
 """Besides techniques that are not the plain ones: what the title says where it is the same everywhere."""
