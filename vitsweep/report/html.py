@@ -32,7 +32,7 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.cost import peaks_gib
-from vitsweep.tables.diagnostics import diagnostics, prediction_sentence, predictions_text
+from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.formatting import (
     count,
     csv_text,
@@ -132,7 +132,6 @@ def render(
         "published": beside.to_dict("split"),
         "of_published": common,
         "sureness": [(k, v) for k, v in SURENESS.items() if k in set(tables.published["sure"])],
-        "predictions": predictions_text(cells).to_dict("split"),
         "predicted": prediction_sentence(cells),
         "table": table(cells),
         "numeric": tuple(headings(cells)),

@@ -3,23 +3,13 @@
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.cost import numbers, peaks_gib
-from vitsweep.tables.formatting import (
-    Column,
-    count,
-    number,
-    ratios,
-    text_columns,
-    values,
-    with_interval,
-)
-from vitsweep.tables.names import cell_names
+from vitsweep.tables.cost import numbers
+from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, MIN_BLOCKS, correlation_interval
 from vitsweep.tables.valid_runs import checked_runs, keyed, text
@@ -78,60 +68,17 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
     return [np.stack(found) for found in own.values()]
 
 
-# Predicted metrics beside measured ones.
-
-PREFIX = "predicted_"
-
-
-def predictions_text(cells: DataFrame) -> DataFrame:
-    """Return the predictions made before the cells ran beside what was measured, as text.
-
-    One row per measured cell that has a prediction from before its first run.
-    """
-    found = _with_step_times(cells.assign(name=cell_names(cells), peak=peaks_gib(cells)))
-    measured = numbers(found, "step_time_ms")
-    factors = {
-        f"factor{end}": numbers(found, f"{PREFIX}step_time{end}_ms") / measured
-        for end in ("", "_low", "_high")
-    }
-    peak = numbers(found, f"{PREFIX}peak_gib") / found["peak"]
-    return text_columns(found.assign(**factors, peak_factor=peak), _SHOWN)
-
-
-_SHOWN: dict[str, Column] = {
-    "cell": values("name"),
-    "step ms": values("step_time_ms", number),
-    "predicted": with_interval(
-        "predicted_step_time_ms", number, number, "predicted_step_time_{}_ms"
-    ),
-    "predicted / measured": ratios("factor"),
-    "peak GiB": values("peak", number),
-    "predicted peak": values("predicted_peak_gib", number),
-    "peak predicted / measured": ratios("peak_factor"),
-}
-
-
 def prediction_sentence(cells: DataFrame) -> str:
-    """Return how far predicted step times were off, and how often their intervals held; or ""."""
-    found = _with_step_times(cells)
-    if found.empty:
+    """Return how far step times were off that were predicted before the first run, or ""."""
+    ends = ["predicted_step_time_ms", "predicted_step_time_low_ms", "predicted_step_time_high_ms"]
+    predicted, low, high = (numbers(cells, column) for column in ends)
+    measured = numbers(cells, "step_time_ms").where(cells["status"] == Status.measured)
+    before = text(cells, "predicted_at").between("1", text(cells, "started_at"))
+    ratio = (predicted / measured)[before & (predicted > 0) & (measured > 0)]
+    if ratio.empty:
         return ""
-    measured = found["step_time_ms"].astype(float)
-    ratio = found["predicted_step_time_ms"].astype(float) / measured
     off = ratio.where(ratio > 1, 1 / ratio)
-    ends = ["predicted_step_time_low_ms", "predicted_step_time_high_ms"]
-    low, high = (numbers(found, end) for end in ends)
-    held = int(((measured >= low) & (measured <= high)).sum())
+    held = int(((measured >= low) & (measured <= high))[ratio.index].sum())
     factors = {"median": off.median(), "high": off.quantile(0.9)}
-    return say(
-        "predictions", cells=count(len(found), "cell"), held=held, all=low.count(), **factors
-    )
-
-
-def _with_step_times(cells: DataFrame) -> DataFrame:
-    columns = ["predicted_step_time_ms", "step_time_ms"]
-    if not {*columns, "predicted_at", "started_at"} <= set(cells):
-        return cells.iloc[:0]
-    numbers = cells[columns].apply(pd.to_numeric, errors="coerce")
-    first = text(cells, "predicted_at").between("1", text(cells, "started_at"))
-    return cells[(cells["status"] == Status.measured) & (numbers > 0).all(axis=1) & first]
+    known = low[ratio.index].count()
+    return say("predictions", cells=count(len(ratio), "cell"), held=held, all=known, **factors)
