@@ -311,7 +311,7 @@ def waterfall(
 def _keyed_cells(cells_: DataFrame, known: KeyedRuns) -> DataFrame:
     """Add `changes`, `_key` (the number of the row) and `_baseline` (that of its baseline).
 
-    A cell whose baseline ran on another device only stands beside the baseline there.
+    A cell whose baseline has older code, or no run, stands beside the newest row of the baseline.
     """
     rows = known.numbers(cells_)
     base = rows.map(known.rows["baseline"])

@@ -281,7 +281,6 @@ class KeyedRuns:
         runs: of newest code, and those of earlier code that cells are still compared with; `row` is
             the number.
         rows: by that number the columns of `ROW`, `baseline_cell_id`, `baseline` (its number, NaN for
-        rows: by that number the columns of `ROW`, `baseline_cell_id`, `baseline` (its number, NaN for
             none), `others`: blocks with another code of the baseline, which are left out, `older`: blocks
             of older code of the cell itself, left out too, `is_earlier`: a baseline as an earlier code
             measured it, `is_listed`: of cells that have runs or a baseline.
