@@ -170,7 +170,7 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     ]
     assert marks[0].get_markerfacecolor() == style.PAPER
     legend = [text.get_text() for text in chart.legends[0].get_texts()]
-    assert "published: Meta AI blog\n(2022-05-05)" in legend
+    assert "published: Meta AI blog (2022-05-05)" in legend
 
 
 def test_hours_of_an_epoch_have_the_blogs_beside_them(tmp_path):

@@ -14,7 +14,7 @@ from vitsweep.tables.cost import with_peak
 from vitsweep.tables.formatting import percent
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import one_device
+from vitsweep.tables.valid_runs import checked_cells, one_device
 
 SIGNS = {"images_per_second": 1.0, "peak_gib": -1.0, "accuracy_top1": 1.0}
 """Objectives -> 1 where more is better."""
@@ -34,10 +34,10 @@ def pareto_front(cells: DataFrame) -> DataFrame:
     Raises:
         VitsweepError: the cells ran on different devices.
     """
-    table = with_peak(cells)
+    table = with_peak(checked_cells(cells, *SIGNS))
     table = table[table["status"] == Status.measured].pipe(one_device)
     table = table.assign(on_front=False, objectives="")
-    trained = table.get("accuracy_top1", Series(np.nan, table.index)).notna()
+    trained = table["accuracy_top1"].notna()
     for rows, own in ((table[trained], [*SIGNS]), (table[~trained], [*SIGNS][:2])):
         points = rows.reindex(columns=own).mul(Series(SIGNS)[own]).to_numpy(float)
         whole = ~np.isnan(points).any(axis=1)
