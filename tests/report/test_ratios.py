@@ -129,9 +129,7 @@ def test_commands_and_pages(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_every_chart(here: Path) -> None:
     every = [*map(sweep, ("speedups", "scaling", "sequences")), SweepTables.of(made(here / "few"))]
-    figures = [
-        (chart.name, figure) for one in every for chart, figure, _ in drawn(one, lambda f: f)
-    ]
+    figures = [(chart.name, figure) for one in every for chart, figure, _ in drawn(one)]
     logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
     found = effects_table(*simulated(logs, specs, normal(0.01)))
     figures += [
