@@ -273,19 +273,6 @@ def _same_content(handle: BinaryIO, folder: int, name: str) -> bool:
         return False
 
 
-def write_if_changed(path: Path, text: str, *, durable: bool = True) -> bool:
-    """Write atomically unless the file has this text already; return whether it was written."""
-    try:
-        if read_text(path) == text:
-            return False
-    except UnsafeFileError:
-        raise
-    except (OSError, UnicodeDecodeError):
-        pass
-    write_atomically(path, text, durable=durable)
-    return True
-
-
 SECONDS_OF_CLAIM = 60.0
 """The owner of a claim that stands longer has died: it makes two calls of the system meanwhile."""
 

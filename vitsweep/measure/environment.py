@@ -226,14 +226,12 @@ class DeviceState:
         throttled: whether heat or the power supply slowed it. The ordinary power cap does not
             count: under full load large GPUs run at it all the time.
         energy_j: that the device took, from its own counter.
-        reason: why values are unknown, or "".
     """
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
     throttled: bool | None = None
-    reason: str = ""
 
 
 class DeviceMonitor:
@@ -248,15 +246,13 @@ class DeviceMonitor:
         self._interval_s, self._stop = interval_s, threading.Event()
         # time, MHz, W, throttled, J since the driver was loaded
         self._samples: list[tuple[float, float, float, bool, float | None]] = []
-        self._reason, self._thread = "", None
+        self._thread = None
         if device.type != "cuda":
-            self._reason = "clock and power are read from NVIDIA GPUs only"
             return
         try:
             self._nvml, self._handle = nvml_device(device)
             self._sample()
-        except Exception as error:  # only columns of the record
-            self._reason = f"NVML does not tell ({error or type(error).__name__})"
+        except Exception:  # only columns of the record
             return
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -264,16 +260,14 @@ class DeviceMonitor:
     def end(self, since: float) -> DeviceState:
         """Stop sampling; return the state since a time of `time.perf_counter`."""
         if self._thread is None:
-            return DeviceState(reason=self._reason)
-        try:
+            return DeviceState()
+        with suppress(Exception):
             self._sample()
-        except Exception as error:
-            self._reason = f"NVML stopped to tell ({error or type(error).__name__})"
         self._stop.set()
         self._thread.join()
         samples = [sample for sample in self._samples if sample[0] >= since]
         if not samples:
-            return DeviceState(reason=self._reason or "no sample within the window")
+            return DeviceState()
         times, clocks, watts, slow, joules = zip(*samples, strict=True)
         return DeviceState(
             sm_clock_mhz=sum(clocks) / len(clocks),
@@ -286,8 +280,7 @@ class DeviceMonitor:
         while not self._stop.wait(self._interval_s):
             try:
                 self._sample()
-            except Exception as error:
-                self._reason = f"NVML stopped to tell ({error or type(error).__name__})"
+            except Exception:
                 return
 
     def _sample(self) -> None:

@@ -284,7 +284,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
         | denominators
         | {
             "nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks)),
-            "device_state_reason": ranks[0].device_state.reason or None,
             "sent_bytes_reason": ranks[0].sent.reason or None,
             "activation_gib_reason": ranks[0].memory_reason or None,
         },

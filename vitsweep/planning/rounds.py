@@ -4,13 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import inf
 from typing import Any, Protocol
 
 from pandas import DataFrame
 
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
@@ -34,8 +33,6 @@ from vitsweep.tables.stats import SHOWN, Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
-LEAST_RUN_SECONDS = 3.0
-"""What a look takes on a quiet machine where nothing has run yet: processes start, the twin is proved."""
 SHARE_OF_PRODUCTS = 2.0
 """A step is slower by at least this part of the factor by which its products are slower: half of its time."""
 SLOW_PRODUCTS = 1.5
@@ -143,14 +140,9 @@ def grid(
         code: state of the code that would measure now, see `planning.freeze.code_state`.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
         at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
-
-    Raises:
-        BadValueError: not even one run ends within `sweep.minutes`.
     """
     kind = _Grid if settings.minutes is None else BoundedGrid
-    found = kind(plan, settings, earlier, code, tuple(pending), at_once)
-    found.check()
-    return found
+    return kind(plan, settings, earlier, code, tuple(pending), at_once)
 
 
 @dataclass(eq=False)
@@ -280,9 +272,6 @@ class _Grid:
         self._looked[chosen.name] += 1
         return replace(chosen, first_position=self._looked[chosen.name] - 1)
 
-    def check(self) -> None:
-        """Refuse what cannot begin."""
-
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
         """Return whether a block probably ends within `sweep.minutes`."""
         return True
@@ -349,21 +338,6 @@ class BoundedGrid(_Grid):
     """
 
     is_bounded = True
-
-    def check(self) -> None:
-        """Refuse a budget in which no run ends.
-
-        Raises:
-            BadValueError: the shortest run takes longer.
-        """
-        minutes = self._settings.minutes or inf
-        took = [float(run.environment.get("run_seconds") or inf) for run in self.earlier]
-        least = min(took, default=LEAST_RUN_SECONDS)
-        if 60 * minutes < least < inf and self.state(()).missing_blocks:
-            raise BadValueError(
-                f"`sweep.minutes={minutes:g}` is too small: the shortest run takes about {least:.2g} s here. "
-                f"Give {ceil(least / 6) / 10:g} or more."
-            )
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured; a cell that is undecided lacks a block."""

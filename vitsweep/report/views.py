@@ -6,7 +6,7 @@ from itertools import count
 from pandas import DataFrame
 
 from vitsweep.errors import was_terminated
-from vitsweep.files import remove, write_if_changed
+from vitsweep.files import remove, write_atomically
 from vitsweep.results.column_types import core_columns, write_table
 from vitsweep.results.metrics import FLAGS, Type, own_metrics
 from vitsweep.results.record import RunRecord
@@ -54,11 +54,11 @@ def collect(source: SweepTables | Store) -> SweepTables:
     write_table(tables.every_run, store.root / "runs.parquet", core_columns("runs"))
     write_table(samples(records), store.root / "samples.parquet", SAMPLES)
     write_table(table, store.root / "cells.parquet", core_columns("cells"))
-    write_if_changed(store.root / "cells.csv", csv_text(for_people(table)))
+    write_atomically(store.root / "cells.csv", csv_text(for_people(table)))
     if tables.replicate_key:
         repeated = tables.replicates
         write_table(repeated, store.root / "replicates.parquet", {})
-        write_if_changed(store.root / "replicates.csv", csv_text(for_people(repeated)))
+        write_atomically(store.root / "replicates.csv", csv_text(for_people(repeated)))
     else:  # of an earlier command
         for name in ("replicates.parquet", "replicates.csv"):
             remove(store.root / name)
