@@ -6,14 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.errors import BadValueError
-from vitsweep.launchers.base import announce_undecided
 from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import Block, within_minutes
 from vitsweep.planning.freeze import plan_of
@@ -93,49 +90,6 @@ def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
     assert bench.now - begin <= 240
 
 
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products of half precision take 100 times as long as float32's."""
-    rates = {"float32": 40.0, "bfloat16": 0.4}
-    monkeypatch.setattr(rounds_module, "matmul_rates", lambda device, measure: rates)
-
-
-@pytest.mark.usefixtures("emulated")
-def test_looks_of_emulated_formats_come_after_the_blocks_of_what_is_undecided(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(8.0, monkeypatch, "optimizer=adamw_loop,adamw_foreach", "precision=fp32,O1")
-    bench.settings = replace(bench.settings, indifference=0.1)
-    mine = bench.command()
-    slow = [r for r in mine if bench.plan.entries[r.cell_id].spec.precision.name == "O1"]
-    assert [r.is_look for r in slow[:2]] == [True, True]
-    decided = [r for r in mine[: mine.index(slow[0])] if not r.is_look]
-    assert 6 <= len(decided) <= 12, "one cell and its baseline"
-    assert bench.now <= 480
-
-
-@pytest.mark.usefixtures("emulated")
-def test_a_budget_that_holds_no_look_of_emulated_formats_leaves_them_out_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench = Bench(1.0, monkeypatch, "optimizer=adamw_loop,adamw_fused", "precision=fp32,O1")
-    mine = list[RunRecord]()
-    rounds = grid(bench.plan, bench.settings, (), CODE)
-    for block in blocks_in_turn(rounds, mine):
-        mine += bench.measured(block)
-    assert sum(r.is_look for r in mine) == 2
-    assert {bench.plan.entries[r.cell_id].spec.precision.name for r in mine} == {"fp32"}
-    assert 60 - 2 * RUN_SECONDS < bench.now <= 60, "all of it went to blocks"
-    assert rounds.state(mine).missing_blocks.keys() > {e.cell_id for e in rounds.left_out}
-    announce_undecided(rounds, mine, bench.settings, Console(width=500))
-    said = capsys.readouterr().out
-    assert (
-        "1 cell not decided, 2 cells with emulated products left out: the same command goes on. On this"
-        in said
-    )
-    assert "products of precision=O1 take 100 times as long as in float32 (measured)." in said
-
-
 def test_a_command_whose_cells_are_all_decided_runs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +104,6 @@ def test_rounds_of_a_cluster_are_all_looks_then_all_blocks_that_may_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(4.0, monkeypatch)
-    monkeypatch.setattr(rounds_module, "matmul_rates", None)  # a login node is not what measures
     rounds = grid(bench.plan, bench.settings, (), CODE, at_once=4)
     [looks] = rounds.next(())
     assert looks.is_look
@@ -163,13 +116,9 @@ def test_rounds_of_a_cluster_are_all_looks_then_all_blocks_that_may_decide(
     assert rounds.next(mine) == [], "no further round ends in time"
 
 
-def test_a_budget_in_which_no_run_ends_is_refused_and_no_look_begins_that_will_not_end(
+def test_no_look_begins_that_will_not_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(
-        BadValueError, match=r"the shortest run takes about 3 s here\. Give 0\.1 or more"
-    ):
-        Bench(0.02, monkeypatch).command()
     bench = Bench(0.06, monkeypatch)
     assert len(bench.command()) == 3, "of 4 looks of a second"
     assert bench.now <= 3.6

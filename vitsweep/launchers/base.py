@@ -18,7 +18,7 @@ from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, store_of
 from vitsweep.planning.pair import PairRounds, PlannedPair
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
-from vitsweep.planning.rounds import AddedRounds, Rounds, grid, slow_products
+from vitsweep.planning.rounds import AddedRounds, Rounds, grid
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.provenance import masked_word
 from vitsweep.results.record import RunRecord
@@ -203,18 +203,13 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
 def announce_undecided(
     rounds: Rounds, records: Sequence[RunRecord], settings: SweepSettings, console: Console
 ) -> None:
-    """Say what a command whose minutes are over has left undecided, and what it left out."""
+    """Say what a command whose minutes are over has left undecided."""
     if not rounds.is_bounded:
         return
-    left_out = rounds.left_out
-    num = len(rounds.state(records).missing_blocks.keys() - {e.cell_id for e in left_out})
-    said = [f"{count(num, 'cell')} not decided"] if num else []
-    if left_out:
-        said.append(f"{count(len(left_out), 'cell')} with emulated products left out")
-    if said:
+    if num := len(rounds.state(records).missing_blocks):
         console.print(
-            f"The {settings.minutes:g} min of `sweep.minutes` are over; {', '.join(said)}: the same command "
-            f"goes on.{slow_products(left_out)}",
+            f"The {settings.minutes:g} min of `sweep.minutes` are over; {count(num, 'cell')} not decided: "
+            "the same command goes on."
         )
 
 

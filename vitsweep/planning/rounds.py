@@ -21,24 +21,16 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     seconds_of_block,
 )
-from vitsweep.planning.pending import ResumeState, lone_baselines, resume_state, usable_runs
+from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.rates.calibration import matmul_rates
-from vitsweep.rates.profile import device_name
 from vitsweep.results.record import RunRecord
 from vitsweep.spec.measurement import MIN_BLOCKS
-from vitsweep.tables.formatting import count, number
+from vitsweep.tables.formatting import count
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import SHOWN, Claim
 
 EXTRA_ROUNDS = 3
 """So many rounds more than planned make up for pairs that were lost to runs that were stopped."""
-SHARE_OF_PRODUCTS = 2.0
-"""A step is slower by at least this part of the factor by which its products are slower: half of its time."""
-SLOW_PRODUCTS = 1.5
-"""How many times slower than in float32 products are where a command says so before it runs."""
-STEPS_OF_LOOK = 3
-"""A look of a cell with slow steps takes about so many of them: its warm-up and a window of two."""
 
 
 class Rounds(Protocol):
@@ -52,10 +44,6 @@ class Rounds(Protocol):
     @property
     def notice(self) -> str:
         """What is to be known before the first block, or ""."""
-
-    @property
-    def left_out(self) -> Sequence[PlannedCell]:
-        """Cells without a look yet because their products are slow here."""
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the blocks to run next; none where the command is done."""
@@ -172,34 +160,20 @@ class _Grid:
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         # not of what is undecided
         self._looks = list(look_blocks(plan, self._of_grid(()), settings))
-        self._to_look = {e.cell_id for look in self._looks for e in look.entries}
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
-        self._looked: Counter[str] = Counter()
         self._members: Iterator[list[PlannedCell]] = iter(())
 
     @property
     def notice(self) -> str:
-        """That nothing is missing; or how many looks and runs come, and in which format products are slow."""
+        """That nothing is missing; or how many looks and runs come."""
         if not self._looks:
             return self._notice
-        slow = slow_products(look.entries[0] for look in self._looks) if self._is_here else ""
-        last = sum(self._is_slow(look.entries[0]) for look in self._looks)
-        first, runs = len(self._looks) - last, self._num_in_blocks(self.state(())).total()
-        then = f"at most {count(runs, 'run')} in blocks" if runs else "probably no blocks"
-        if minutes := self._settings.minutes:
-            then = f"blocks for {minutes:g} min"
-        then += f", {count(last, 'look')} of slow cells last" if last else ""
-        return f"{count(first, 'look')} first, one short run of each cell, then {then}.{slow}"
-
-    @property
-    def left_out(self) -> Sequence[PlannedCell]:
-        """The cells whose looks would come last."""
-        return [e for look in self._looks for e in look.entries if self._is_slow(e)]
-
-    def _is_slow(self, entry: PlannedCell) -> bool:
-        """Return whether a cell's look is probably all that it gets, by the measured rates of products."""
-        most = SHARE_OF_PRODUCTS * (self._settings.prune_slowdown or inf)
-        return self._is_here and slowness(entry) > most  # a login node is not what measures
+        minutes, looks = self._settings.minutes, count(len(self._looks), "look")
+        runs = runs_per_cell(self._plan, self.state(()).missing_blocks, self._size).total()
+        then = (
+            f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
+        )
+        return f"{looks} first, one short run of each cell, then {then}."
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured: its records only grow, and it asks thrice a block."""
@@ -224,20 +198,14 @@ class _Grid:
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return the next look, then the next block of the round, or the first of the next round.
 
-        Looks of cells with slow products come after all blocks. On a cluster all looks are the first
-        round, and all blocks of a round are returned.
+        On a cluster all looks are the first round, and all blocks of a round are returned.
         """
         if self._looks and not self._is_here:
             looks, self._looks = joined_looks(self._looks), []
             return looks
-        if look := self._next_look(records, is_slow=False):
-            return [look]
-        if found := self._next_blocks(self.state(records), records):
-            return found
-        if look := self._next_look(records, is_slow=True):
-            self._rounds_left = look.entries[0].spec.measurement.blocks + EXTRA_ROUNDS
-            return [look]
-        return []
+        if self._looks and self._ends_in_time(self._looks[0], records):
+            return [self._looks.pop(0)]
+        return self._next_blocks(self.state(records), records)
 
     def _next_blocks(self, state: ResumeState, records: Sequence[RunRecord]) -> list[Block]:
         """Return the next block that ends in time; on a cluster all such of a round."""
@@ -258,20 +226,6 @@ class _Grid:
                 self._members = members_of_blocks(self._plan, of_round, self._size)
         return [block for block in found if self._ends_in_time(block, records)]
 
-    def _next_look(self, records: Sequence[RunRecord], *, is_slow: bool) -> Block | None:
-        """Take the look that is probably the cheapest of those that share a block, its baseline first.
-
-        The rates of the machine may be known only since the look before.
-        """
-        looks = [look for look in self._looks if self._is_slow(look.entries[0]) == is_slow]
-        together = [look for look in looks if look.name == looks[0].name]
-        chosen = min(together, key=lambda look: slowness(look.entries[0]), default=None)
-        if chosen is None or not self._ends_in_time(chosen, records):
-            return None
-        self._looks.remove(chosen)
-        self._looked[chosen.name] += 1
-        return replace(chosen, first_position=self._looked[chosen.name] - 1)
-
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
         """Return whether a block probably ends within `sweep.minutes`."""
         return True
@@ -279,15 +233,7 @@ class _Grid:
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
         """Return the looks still to come, and the runs that the missing blocks take."""
         looks = Counter(entry.cell_id for block in self._looks for entry in block.entries)
-        return looks + self._num_in_blocks(self.state(records))
-
-    def _num_in_blocks(self, state: ResumeState) -> "Counter[str]":
-        """Return the runs of the missing blocks; a cell of slow products will probably have none."""
-        unseen = self._to_look - state.looks.keys()  # one of them may run at the moment
-        slow = {c for c in unseen if self._is_slow(self._plan.entries[c])}
-        slow |= lone_baselines(self._plan, slow | state.pruned)
-        missing = {cell_id: n for cell_id, n in state.missing_blocks.items() if cell_id not in slow}
-        return runs_per_cell(self._plan, missing, self._size)
+        return looks + runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
         """Return the blocks that are missing."""
@@ -295,38 +241,6 @@ class _Grid:
 
     def stopped(self, records: Sequence[RunRecord]) -> None:
         """Do nothing: the records say how far a grid came."""
-
-
-def slowness(entry: PlannedCell, *, measure: bool = False) -> float:
-    """Return how many times slower than float32 the cell's products are on this machine, as far as known.
-
-    Args:
-        entry: the cell; 0 for a baseline.
-        measure: rates that are not known, which takes two seconds once per machine.
-    """
-    if entry.cell_id == entry.baseline_id:
-        return 0.0
-    plan, device = entry.spec.precision.plan(), entry.spec.resources.device
-    dtype = plan.autocast_dtype or plan.param_dtype
-    if device != "cpu" or dtype == "float32":
-        return 1.0
-    rates = matmul_rates(str(device_name(device)), measure=measure)
-    own = rates.get(dtype)
-    return rates["float32"] / own if own and "float32" in rates else 1.0
-
-
-def slow_products(entries: Iterable[PlannedCell]) -> str:
-    """Say which choices compute products more slowly than in float32, by this machine's rates."""
-    slow = {entry.spec.precision.name: slowness(entry, measure=True) for entry in entries}
-    by_factor: dict[str, list[str]] = {}
-    for choice, factor in slow.items():
-        if factor > SLOW_PRODUCTS:
-            by_factor.setdefault(number(factor, 2), []).append(choice)
-    return "".join(
-        f" On this machine products of precision={','.join(choices)} take {factor} times as long as "
-        "in float32 (measured)."
-        for factor, choices in by_factor.items()
-    )
 
 
 class BoundedGrid(_Grid):
@@ -355,12 +269,7 @@ class BoundedGrid(_Grid):
         seconds = seconds_of_block(block, [*self.earlier, *records])
         looks = [run for run in records if run.is_look]
         if not seconds and looks:  # of a cell that never ran
-            run = looks[-1]
-            ran = slowness(self._plan.entries[run.cell_id])
-            factor = slowness(block.entries[0]) / max(ran, 1.0) / SHARE_OF_PRODUCTS
-            step_seconds = (run.metrics.get("step_time_ms") or 0.0) / 1e3
-            seconds = run.environment.get("run_seconds") or 0.0
-            seconds += STEPS_OF_LOOK * max(factor - 1, 0.0) * step_seconds
+            seconds = looks[-1].environment.get("run_seconds") or 0.0
         return time.monotonic() + seconds <= self._end
 
     def _undecided(self, records: Sequence[RunRecord]) -> dict[str, int]:

@@ -61,7 +61,6 @@ class RaceRounds:
     at_once: int = 1
     ended: str = ""
     is_bounded: bool = False
-    left_out: Sequence[PlannedCell] = ()
 
     def __post_init__(self) -> None:
         self._order = BalancedOrder.after(self.earlier)
