@@ -217,7 +217,7 @@ def _instruments(
     memory_reason, sent = TOO_SLOW, SentBytes(reason=TOO_SLOW)
     kernels = AttentionKernels()
     if not timed.over_time:
-        with kernels, counted_bytes() as sent:
+        with kernels.noted(), counted_bytes() as sent:
             memory, memory_reason = memory_by_kind(trainer, stream)
     collectives = (
         None

@@ -19,13 +19,15 @@ from vitsweep.measure.environment import AttentionKernels
 )
 def test_the_kernel_that_ran_is_named(attention: str, kernel: str) -> None:
     model = choice("attention", attention).apply(build())
-    with AttentionKernels() as kernels:
+    kernels = AttentionKernels()
+    with kernels.noted():
         step(model)
     assert kernels.name == kernel
 
 
 def test_a_model_without_attention_names_none() -> None:
-    with AttentionKernels() as kernels:
+    kernels = AttentionKernels()
+    with kernels.noted():
         torch.softmax(torch.randn(2, 3), -1)
     assert kernels.name is None
 
@@ -35,6 +37,7 @@ def test_compiled_blocks_name_their_kernel_too() -> None:
     torch._dynamo.reset()
     model = choice("compilation", "compile_blocks").apply(build(dtype=torch.float32))
     step(model)
-    with AttentionKernels() as kernels:
+    kernels = AttentionKernels()
+    with kernels.noted():
         step(model)
     assert kernels.name == "flash (cpu)"

@@ -354,10 +354,10 @@ def _alone(world: World) -> dict[str, float]:
     return {"collective": spent} | calibrate(world)
 
 
-def test_without_torchs_dispatch_mode_nothing_is_counted_and_the_reason_is_given(
+def test_without_torchs_tables_nothing_is_counted_and_the_reason_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed._tools", None)
     with counted_bytes() as found:
         pass
     assert found.by_purpose == {}

@@ -4,7 +4,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitsweep.collectives.primitives import Purpose, current_purpose
 from vitsweep.files import make_folder, remove
@@ -92,12 +93,12 @@ def counted_bytes() -> Iterator[SentBytes]:
             calls[call.name, call.purpose].append(call.bytes_sent)
 
     try:
-        read, mode = CollectiveReader(), observing(count)
+        read = CollectiveReader()
     except (ImportError, AttributeError) as error:
         found.reason = f"this torch lists no collectives as they are read here ({error})"
         yield found
         return
-    with mode:
+    with Observing(count):
         yield found
     found.by_purpose |= dict.fromkeys(get_args(Purpose), 0.0)
     for (name, purpose), sent in sorted(calls.items()):
@@ -105,40 +106,25 @@ def counted_bytes() -> Iterator[SentBytes]:
         found.by_collective[f"{name}/{purpose}"] = {"calls": len(sent), "bytes": float(sum(sent))}
 
 
-def _torch_collectives() -> Any:
-    """Return torch's (private) tables of collectives: operations, their groups and tensor sizes.
+class Observing(TorchDispatchMode):
+    """Context that calls `observe(func, result, args, kwargs)` for each operation; private to torch."""
 
-    Raises:
-        ImportError: this torch has no such module.
-    """
-    from torch.distributed._tools import fake_collectives
+    def __init__(self, observe: Callable[..., None]) -> None:
+        super().__init__()
+        self._observe = observe
 
-    return fake_collectives
-
-
-def observing(observe: Callable[..., None]) -> AbstractContextManager[Any]:
-    """Return torch's (private) dispatch mode: calls `observe(func, result, args, kwargs)` per operation.
-
-    Raises:
-        ImportError: this torch has no such class.
-    """
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Observer(TorchDispatchMode):
-        def __torch_dispatch__(
-            self,
-            func: Any,
-            types: Any,
-            args: tuple[Any, ...] = (),
-            kwargs: dict[str, Any] | None = None,
-        ) -> Any:
-            if any(issubclass(kind, DTensor) for kind in types):
-                return NotImplemented  # comes back with what the operation does on this rank
-            result = func(*args, **(kwargs or {}))
-            observe(func, result, args, kwargs or {})
-            return result
-
-    return Observer()
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # comes back with what the operation does on this rank
+        result = func(*args, **(kwargs or {}))
+        self._observe(func, result, args, kwargs or {})
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +154,8 @@ class CollectiveReader:
     """
 
     def __init__(self) -> None:
-        tables = _torch_collectives()
+        from torch.distributed._tools import fake_collectives as tables  # private to torch
+
         self._all = tables.collective_ops
         self._counted = tables.collective_ops - tables.sync_ops - RECEIVES
         self._op = tables.CollectiveOp

@@ -18,7 +18,7 @@ import psutil
 import torch
 from torch import nn
 
-from vitsweep.measure.communication import observing
+from vitsweep.measure.communication import Observing
 from vitsweep.model.initialize import plain_name
 from vitsweep.rates.profile import cpu_half_precision, cpu_model, device_name
 
@@ -101,25 +101,16 @@ SOFTMAX = ("_softmax", "_safe_softmax")
 """Without a fused kernel the scores are normalised by one of these."""
 
 
-class AttentionKernels(AbstractContextManager["AttentionKernels"]):
-    """Notes the attention kernels of the operations inside the block."""
+class AttentionKernels:
+    """Notes the attention kernels of the operations of a block, see `noted`."""
 
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
         self._softmax = False
-        self._mode: AbstractContextManager[Any] | None = None
 
-    def __enter__(self) -> "AttentionKernels":
-        try:
-            self._mode = observing(self._note)
-            self._mode.__enter__()
-        except ImportError:  # this torch has no dispatch modes as they are used here
-            self._mode = None
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._mode is not None:
-            self._mode.__exit__(*raised)
+    def noted(self) -> AbstractContextManager[Any]:
+        """Return a context in which operations are noted."""
+        return Observing(self._note)
 
     @property
     def name(self) -> str | None:
