@@ -1,14 +1,8 @@
 """How the ranks of a run ended decides the status and the reason of its record."""
 
-import os
-import signal
-import time
-from pathlib import Path
-
 import pytest
 
 from vitsweep.execution.outcome import RankEnd, failure_of
-from vitsweep.execution.rank_processes import STOPPED, LocalRanks, fork_server
 from vitsweep.results.record import Status
 
 
@@ -55,19 +49,3 @@ def test_a_run_beyond_its_time_limit_is_timed_out_whatever_its_ranks_did() -> No
     assert found is not None
     assert found.status == Status.timed_out
     assert "measurement.timeout_min=1.5" in found.reason
-
-
-def stops_itself(rank: int, local_rank: int) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def test_a_stopped_rank_is_named_when_the_time_is_over(tmp_path: Path) -> None:
-    ranks = LocalRanks(fork_server(), stops_itself, (), [1], tmp_path)
-    while not ranks.ends()[0].lost:
-        time.sleep(0.05)
-    found = failure_of([ended(0, None), *ranks.ends()], in_time=False, timeout_min=1.5)
-    ranks.kill()
-    assert found is not None
-    assert (found.status, found.rank) == (Status.timed_out, 1)
-    assert found.reason.endswith(STOPPED)
-    assert [end.lost for end in ranks.ends()] == [""], "killed, not stopped any more"

@@ -44,7 +44,7 @@ class RankEnd:
         rank: global rank.
         exit_code: as in `subprocess` (negative for a signal); None where it is unknown.
         failure: content of the rank's failure file, or None.
-        lost: why the exit code is unknown (the node is gone, the process is stopped), or "".
+        lost: why the exit code is unknown (the node or the fork server is gone), or "".
     """
 
     rank: int
@@ -137,9 +137,6 @@ def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> Ru
     """
     if not in_time:
         reason = f"The run took longer than `measurement.timeout_min={timeout_min:g}`."
-        for end in ends:
-            if end.lost:  # the others wait for it
-                return RunFailure(Status.timed_out, f"{reason} {end.lost}", end.rank)
         return RunFailure(Status.timed_out, reason)
     if all(end.exit_code == 0 for end in ends):
         return None

@@ -1,15 +1,13 @@
 """The ranks of one run as processes of this node: started, watched, interrupted, killed."""
 
-import fcntl
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -62,16 +60,13 @@ PRELOADED = "vitsweep.execution.preloaded"
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
 SECONDS_TO_KILL, SECONDS_TO_DIE = 10.0, 1.0
-RENDEZVOUS, SECONDS_TO_LOCK = "vitsweep-rendezvous-", 60.0
-"""Prefix of folders in the temporary folder, and the time after which the process of one holds it."""
+RENDEZVOUS = "vitsweep-rendezvous-"
+"""Prefix of folders in the temporary folder."""
 STOP_SIGNAL = signal.SIGUSR1
 """From the supervisor to the ranks; Slurm's own signals go to the supervisor alone."""
 
 Context = ForkServerContext | SpawnContext
 Target = Callable[..., None]
-
-
-STOPPED = "Its process was stopped by a signal, such as SIGSTOP."
 
 
 class Ranks(Protocol):
@@ -208,28 +203,18 @@ class LocalRanks:
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended."""
         return [
-            self._end_of(rank, process.exitcode, process.pid)
+            self._end_of(rank, process.exitcode)
             for rank, process in zip(self._ranks, self._processes, strict=True)
         ]
 
-    def _end_of(self, rank: int, exit_code: int | None, pid: int | None) -> RankEnd:
+    def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
         failure = read_failure(self._folder, rank)
         if exit_code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
             failure = killed_for_memory(rank)
         if exit_code == EXIT_UNKNOWN and failure is None and self._are_orphans():
             lost = "The fork server of the ranks was killed."
             return RankEnd(rank=rank, exit_code=None, lost=lost)
-        if exit_code is None and _is_stopped(pid):
-            return RankEnd(rank=rank, exit_code=None, lost=STOPPED)
         return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Whether a signal such as SIGSTOP holds a process."""
-    try:
-        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -301,44 +286,11 @@ def context_for(cell: CellSpec) -> Context:
 @contextmanager
 def rendezvous() -> Iterator[str]:
     """Yield an `init_method` for the ranks of one run on this machine: a file, so no port can clash."""
-    _remove_abandoned_rendezvous()
-    folder = tempfile.mkdtemp(prefix=RENDEZVOUS)
-    try:
-        with ExitStack() as held:
-            try:
-                held.enter_context(_locked_folder(folder))
-            except OSError as error:
-                raise VitsweepError(
-                    f"`{tempfile.gettempdir()}` has no locks (flock: {error.strerror}), which the ranks of "
-                    "PyTorch need to meet: set `TMPDIR` to a folder on a local disk."
-                ) from error
-            meeting = Path(folder, "rendezvous")
-            write_atomically(meeting, bytes(4096))  # a full disk is no fault of the cell's
-            meeting.unlink()
-            yield f"file://{meeting}"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked_folder(folder: str | Path) -> Iterator[None]:
-    """Hold a folder as long as this process lives; raise OSError where another one holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_abandoned_rendezvous() -> None:
-    """Remove the folders of processes that were killed before they could do so themselves."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{RENDEZVOUS}*"):
-        # another process holds it or has just removed it, or it is not ours
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > SECONDS_TO_LOCK:
-                with _locked_folder(folder):
-                    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix=RENDEZVOUS, ignore_cleanup_errors=True) as folder:
+        meeting = Path(folder, "rendezvous")
+        write_atomically(meeting, bytes(4096))  # a full disk is no fault of the cell's
+        meeting.unlink()
+        yield f"file://{meeting}"
 
 
 def wait_for_ranks(
