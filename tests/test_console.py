@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.builders import run, table
-from tests.cells import GPU_NODE, entry
+from tests.cells import entry
 from vitsweep.console import can_be_redrawn, periodic_status, print_lines, quiet_loggers
 from vitsweep.launchers.progress import Progress
 from vitsweep.results.record import LOOK
@@ -211,26 +211,6 @@ def test_after_a_look_the_time_left_is_that_of_a_run_without_the_start_of_the_co
     facts = {"purpose": LOOK, "run_seconds": 4.0}
     progress.ended(cell, run(cell.cell_id, "look", 1.0, environment=facts))
     assert "about 0 min 40 s left" in progress.line(), "5 runs of 4 + 1 + 2 s, and 1 s beside each"
-
-
-def test_the_time_left_is_told_after_the_warm_up_and_without_the_proofs_of_first_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    cells = [entry("measurement=standard", f"seed={n}", machine=GPU_NODE) for n in range(3)]
-    progress = Progress(Console(file=io.StringIO()), {c.cell_id: "a" for c in cells}, 0)
-    progress.expects({c.cell_id: 5 for c in cells})
-    progress.warmed_up(cells[0], run("base", metrics={"step_time_ms": 100.0}))
-    assert "0 of 15 runs, about 1 min 14 s left" in progress.line(), (
-        "15 x (0.8 + 1 + 1.5 + 0.6 + 1) s"
-    )
-    for cell, setup in zip(cells, (0.5, 3.5, 3.5), strict=True):
-        progress.started(cell)
-        facts = {"run_seconds": 3.0 + setup}
-        now += 4.0 + setup
-        progress.ended(cell, run(cell.cell_id, metrics={"setup_seconds": setup}, environment=facts))
-    assert "about 0 min 54 s left" in progress.line(), "12 runs of 4.5 s, their proofs done"
 
 
 def test_loggers_are_quiet_within_the_block_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from vitsweep.console import (
     notebook_line,
     periodic_status,
 )
-from vitsweep.planning.blocks import least_seconds_beyond_look, run_seconds
+from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
@@ -34,11 +34,9 @@ MEDIAN = "median img/s"
 """The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
 SO_FAR = "ratio"
 """The result table's `speedup`, over the blocks of this command so far; of looks alone, in brackets."""
-WIDE = 80
-"""Columns of a terminal below which the table leaves out the images per second."""
 CAPTION = "Ratios: over the blocks of this command; with 0 runs, of one look."
-SETUP_SECONDS, BESIDE_SECONDS = 0.8, 1.0
-"""Of a run: until its first step without a proof, and outside of its ranks, where no run has shown it yet."""
+BESIDE_SECONDS = 1.0
+"""Of a run, outside of its ranks."""
 NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
 LINE = 80
 """Columns into which a line fits; a name gives way in its middle."""
@@ -69,8 +67,6 @@ class Progress:
         self._per_block: dict[tuple[bool, str], dict[str, float]] = {}
         self._baselines: dict[str, str] = {}
         self._references: dict[str, float] = {}
-        self._beside, self._least_setup = BESIDE_SECONDS, inf
-        self._of_first: list[float] = []
         self._live: Live | None = None
         self._show: Callable[[str], None] = partial(
             self.console.print, highlight=False, markup=False
@@ -106,9 +102,6 @@ class Progress:
         """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
         self._states[entry.cell_id] = WAITING
         self._references[entry.cell_id] = record.metrics.get("images_per_second") or 0.0
-        if step_ms := record.metrics.get("step_time_ms"):
-            seconds = run_seconds(entry.spec, step_ms, SETUP_SECONDS)
-            self._seconds[entry.cell_id] = (seconds or 0.0) + self._beside
 
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
@@ -122,27 +115,12 @@ class Progress:
         is_look = record.is_look
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):
-            seconds = self._next_seconds(entry, record, own)
+            beyond = least_seconds_beyond_look(entry) if is_look else 0.0
+            seconds = own + beyond + BESIDE_SECONDS
         said = NEEDS_LONGER if is_look and record.spec.get("measurement.min_seconds") else ""
         self.reported(
             entry, record.status, record.reason, speed, is_look, seconds, record.block, said
         )
-
-    def _next_seconds(self, entry: PlannedCell, record: RunRecord, own: float) -> float:
-        """Return how long the next run of a cell takes after one whose ranks took `own` seconds.
-
-        It has no proof, which only the first run of a cell has, and no start of the server.
-        """
-        took = time.monotonic() - self._started.get(entry.cell_id, time.monotonic())
-        if self._done:
-            self._beside = max(took - own, 0.0)
-        setup = record.metrics.get("setup_seconds") or 0.0
-        self._least_setup = min(self._least_setup, setup)
-        beyond = least_seconds_beyond_look(entry) if record.is_look else 0.0
-        seconds = own + beyond - (setup - self._least_setup) + self._beside
-        if entry.cell_id not in self._seconds:
-            self._of_first.append(max(took - seconds, 0.0) if self._done else 0.0)
-        return max(seconds, 0.0)
 
     def reported(
         self,
@@ -220,24 +198,21 @@ class Progress:
         table = Table(
             title=self._title(), title_justify="left", caption=CAPTION, caption_justify="left"
         )
-        is_wide = self.console.width >= WIDE
         # long names give way, never what was measured
         name_width = max(LEAST_NAME, self.console.width - OTHER_COLUMNS)
         table.add_column("cell", no_wrap=True)
         table.add_column("state")
-        for column in ("runs", *([MEDIAN] if is_wide else []), SO_FAR):
+        for column in ("runs", MEDIAN, SO_FAR):
             table.add_column(column, justify="right", no_wrap=True)
         busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
         for cell in busy[:MAX_ROWS]:
             speeds = self._speeds[cell]
-            speed = number(median(speeds)) if speeds else ""
-            measured = [speed] if is_wide else []
             shown = self._ratio(cell) or self._ratio(cell, is_look=True)
             table.add_row(
                 shortened(self._labels[cell], name_width),
                 self._states[cell],
                 str(len(speeds)),
-                *measured,
+                number(median(speeds)) if speeds else "",
                 ratio(shown or None),
             )
         return table
@@ -262,7 +237,7 @@ class Progress:
             left = duration(max(self.seconds_of_budget_left, 0.0))
             return f"{count(self._done, 'run')}, at most {left} left"
         left = ", the first starts all processes"
-        if self._done or (self._seconds and self._left):
+        if self._done:
             left = f", about {duration(self._seconds_left())} left"
         return f"{self._done} of {self._total} runs{left}"
 
@@ -274,5 +249,4 @@ class Progress:
         usual = median(self._seconds.values())
         seconds = {cell: self._seconds.get(cell, usual) for cell in left}
         running = (min(now - t, seconds.get(c, 0.0)) for c, t in list(self._started.items()))
-        first = median(self._of_first or [0.0]) * len(left.keys() - self._seconds.keys())
-        return sum(n * seconds[cell] for cell, n in left.items()) + first - sum(running)
+        return sum(n * seconds[cell] for cell, n in left.items()) - sum(running)
