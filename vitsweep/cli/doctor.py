@@ -24,7 +24,7 @@ from vitsweep.spec.resources import Machine
 from vitsweep.tables.render import TextTable
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
-SLURM = ("sinfo", "sbatch", "squeue", "sacct")
+SLURM = ("sinfo", "sbatch", "squeue")
 
 
 def add_options(options: Options) -> None:

@@ -27,7 +27,6 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, SlurmJob | None]:
     known: dict[str, Any] = {}
     jobs = lambda ids: None if "silent" in known else dict(known)  # noqa: E731
     monkeypatch.setattr(poll, "squeue", jobs)
-    monkeypatch.setattr(poll, "sacct", lambda ids: {})
     monkeypatch.setattr(poll, "controller_settings", dict)
     monkeypatch.setattr(poll, "submitted_scripts", lambda users: {})
     return known

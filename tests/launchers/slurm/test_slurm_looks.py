@@ -7,7 +7,7 @@ import pytest
 
 from tests.command import Command
 from tests.launchers.slurm.conftest import SlurmClient
-from tests.launchers.slurm.sweeps import HOLD, SMALL, Sweep
+from tests.launchers.slurm.sweeps import SMALL, Sweep
 from vitsweep.launchers.slurm.state.poll import poll
 
 CELLS = (
@@ -56,15 +56,3 @@ def test_a_budget_of_minutes_is_kept_in_rounds_of_jobs(sweep: Sweep) -> None:
     assert len(blocks) >= 3
     assert set(blocks.values()) == {2}, "the slow cell has its look alone"
     assert "Round of 1 block, 3 looks" in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_jobs_that_wait_in_the_queue_when_the_minutes_are_over_are_cancelled(sweep: Sweep) -> None:
-    asked = ("measurement.prove=none", "optimizer=adamw_foreach", "sweep.minutes=0.1", HOLD)
-    done = sweep.command("-m", *SMALL, *asked)
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "of `sweep.minutes` are over; 1 cell not decided" in done.stdout
-    assert not any(state.is_live for state in poll(sweep.command.store))
-    cells = sweep.command.cells()
-    assert cells["status"].tolist() == ["killed"] * 2
-    assert cells["reason"].str.contains("was cancelled.* before it started").all()

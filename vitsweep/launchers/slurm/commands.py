@@ -135,39 +135,6 @@ def _exit_code(wait_status: str, state: str) -> int | None:
     return int(wait_status) >> 8
 
 
-def sacct(array_ids: set[str]) -> dict[str, SlurmJob]:
-    """Return `<array>_<index>` -> job as the accounting knows it; {} where there is none.
-
-    Jobs that never started share a line, such as `18_[2-4%1]`.
-    """
-    if not array_ids:
-        return {}
-    ids = ",".join(sorted(array_ids))
-    shown = slurm_output("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ids)
-    jobs = {}
-    for line in (shown or "").splitlines():
-        job_ids, state, code = [*line.split("|"), "", ""][:3]
-        words = state.split(" ", 1)
-        job = SlurmJob(
-            state=words[0], reason=" ".join(words[1:]), exit_code=int(code.split(":")[0] or 0)
-        )
-        jobs.update(dict.fromkeys(expand_job_ids(job_ids), job))
-    return jobs
-
-
-def expand_job_ids(text: str) -> list[str]:
-    """Return the ids that Slurm means: `18_[2-4,7%1]` is 18_2, 18_3, 18_4 and 18_7."""
-    array, bracket, rest = text.partition("_[")
-    if not bracket:
-        return [text]
-    ids = []
-    for part in rest.rstrip("]").partition("%")[0].split(","):
-        bounds, _, step = part.partition(":")
-        first, _, last = bounds.partition("-")
-        ids += [f"{array}_{i}" for i in range(int(first), int(last or first) + 1, int(step or 1))]
-    return ids
-
-
 def release(job_id: str) -> None:
     """Let a held job start again, where Slurm allows it."""
     slurm_output("scontrol", "release", job_id)

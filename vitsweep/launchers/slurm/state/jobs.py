@@ -17,7 +17,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -28,7 +27,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import NAME, fits, open_safely, read_bytes, read_text
-from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, parsed_lines, read_lines
+from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, read_lines
 from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
@@ -80,6 +79,7 @@ class JobEvents:
     """
 
     events: list[dict[str, Any]]
+    num_bytes: int = 0
 
     def of_kind(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the events of some kinds."""
@@ -182,20 +182,6 @@ class JobEvents:
             ):
                 found.add(run.cell_id)
         return found
-
-
-def read_new_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the events of complete lines since `offset` (in bytes), and the offset behind them.
-
-    A line that a crash or a full disk cut in half is left out.
-    """
-    with open(open_safely(path, os.O_RDONLY), "rb") as handle:
-        handle.seek(offset)
-        text = handle.read(MOST_JSON_BYTES)
-    whole = text[: text.rfind(b"\n") + 1]
-    with suppress(ValueError):  # more than any job writes
-        return parsed_lines(whole, OF_SWEEP), offset + len(whole)
-    return [], offset + len(whole)
 
 
 @dataclass(frozen=True)
@@ -355,9 +341,13 @@ class ArrayJob:
         store.metrics = self.task.get("metrics", {})
         return store
 
-    def events(self) -> JobEvents:
-        """Return the events it has written by now."""
-        return JobEvents([event for event in read_lines(self.events_path) if _is_event(event)])
+    def events(self, before: JobEvents | None = None) -> JobEvents:
+        """Return the events it has written by now: `before` where its file has not grown since."""
+        path = self.events_path
+        size = path.stat().st_size if path.exists() else 0
+        if before and before.num_bytes == size:
+            return before
+        return JobEvents([event for event in read_lines(path) if _is_event(event)], size)
 
     def remaining_runs(
         self, events: JobEvents, final_statuses: Mapping[str, str], left_out: Collection[str] = ()

@@ -1,4 +1,4 @@
-"""The state of a sweep's jobs: from the events they wrote, then from Slurm's queue and accounting."""
+"""The state of a sweep's jobs: from the events they wrote, then from Slurm's queue."""
 
 import os
 import time
@@ -18,7 +18,6 @@ from vitsweep.launchers.slurm.commands import (
     SlurmJob,
     controller_settings,
     release,
-    sacct,
     squeue,
     submitted_scripts,
 )
@@ -130,48 +129,33 @@ def poll(
         a.folder: (found is not None or a.slurm_id != "") and not _is_hidden(a, settings)
         for a in here
     }
-    known = _accounted([j for j in jobs if j[0].array.folder in answers], queued) | queued
     states = []
     for job, events in jobs:
-        slurm = _own(job, known) if job.array.folder in answers else None
+        slurm = _own(job, queued) if job.array.folder in answers else None
         is_answer = slurm is not None or answers.get(job.array.folder, False)
         states.append(_state_of(job, events, slurm, slurm_answers=is_answer))
     return states
 
 
-class PollTimes:
-    """When a waiting command asks Slurm's controller again: seldom while nothing changes."""
-
-    def __init__(self) -> None:
-        self._seconds, self._next, self._states = FIRST_POLL_SECONDS, 0.0, list[State]()
-
-    def is_due(self) -> bool:
-        """Whether it is time to ask."""
-        return time.monotonic() >= self._next
-
-    def asked(self, job_states: Sequence[JobState]) -> None:
-        """Choose the next time, by what Slurm has just said."""
-        states = [each.state for each in job_states]
-        is_same = states == self._states
-        self._seconds = min(2 * self._seconds, LAST_POLL_SECONDS) if is_same else FIRST_POLL_SECONDS
-        self._states, self._next = states, time.monotonic() + self._seconds
-
-
 def states_over_time(ask: Callable[[], list[JobState]]) -> Iterator[list[JobState]]:
     """Yield the states of jobs without end: jobs' events as they are, and what Slurm said last.
 
-    Slurm is asked at `PollTimes`, and at once where a job has written its end.
+    Slurm is asked seldom while nothing changes, and at once where a job has written its end.
 
     Args:
         ask: asks Slurm, such as `poll`.
     """
-    times, job_states = PollTimes(), list[JobState]()
+    pause, ask_at, job_states = FIRST_POLL_SECONDS, 0.0, list[JobState]()
     while True:
-        known = [replace(state, events=state.job.events()) for state in job_states]
-        has_ended = any(s.is_live and s.events.has_ended for s in known)
-        was_ended = any(s.is_live and s.events.has_ended for s in job_states)
-        if times.is_due() or (has_ended and not was_ended):
-            times.asked(known := ask())
+        known = [replace(s, events=s.job.events(s.events)) for s in job_states]
+        num_ended = [
+            sum(s.is_live and s.events.has_ended for s in of) for of in (job_states, known)
+        ]
+        if time.monotonic() >= ask_at or num_ended[1] > num_ended[0]:
+            known = ask()
+            is_same = [s.state for s in known] == [s.state for s in job_states]
+            pause = min(2 * pause, LAST_POLL_SECONDS) if is_same else FIRST_POLL_SECONDS
+            ask_at = time.monotonic() + pause
         job_states = known
         yield job_states
 
@@ -228,18 +212,6 @@ def _own(job: ArrayJob, known: dict[str, SlurmJob]) -> SlurmJob | None:
 def _is_on(array: JobArray, cluster: str) -> bool:
     """Whether an array was submitted to this cluster, as far as is known."""
     return array.facts.get("cluster", "") in ("", cluster)
-
-
-def _accounted(
-    jobs: Sequence[tuple[ArrayJob, JobEvents]], queued: dict[str, SlurmJob]
-) -> dict[str, SlurmJob]:
-    """Ask the accounting how jobs ended that the controller does not know any more.
-
-    A controller that lost its state leaves them pending or running there for ever.
-    """
-    forgotten = [j for j, events in jobs if j.slurm_id not in queued and not events.has_ended]
-    found = sacct({job.array.slurm_id for job in forgotten} - {""})
-    return {job_id: slurm for job_id, slurm in found.items() if not slurm.is_live}
 
 
 def _state_of(
@@ -420,10 +392,11 @@ def failure_of_job(state: JobState) -> RunFailure:
     if not state.job.array.slurm_id:
         return RunFailure(Status.killed, "The submitting command died before Slurm took the job.")
     if slurm is None:
-        return RunFailure(Status.killed, f"Job {job_id} left Slurm without reporting an end.")
+        when = "without reporting an end" if state.events.last_start else "before it started"
+        reason = f"Job {job_id} left Slurm {when}; `sacct -j {job_id}` may tell why."
+        return RunFailure(Status.killed, reason)
     if slurm.state == "CANCELLED" and state.events.last_start is None:
-        who = f" ({slurm.reason})" if slurm.reason.startswith("by ") else ""
-        return RunFailure(Status.killed, f"Job {job_id} was cancelled{who} before it started.")
+        return RunFailure(Status.killed, f"Job {job_id} was cancelled before it started.")
     if slurm.exit_code in STORAGE_ERRNOS:
         text = os.strerror(slurm.exit_code or 0)
         return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")
@@ -445,14 +418,8 @@ def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
     dead = [state for state in job_states if runs_to_record(store, state)]
     if not dead:
         return ""
-    whose = "its" if len(dead) == 1 else "their"
-    reasons = [f"  {failure_of_job(state).reason}" for state in dead[:MOST_DEAD_JOBS]]
-    if len(dead) > MOST_DEAD_JOBS:
-        reasons.append(f"  ... and {len(dead) - MOST_DEAD_JOBS} more")
-    return "\n".join(
-        [
-            f"{count(len(dead), 'job')} ended without recording all {whose} runs: `vitsweep collect "
-            f"{sweep_argument(store)} --reconcile` records why; the same command runs them again.",
-            *reasons,
-        ]
+    head = (
+        f"{count(len(dead), 'job')} ended without recording all runs: `vitsweep collect "
+        f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
     )
+    return "\n  ".join([head, *(failure_of_job(state).reason for state in dead[:MOST_DEAD_JOBS])])

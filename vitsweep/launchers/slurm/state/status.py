@@ -1,13 +1,11 @@
 """What `vitsweep status` shows: jobs, the number of cells by status, and why cells have no result."""
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.files import SweepGoneError
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
-from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, read_new_events
+from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import (
     REFRESH_SECONDS,
     JobState,
-    PollTimes,
     pending_runs,
     poll,
     reconcile,
@@ -263,7 +260,7 @@ def cancel(store: Store, console: Console) -> int:
     if not live:
         console.print(f"No job of sweep {store.name} is waiting or running.")
         return 0
-    ids = _ids_to_cancel([state for state in live if state.is_confirmed])
+    ids = [state.job.slurm_id for state in live if state.is_confirmed]
     errors = scancel(ids) if ids else UNCONFIRMED
     if ids and REFUSED not in errors.lower():
         _wait_until_gone(store, live)
@@ -280,13 +277,6 @@ def cancel(store: Store, console: Console) -> int:
             "same command again, as the user who submitted them."
         )
     return 0
-
-
-def cancel_waiting(job_states: Sequence[JobState]) -> None:
-    """End the jobs that have not begun."""
-    waiting = [s for s in job_states if s.state == "waiting" and s.is_confirmed]
-    if waiting:
-        scancel([state.job.slurm_id for state in waiting])
 
 
 def _wait_until_gone(store: Store, cancelled: Sequence[JobState]) -> None:
@@ -317,24 +307,10 @@ def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
     return True
 
 
-def _ids_to_cancel(live: Sequence[JobState]) -> list[str]:
-    """Name whole arrays where all their jobs are meant: Slurm cancels these in one step."""
-    counts = Counter(state.job.array.slurm_id for state in live)
-    size = {state.job.array.slurm_id: state.job.array.facts["num_jobs"] for state in live}
-    whole = [array_id for array_id, count in counts.items() if count == size[array_id]]
-    return whole + [s.job.slurm_id for s in live if s.job.array.slurm_id not in whole]
-
-
 # The live table of a submitted sweep, fed by the events that jobs write.
 
 
-def watch(
-    store: Store,
-    plan: SweepPlan,
-    watched: Sequence[JobArray],
-    console: Console,
-    deadline: float = inf,
-) -> bool:
+def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: Console) -> bool:
     """Show the table until all jobs of the arrays have ended.
 
     Args:
@@ -342,100 +318,51 @@ def watch(
         plan: its cells.
         watched: the arrays.
         console: where to show it.
-        deadline: of `time.monotonic`; jobs that wait in the queue then are cancelled.
 
     Returns:
         False where the user detached with Ctrl-C.
     """
     num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
-    progress = Progress(console, cell_labels(plan), num_runs, deadline - time.monotonic())
+    progress = Progress(console, cell_labels(plan), num_runs)
     try:
         with progress.shown():
-            _follow(store, plan, watched, progress, deadline)
+            _follow(store, plan, watched, progress)
     except KeyboardInterrupt:
         return False
     return True
 
 
-def _follow(
-    store: Store,
-    plan: SweepPlan,
-    watched: Sequence[JobArray],
-    progress: Progress,
-    deadline: float,
-) -> None:
-    """Read events often, and reconcile less often, until no job is live."""
-    reader = _EventReader(plan, progress)
-    num_jobs = sum(array.facts["num_jobs"] for array in watched)
-    times, all_ended, is_late = PollTimes(), False, False
-    times.asked([])
+def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+    """Report what jobs write, and record what dead ones left, until no job is live."""
+    num_read, num_left_out = Counter[Path](), Counter[Path]()
+    states = states_over_time(partial(reconcile, store, watched))
     while True:
-        reader.read(watched)
-        had_all_ended, all_ended = all_ended, len(reader.ended_jobs) == num_jobs
-        was_late, is_late = is_late, time.monotonic() > deadline
-        if times.is_due() or (all_ended and not had_all_ended) or (is_late and not was_late):
-            times.asked(states := reconcile(store, watched))
-            if not any(state.is_live for state in states):
-                break
-            if is_late:
-                cancel_waiting(states)
+        if not store.root.is_dir():
+            raise SweepGoneError(store.root)
+        for state in (job_states := next(states)):
+            path = state.job.events_path
+            new = state.events.events[num_read[path] :]
+            num_read[path] += len(new)
+            for event in new:
+                _report_run(plan, progress, event)
+            if any(event.get("purpose") == LOOK for event in new):  # slow cells stay at theirs
+                before, now = num_left_out[path], state.job.num_left_out(state.events)
+                num_left_out[path] = now
+                progress.dropped(now - before)
+        if not any(state.is_live for state in job_states):
+            return wait_for_records(store, job_states, progress.console)
         time.sleep(REFRESH_SECONDS)
-    reader.read(watched)
-    wait_for_records(store, states, progress.console)
 
 
-class _EventReader:
-    """Reads the event files of jobs from where it stopped the last time, and reports runs.
-
-    Attributes:
-        ended_jobs: event files of the jobs that have ended.
-    """
-
-    def __init__(self, plan: SweepPlan, progress: Progress) -> None:
-        self._plan, self._progress = plan, progress
-        self._offsets: dict[str, int] = {}
-        self._left_out: dict[str, int] = {}
-        self.ended_jobs: set[str] = set()
-
-    def read(self, watched: Sequence[JobArray]) -> None:
-        """Read new events of all jobs."""
-        for array in watched:
-            if not array.folder.is_dir():
-                raise SweepGoneError(array.folder.parents[1])
-            for file in os.scandir(array.folder):
-                name = file.name.partition(".jsonl")[0]
-                if name.isdigit() and file.stat().st_size > self._offsets.get(file.path, 0):
-                    if self._read_file(file.path):
-                        self._drop_slow_cells(array.job(int(name)))
-
-    def _drop_slow_cells(self, job: ArrayJob) -> None:
-        """Take away the runs of cells that stay at their look."""
-        runs, before = job.num_left_out(job.events()), self._left_out.get(job.slurm_id, 0)
-        self._progress.dropped(runs - before)
-        self._left_out[job.slurm_id] = runs
-
-    def _read_file(self, path: str) -> bool:
-        """Report what is new; True where a look has ended."""
-        events, self._offsets[path] = read_new_events(Path(path), self._offsets.get(path, 0))
-        for event in events:
-            kind = event["event"]
-            if kind == "job_start":
-                self.ended_jobs.discard(path)
-            elif kind == "reconciled" or (kind == "job_end" and not event.get("requeued")):
-                self.ended_jobs.add(path)
-            else:
-                self._report_run(event)
-        return any(event.get("purpose") == LOOK for event in events)
-
-    def _report_run(self, event: dict[str, Any]) -> None:
-        cell = self._plan.entries.get(event.get("cell_id", ""))
-        if cell is None:
-            return
-        if event["event"] == "run_start":
-            self._progress.started(cell)
-        elif event["event"] == "run_end":
-            self._progress.dropped(-1 if event["will_repeat"] else 0)
-            status = Status(event["status"])
-            speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
-            reason, block = event.get("reason", ""), event.get("block", "")
-            self._progress.reported(cell, status, reason, speed, is_look, block=block)
+def _report_run(plan: SweepPlan, progress: Progress, event: Mapping[str, Any]) -> None:
+    cell = plan.entries.get(event.get("cell_id", ""))
+    if cell is None:
+        return
+    if event["event"] == "run_start":
+        progress.started(cell)
+    elif event["event"] == "run_end":
+        progress.dropped(-1 if event["will_repeat"] else 0)
+        status = Status(event["status"])
+        speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
+        reason, block = event.get("reason", ""), event.get("block", "")
+        progress.reported(cell, status, reason, speed, is_look, block=block)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import inf
 
 from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError
@@ -24,9 +23,7 @@ from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_fo
 from vitsweep.launchers.slurm.state.status import watch
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
-    left_to_the_site,
     pack,
-    parameters,
     run_minutes,
     submit,
     without_unpaired_baselines,
@@ -123,7 +120,7 @@ def _launched(
         yield LaunchResult(store=store, plan=plan, submitted=True)
         return
     while arrays:
-        if not watch(store, plan, arrays, console, submission.deadline):
+        if not watch(store, plan, arrays, console):
             again = ", and the same command goes on" if typed else ""
             detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
             console.print(detached)
@@ -144,14 +141,7 @@ class _Submission:
         request: what the command wants.
         settings: of the launcher.
         typed: asks for rounds; "" where all is submitted at once.
-
-    Attributes:
-        deadline: of `time.monotonic`; jobs that wait in the queue then are cancelled.
-        of_site: names the options that the environment added to the last jobs.
     """
-
-    deadline = inf
-    of_site = ""
 
     def __init__(
         self, sweep: PreparedSweep, request: LaunchRequest, settings: SlurmSettings, typed: str
@@ -176,9 +166,6 @@ class _Submission:
     def submit(self, resources: Request, jobs: Sequence[PlannedJob]) -> list[JobArray]:
         """Submit jobs that ask for the same resources."""
         sweep, size, settings = self._sweep, self._array_size, self._settings
-        options = parameters(sweep.store.name, resources, settings, self._folder)
-        if left := left_to_the_site(options):
-            self.of_site = f", with {', '.join(left)} of the environment"
         return submit(sweep.store, resources, jobs, settings, size, self._folder, sweep.code)
 
 
@@ -204,7 +191,7 @@ class _GridSubmission(_Submission):
             )
         if new:
             seconds = time.monotonic() - begin
-            self._console.print(f"Submitted in {seconds:.1f} s{self.of_site}.")
+            self._console.print(f"Submitted in {seconds:.1f} s.")
         return [*self.live_arrays(), *new]
 
     def _pack(self) -> dict[Request, list[PlannedJob]]:
@@ -251,8 +238,6 @@ class _RoundSubmission(_Submission):
                 self._job_states = []
                 return live
             self._check_resources()
-            if minutes := self._sweep_settings.minutes:
-                self.deadline = time.monotonic() + 60 * minutes
             self._rounds = rounds_of(self._sweep, self._sweep_settings, BLOCKS_AT_ONCE)
             announce(self._rounds, self._rounds.state(()), self._sweep, self._console)
         known = {run.run_id for run in self._rounds.earlier}
@@ -272,7 +257,7 @@ class _RoundSubmission(_Submission):
         self._console.print(
             f"Round of {count(len(blocks), 'block')}, "
             f"{count(runs, 'look' if blocks[0].is_look else 'run')}: array "
-            f"{', '.join(array.slurm_id for array in arrays)}{self.of_site}",
+            f"{', '.join(array.slurm_id for array in arrays)}",
         )
         return arrays
 

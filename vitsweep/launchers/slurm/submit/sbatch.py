@@ -295,7 +295,6 @@ def _with_first(blocks: Iterable[Block], first: Collection[str]) -> Iterator[Blo
 # The batch script of an array of jobs.
 
 
-TESTED_SUBMITIT = "1.5"
 KEPT_IN_A_JOB = {"SLURM_CONF"}
 """Variables that do not describe the job in which a command is typed."""
 LEFT_TO_THE_SITE = ("account", "partition", "qos", "constraint", "reservation")
@@ -444,21 +443,11 @@ def _submit_command(folder: Path, options: dict[str, Any], shell_command: str) -
     """Submit a shell command; the only place that uses a private part of submitit.
 
     Its public `submit` takes Python functions, which it would pickle.
-
-    Raises:
-        VitsweepError: this version of submitit has no such method.
     """
-    import submitit
     from submitit.slurm.slurm import SlurmExecutor
 
     executor = SlurmExecutor(folder=folder)
     executor.parameters = options
-    if not hasattr(executor, "_submit_command"):
-        raise VitsweepError(
-            f"submitit {submitit.__version__} cannot submit a shell command "
-            "(`SlurmExecutor._submit_command` is missing): install a tested version, "
-            f"`pip install 'submitit=={TESTED_SUBMITIT}.*'`."
-        )
     return str(executor._submit_command(shell_command).job_id)
 
 
@@ -497,13 +486,6 @@ def command(folder: Path, settings: SlurmSettings, digest: str) -> str:
     return shlex.join([*python, "-u", "-m", AGENT, str(folder), digest])
 
 
-def left_to_the_site(options: Mapping[str, Any]) -> list[str]:
-    """Return the variables of this environment that give options which no setting does, as `NAME=value`."""
-    given = {*options, *options["additional_parameters"]}
-    names = (f"SBATCH_{option.upper()}" for option in LEFT_TO_THE_SITE if option not in given)
-    return [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-
-
 @contextlib.contextmanager
 def environment_of_sbatch(options: Mapping[str, Any], exported: Sequence[str]) -> Iterator[None]:
     """Hide what would change a job, and what no job needs, which Slurm would keep and pass on.
@@ -519,11 +501,12 @@ def environment_of_sbatch(options: Mapping[str, Any], exported: Sequence[str]) -
     """
     is_inside = "SLURM_JOB_ID" in os.environ
     changing = ("SBATCH_", "SLURM_", "SLURMD_", "SRUN_") if is_inside else ("SBATCH_",)
-    left = {text.partition("=")[0] for text in left_to_the_site(options)}
+    given = {*options, *options["additional_parameters"]}
+    kept = {f"SBATCH_{option.upper()}" for option in LEFT_TO_THE_SITE if option not in given}
     hidden = {
         name: value
         for name, value in os.environ.items()
-        if (name not in left | KEPT_IN_A_JOB and name.startswith(changing))
+        if (name not in kept | KEPT_IN_A_JOB and name.startswith(changing))
         or (name not in exported and not _is_passed_on(name, value))
     }
     for name in hidden:
