@@ -23,7 +23,7 @@ from vitsweep.training.faults import (
     START,
     UPDATE,
     agree,
-    beyond_half,
+    digits_lost,
     furthest,
     longer,
     minus,
@@ -79,8 +79,6 @@ SAME_ORDER = 0.05
 """Share of their bounds (root mean square) by which gradients differ that are computed in the same order."""
 LEAST_LOSS = 1e-5
 """Relative difference of losses that float32 may leave; 4 u where that is more."""
-MOST_NUMBERS = 0.5
-"""Share of a float32 gradient's numbers beyond half precision; of a sum of two in half precision few are."""
 BIT_FOR_BIT = "bit for bit in float64"
 MANY_NUMBERS = (256, 257)
 """Shape of a matrix of more than 2**16 numbers, as many as multi-tensor kernels take at a time."""
@@ -421,17 +419,7 @@ class _Leg:
         sent = getattr(self._twin.sharding, "gradient_dtype", None)
         if sent or self._stored_dtype != torch.float32:
             return ""
-        lost = (
-            n
-            for n in wanted
-            if n in found and not beyond_half(found[n]) and beyond_half(wanted[n]) > MOST_NUMBERS
-        )
-        if (name := next(lost, None)) is None:
-            return ""
-        return (
-            f"gradient of `{name}` has the digits of half precision in all of its numbers, where plain "
-            "training's has those of float32,"
-        )
+        return digits_lost(found, wanted)
 
     def _lengths_apart(self) -> str:
         """Compare lengths of gradients over all steps: signs of rounding errors differ from step to step."""

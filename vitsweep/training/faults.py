@@ -20,6 +20,8 @@ LEAST = 1e-2
 """A gradient is measured by its norm, and a nearly vanishing one by this share of a typical norm."""
 FEW_NUMBERS = 16
 """So many numbers may have the digits of half precision by chance."""
+MOST_NUMBERS = 0.5
+"""Share of a float32 gradient's numbers beyond half precision; of a sum of two in half precision few are."""
 
 
 def norms_of(tensors: Named) -> dict[str, float]:
@@ -53,6 +55,18 @@ def beyond_half(tensor: Tensor) -> float:
     if tensor.numel() < FEW_NUMBERS:
         return 0.0
     return float((tensor.float().view(torch.int32) & 0x1FFF != 0).double().mean())
+
+
+def digits_lost(found: Named, wanted: Named) -> str:
+    """Say which of these has the digits of half precision in all numbers, and not in `wanted`."""
+    for name, tensor in wanted.items():
+        is_half = name in found and not beyond_half(found[name])
+        if is_half and beyond_half(tensor) > MOST_NUMBERS:
+            return (
+                f"gradient of `{name}` has the digits of half precision in all of its numbers, where plain "
+                "training's has those of float32,"
+            )
+    return ""
 
 
 def longer(found: Named, wanted: Named, norms: dict[str, float]) -> dict[str, float]:
