@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.spec.model_parallel import SequenceParallel, padded_share
-from vitsweep.techniques.sequence_parallel.shared_conflicts import kernel_conflicts, order_conflicts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,8 +37,18 @@ class Ring(SequenceParallel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse kernels without a logsumexp, and zigzag order without a causal mask."""
-        yield from kernel_conflicts(cell, self.name)
-        yield from order_conflicts(cell, self.name, self.order)
+        if not cell.attention.ring_computes_the_same:
+            yield (
+                f"`sequence_parallel={self.name}` merges blocks by the logsumexp of their scores, which "
+                f"`attention={cell.attention.name}` does not give: use `attention=sdpa_auto` or "
+                "`sdpa_flash`, or `sequence_parallel=ulysses`, which runs any kernel."
+            )
+        if self.order == "zigzag" and not cell.attention.attention_pattern.causal:
+            yield (
+                f"`sequence_parallel.order=zigzag` balances the work under a causal mask, but "
+                f"`attention={cell.attention.name}` has none: use `sequence_parallel.order=contiguous` "
+                f"with `sequence_parallel={self.name}`, or `attention=sdpa_causal`."
+            )
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         """Shard the tokens; run attention along them as ring attention."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vitsweep.spec.model_parallel import SequenceParallel
-from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
+from vitsweep.spec.rules import largest_degree
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,3 +36,19 @@ class Ulysses(SequenceParallel):
 
         group = world.token_group()
         return on_own_tokens(model, world, lambda own, length: over_heads(own, length, group))
+
+
+def heads_conflicts(cell: "CellSpec", name: str) -> Iterator[str]:
+    """Refuse a Ulysses degree that does not divide the heads."""
+    heads, tensor, ways = cell.transformer.num_heads, cell.mesh.tensor, cell.mesh.ulysses
+    if heads % tensor:
+        return  # tensor parallelism says so itself
+    local = heads // tensor
+    if local % ways:
+        fits = largest_degree(cell, ways, lambda d: local % d == 0)
+        after = f" / `mesh.tensor={tensor}`" if tensor > 1 else ""
+        yield (
+            f"`mesh.ulysses={ways}` must divide `model.num_heads={heads}`{after}: "
+            f"`sequence_parallel={name}` gives whole heads to each rank. Try `mesh.ulysses={fits}`, "
+            "or `sequence_parallel=ring`, which has no such limit."
+        )

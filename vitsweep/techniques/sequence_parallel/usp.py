@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.spec.model_parallel import padded_share
 from vitsweep.techniques.sequence_parallel.ring import Ring
-from vitsweep.techniques.sequence_parallel.shared_conflicts import heads_conflicts
+from vitsweep.techniques.sequence_parallel.ulysses import heads_conflicts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt
 
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.technique import PrecisionPlan, Sharding
-from vitsweep.techniques.sharding.half_gradients import HALF_GRADIENTS, half_gradient_conflicts
+from vitsweep.techniques.sharding.ddp import HALF_GRADIENTS, half_gradient_conflicts
 from vitsweep.torch_compat import is_older_than
 
 if TYPE_CHECKING:

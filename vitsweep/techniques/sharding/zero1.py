@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.sharding.half_gradients import BucketedReplicas
+from vitsweep.techniques.sharding.ddp import BucketedReplicas
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
