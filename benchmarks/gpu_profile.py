@@ -10,8 +10,7 @@ from gpu_steps import Figures, Run, cell_of, end_if_lost, largest_batch, our_ste
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from vitsweep.extras.explain.kernel_kinds import kind_of_kernel, kind_of_operator
-from vitsweep.extras.explain.time_class import TimeClass
+from vitsweep.extras.explain.kernel_kinds import TimeClass, kind_of_kernel, kind_of_operator
 
 
 def profile(run: Run) -> None:

@@ -34,6 +34,7 @@ from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
+from vitsweep.tables.roofline import roofline
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
@@ -274,7 +275,7 @@ def diagnosed() -> Iterator[str]:
 def explained_and_drawn() -> Iterator[str]:
     """What `explain` says of two cells and of one, and how charts are read."""
     explain_cells = extras.load("explain.causes:explain_cells")
-    cell_roofline = extras.load("explain.cell_roofline:cell_roofline")
+    cell_roofline = extras.load("explain.explained:CellRoofline")
 
     waiting, work = "waiting for ranks", "matrix products"
     late = [[0, 0, waiting, "all_reduce", "", 0, 90.0, 0.0], [1, 0, work, "mm", "", 1, 20.0, 1.0]]
@@ -287,7 +288,7 @@ def explained_and_drawn() -> Iterator[str]:
     tables.__dict__["_records"] = {None: every}
     found = explain_cells(tables, "sure", "base", ("sure", "base"))
     yield from (found.sentence, *found.notes)
-    alone = cell_roofline(tables.cells, "sure", "sure")
+    alone = cell_roofline("sure", roofline(tables.cells).query("cell_id == 'sure'"))
     yield from (alone.sentence, *alone.notes)
     sizes = {"world_size": 1}, {"world_size": 2, "resources.threads_per_rank": 1}
     cores = {"precision": "fp32", "resources.cores_per_node": 4, "resources.threads_per_rank": 4}

@@ -79,7 +79,7 @@ KNOWN: dict[str, Feature] = {
             "explain": "say why A is faster than B, cause by cause; of A alone, its roofline",
         },
         methods={"explain": "explained:explain_of"},
-        instruments={"traced_steps": "instrument"},
+        instruments={"traced_steps": "step_trace"},
         recorded="trace",
         section="causes:section",
         heading="Why",

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from tests.cells import cell
 from tests.ranks import on_ranks
 from vitsweep.collectives.primitives import gathered
-from vitsweep.extras.explain import instrument
+from vitsweep.extras.explain import step_trace
 from vitsweep.extras.explain.causes import Explanation, explained, traced_pairs
-from vitsweep.extras.explain.time_class import TimeClass
+from vitsweep.extras.explain.kernel_kinds import TimeClass
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
@@ -61,13 +61,13 @@ class Arm:
 
     def run(self) -> dict[str, Any]:
         step_ms = mean_step_ms(self.trainer, self.stream, WINDOW_STEPS, 1)
-        trace = instrument.run(self.trainer, self.stream, 0)
+        trace = step_trace.run(self.trainer, self.stream, 0)
         planted_ms = float(np.mean(self.naps_ms[-TRACED_STEPS:] or [0.0]))
         ranks = gathered([step_ms, planted_ms, trace])
         most = {
             name: max(rank[at] for rank in ranks) for name, at in (("step_ms", 0), ("planted", 1))
         }
-        return most | instrument.samples_of([trace for _, _, trace in ranks])
+        return most | step_trace.samples_of([trace for _, _, trace in ranks])
 
 
 def _nap(naps: list[float]) -> None:

@@ -10,26 +10,26 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
-from vitsweep.extras.explain.kernel_kinds import Event, kind_of_kernel, kind_of_operator
+from vitsweep.extras.explain.kernel_kinds import (
+    Event,
+    TimeClass,
+    kind_of_kernel,
+    kind_of_operator,
+)
 from vitsweep.extras.explain.step_trace import (
     END,
     STEP,
     WAIT,
-    RankTrace,
     TraceMarks,
     _event,
     critical_rank,
     record_steps,
     step_rows,
-    work_of,
 )
-from vitsweep.extras.explain.time_class import TimeClass
 
 MS = 1_000_000
 
@@ -137,10 +137,10 @@ def test_communication_is_what_no_computation_hides_and_begins_with_waiting_for_
 
 def test_the_critical_rank_waits_least() -> None:
     rows = [
-        [[0, TimeClass.ranks, "", "", 0, 7.0, 0.0]],
-        [[0, TimeClass.ranks, "", "", 0, 0.1, 0.0]],
+        [[0, TimeClass.ranks, "", "", 0, 7.0]],
+        [[0, TimeClass.ranks, "", "", 0, 0.1]],
     ]
-    assert critical_rank([RankTrace(30.0, own) for own in rows]) == 1
+    assert critical_rank([{"rows": own} for own in rows]) == 1
 
 
 def test_a_device_at_work_counts_before_the_host_and_steps_end_with_their_last_kernel() -> None:
@@ -339,60 +339,9 @@ def test_at_least_98_percent_of_the_kernel_time_of_recorded_traces_is_in_its_cla
     assert (share >= 0.98).all(), share[share < 0.98]
 
 
-def test_convolutions_have_the_flops_that_torch_counts() -> None:
-    images = torch.ones(2, 4, 9, 9, requires_grad=True)
-    model = nn.Sequential(
-        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.ConvTranspose2d(8, 4, 2, dilation=2)
-    )
-
-    def step() -> None:
-        model(images).sum().backward()
-
-    with FlopCounterMode(display=False) as counter:
-        step()
-    [rows] = step_rows(record_steps(step, 1, torch.device("cpu")), 1, None)
-    of_products = [row["work"] for row in rows if row["class"] == TimeClass.products]
-    assert sum(of_products) == counter.get_total_flops()
-
-
-def test_the_first_kernel_of_a_convolution_that_computes_has_its_flops() -> None:
-    shapes, values = (
-        [[1, 1, 4, 4], [1, 1, 1, 1], []],
-        [None, None, None, [1, 1], [0, 0], [1, 1], False],
-    )
-    gpu = {"on_device": True, "id": 1}
-    [rows] = step_rows(
-        [
-            step_mark(0),
-            event("aten::convolution", 0, 1, id=1, shapes=shapes, values=values),
-            event("nchwToNhwcKernel", 1, 2, **gpu),
-            event("sm90_xmma_fprop_implicit_gemm_f32f32", 2, 3, **gpu),
-            event("sm90_xmma_fprop_implicit_gemm_f32f32", 3, 4, **gpu),
-            step_mark(1),
-        ],
-        1,
-        None,
-    )
-    work = {row["class"]: row["work"] for row in rows}
-    assert (work[TimeClass.copies], work[TimeClass.products]) == (0.0, 2 * 16)
-
-
-def test_fused_attention_has_the_flops_of_both_passes() -> None:
-    q, k, v = (torch.ones(2, 3, 5, 4, requires_grad=True) for _ in range(3))
-
-    def step() -> None:
-        F.scaled_dot_product_attention(q, k, v).sum().backward()
-
-    [rows] = step_rows(record_steps(step, 1, torch.device("cpu")), 1, None)
-    of_attention = [row["work"] for row in rows if row["class"] == TimeClass.attention]
-    forward = 2 * (2 * 2 * 3 * 5 * 5 * 4)
-    assert (
-        sum(of_attention) == forward + 2.5 * forward
-    )  # the backward pass computes the scores again
-
-
-def test_products_with_factors_have_their_flops() -> None:
-    bias, a, b = torch.ones(4), torch.ones(3, 5), torch.ones(5, 4)
-    events = record_steps(lambda: torch.addmm(bias, a, b), 1, torch.device("cpu"))
-    [found] = [e for e in events if e.name == "aten::addmm"]
-    assert work_of(found) == 2 * 3 * 4 * 5
+def test_a_convolution_is_one_operator_whatever_its_backend_calls_inside() -> None:
+    images, model = torch.ones(2, 4, 9, 9, requires_grad=True), nn.Conv2d(4, 8, 3)
+    events = record_steps(lambda: model(images).sum().backward(), 1, torch.device("cpu"))
+    [rows] = step_rows(events, 1, None)
+    found = {row["operator"] for row in rows if row["class"] == TimeClass.products}
+    assert found == {"aten::conv2d", "aten::convolution", "aten::convolution_backward"}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.explain.time_class import BETWEEN, POOLED, TimeClass
+from vitsweep.extras.explain.kernel_kinds import BETWEEN, POOLED, TimeClass
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import (
     Column,
@@ -40,17 +40,14 @@ Operator = tuple[str, str, str]
 """Class, name, and shapes of the inputs."""
 
 TRACING, REST = "tracing itself", "rest"
-AMOUNTS = ("ms", "calls", "work")
-"""What a trace says of an operator; its work is FLOPs of products and attention, bytes read by others."""
+AMOUNTS = ("ms", "calls")
+"""What a trace says of an operator."""
 MOST_NAMED = 3
 """Causes that the sentence names."""
 SMALL_SHARE = 0.002
 """Operators below this share of a step are shown as one row of their class."""
 LATE = 0.02
 """Waiting for one rank above this share of a step is said."""
-UNITS = {TimeClass.products: "GFLOP/s", TimeClass.attention: "GFLOP/s",
-         TimeClass.elementwise: "GB/s", TimeClass.copies: "GB/s"}  # fmt: skip
-"""Class -> unit of the rate that its counted work makes: FLOPs, or bytes read."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class TracedRun:
     @property
     def added_by_tracing(self) -> float:
         """What tracing adds to a step, in milliseconds."""
-        return float(sum(ms for ms, _, _ in self.classes.values())) - self.plain_ms
+        return float(sum(ms for ms, _ in self.classes.values())) - self.plain_ms
 
 
 def traced_run(record: RunRecord) -> TracedRun | None:
@@ -100,7 +97,7 @@ def traced_run(record: RunRecord) -> TracedRun | None:
         operators: dict[Operator, Floats] = defaultdict(lambda: np.zeros(len(AMOUNTS)))
         for row in rows:
             key = str(row["class"]), str(row["operator"]), str(row["shapes"])
-            operators[key] += [nan if row[c] is None else float(row[c]) / steps for c in AMOUNTS]
+            operators[key] += [float(row[c]) / steps for c in AMOUNTS]
         others = [row for row in every if row["rank"] != critical]
         waited = sum(row["ms"] for row in others if row["class"] == TimeClass.ranks)
         return TracedRun(
@@ -145,12 +142,12 @@ class Explanation:
         step_ms: of A and of B, over the untraced windows.
         num_blocks: blocks that traced both.
         causes: one row per cause, `tracing itself` and `rest` last: `cause, ms, low, high, shown`, the
-            milliseconds, calls and work of A and B, `less_work_ms` and `better_rate_ms` where work is
-            counted, and the change of the number of `launches`. `ms` adds up to the difference.
+            milliseconds and calls of A and B, and the change of the number of `launches`. `ms` adds up to
+            the difference.
         blocks: the milliseconds of each cause, one row per block.
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
-            operator, shapes, ms, low, high, shown`, and for A and B milliseconds, calls, work (FLOPs or
-            bytes read) and `rate` in `unit`, all per step on the critical rank.
+            operator, shapes, ms, low, high, shown`, and for A and B milliseconds and calls, all per step on
+            the critical rank.
         moved: which phases moved although no technique of A touches them; "" where none is shown to.
         notes: what else is known, in sentences.
     """
@@ -204,7 +201,7 @@ class Explanation:
         Args:
             operators: rows of the table of operators; 0 for none.
         """
-        found = {"Causes": cause_text(self)}
+        found = {"Causes, A | B": cause_text(self)}
         if operators > 0:
             found["Operators, A | B"] = operator_text(self, operators)
         return found
@@ -212,7 +209,7 @@ class Explanation:
     def json(self) -> dict[str, Any]:
         """Return it as plain values for `--json`."""
         ms, low, high = (None if missing(end) else end for end in self.difference)
-        columns = ["cause", "ms", "low", "high", "less_work_ms", "better_rate_ms", "launches"]
+        columns = ["cause", "ms", "low", "high", "launches"]
         return {
             "a": self.names[0],
             "b": self.names[1],
@@ -247,9 +244,7 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
 
         U_A - U_B = sum of (class_A - class_B)  +  [(P - T)_A - (P - T)_B]  +  [(U - P)_A - (U - P)_B],
 
-    the classes, what tracing itself adds, and the rest. Each is averaged over blocks with Student's t. A
-    class of time t with work w splits into less work, mean(t / w) times the change of w, and a better rate,
-    mean(w) times the change of t / w; their sum is the change of t.
+    the classes, what tracing itself adds, and the rest. Each is averaged over blocks with Student's t.
 
     Args:
         pairs: traced runs of A and B by block.
@@ -261,7 +256,7 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
     if not pairs:
         raise VitsweepError(f"No block has traced steps of both {names[0]} and {names[1]}.")
     causes = cause_amounts(pairs)
-    rows = [{"cause": c, **_facts(found), **_split(c, found)} for c, found in causes.items()]
+    rows = [{"cause": c, **_facts(found)} for c, found in causes.items()]
     logs = np.log([a.images_per_second / b.images_per_second for a, b in pairs])
     return Explanation(
         names=names,
@@ -279,8 +274,8 @@ def cause_amounts(pairs: Sequence[Sequence[TracedRun]]) -> dict[str, Floats]:
     """Return cause -> `AMOUNTS` by block and cell; the milliseconds of a run add up to its `step_ms`."""
     classes = _amounts(pairs, lambda operator: operator[0])
     found = {str(kind): classes[kind] for kind in TimeClass if classes[kind][..., 0].any()}
-    found[TRACING] = np.array([[(-run.added_by_tracing, 0, 0) for run in pair] for pair in pairs])
-    found[REST] = np.array([[(r.step_ms - r.plain_ms, 0, 0) for r in pair] for pair in pairs])
+    found[TRACING] = np.array([[(-run.added_by_tracing, 0) for run in pair] for pair in pairs])
+    found[REST] = np.array([[(r.step_ms - r.plain_ms, 0) for r in pair] for pair in pairs])
     return found
 
 
@@ -311,16 +306,6 @@ def _ends(interval: tuple[float, float, float]) -> dict[str, Any]:
     return {"ms": ms, "low": low, "high": high, "shown": bool(low > 0 or high < 0)}
 
 
-def _split(cause: str, found: Floats) -> dict[str, float]:
-    """Return milliseconds by a change of work and by a change of its rate; NaN where work is not counted."""
-    spent, work = found[..., 0], found[..., 2]
-    if cause not in UNITS or not (work > 0).all():
-        return {"less_work_ms": nan, "better_rate_ms": nan}
-    less = float(((work[:, 0] - work[:, 1]) * (spent / work).mean(axis=1)).mean())
-    whole = float((spent[:, 0] - spent[:, 1]).mean())
-    return {"less_work_ms": less, "better_rate_ms": whole - less}
-
-
 def _operators(pairs: Sequence[Pair]) -> DataFrame:
     """Return the operators of both cells, the largest difference first."""
     every = _amounts(pairs, lambda operator: operator)
@@ -328,18 +313,10 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
     least = SMALL_SHARE * sum(spent.values())
     shown = _amounts(pairs, lambda o: o if spent[o] >= least else (o[0], POOLED, ""))
     rows = [
-        dict(zip(("class", "operator", "shapes"), operator, strict=True))
-        | _facts(found)
-        | {"unit": UNITS.get(operator[0], "")}
+        dict(zip(("class", "operator", "shapes"), operator, strict=True)) | _facts(found)
         for operator, found in shown.items()
     ]
-    table = DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
-    for side in "ab":
-        ms, work = table[f"{side}_ms"], table[f"{side}_work"].replace(0, nan)
-        is_rate = (table["unit"] != "") & (ms > 0) & (work > 0)
-        rate = (1e-6 * work / ms).where(is_rate)
-        table = table.assign(**{f"{side}_work": work, f"{side}_rate": rate})
-    return table
+    return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
 
 
 def current_records(tables: SweepTables) -> list[RunRecord]:
@@ -402,15 +379,13 @@ def section(tables: SweepTables) -> Markup:
 
 
 def cause_text(found: Explanation) -> DataFrame:
-    """Return the table that terminal and report show, the measured difference last."""
+    """Return the table that the terminal shows, the measured difference last."""
     table = pd.concat([found.causes, DataFrame([found.total])])
     columns: dict[str, Column] = {
         "cause": values("cause"),
         "ms a step": DIFFERENCE,
-        found.names[0]: values("a_ms", number),
-        found.names[1]: values("b_ms", number),
-        "by less work": values("less_work_ms", signed),
-        "by a better rate": values("better_rate_ms", signed),
+        "A": values("a_ms", number),
+        "B": values("b_ms", number),
         "launches": values("launches", lambda n: f"{n:+,.0f}" if round(n) else ""),
         "differs": _differs,
     }
@@ -424,10 +399,8 @@ def operator_text(found: Explanation, rows: int) -> DataFrame:
         "class": values("class"),
         "shapes": values("shapes"),
         "ms a step": DIFFERENCE,
-        "calls": lambda table: _both(table, "calls", lambda n: f"{n:,.0f}"),
-        "rate": lambda table: [
-            f"{pair} {unit}" if pair else ""
-            for pair, unit in zip(_both(table, "rate", number), table["unit"], strict=True)
+        "calls": lambda table: [
+            f"{a:,.0f} | {b:,.0f}" for a, b in zip(table["a_calls"], table["b_calls"], strict=True)
         ],
         "differs": _differs,
     }
@@ -445,14 +418,3 @@ def _operator_names(table: DataFrame) -> list[str]:
 
 def _differs(table: DataFrame) -> list[str]:
     return ["" if shown else "not shown" for shown in table["shown"]]
-
-
-def _both(table: DataFrame, amount: str, shown: Callable[[float], str]) -> list[str]:
-    """Return the amounts of A and B as `4 | 2`; "" where neither is known."""
-    pairs = zip(table[f"a_{amount}"], table[f"b_{amount}"], strict=True)
-    return [
-        ""
-        if missing(a) and missing(b)
-        else " | ".join("-" if missing(v) else shown(v) for v in (a, b))
-        for a, b in pairs
-    ]

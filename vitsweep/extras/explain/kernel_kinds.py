@@ -1,15 +1,32 @@
-"""What operators and kernels do: their class, by one table of names for CPU and CUDA, and their work."""
+"""What a traced step spends its time on, by one table of names for CPU and CUDA (no torch)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
-from math import nan, prod
 from typing import Any
 
-import torch
+POOLED, BETWEEN = "(smaller)", "(between operators)"
+"""What a trace calls the small operators of a class together, and the time between operators."""
 
-from vitsweep.extras.explain.time_class import TimeClass
+
+class TimeClass(StrEnum):
+    """What the time of a traced step is spent on; each instant belongs to one class."""
+
+    products = "matrix products"
+    attention = "attention"
+    elementwise = "normalization and element-wise"
+    copies = "casts and copies"
+    fused = "fused kernels"
+    other = "other operators"
+    recomputation = "recomputation"
+    optimizer = "optimizer"
+    communication = "exposed communication"
+    ranks = "waiting for ranks"
+    data = "waiting for data"
+    host = "launch gaps (host)"
+
 
 KINDS: tuple[tuple[TimeClass, str], ...] = (
     (TimeClass.communication, r"nccl|gloo|c10d|record_param_comms|symm_mem|multimem|all_reduce"),
@@ -98,8 +115,6 @@ class Event:
             an operator, with the call of the runtime, negative: all kernels of a CUDA graph have that of
             its launch.
         shapes: of the inputs.
-        dtypes: of the inputs.
-        values: of the inputs that are no tensors, by place; of convolutions only.
     """
 
     name: str
@@ -112,69 +127,9 @@ class Event:
     sequence: int = -1
     id: int = 0
     shapes: Sequence[Any] = ()
-    dtypes: Sequence[str] = ()
-    values: Sequence[Any] = ()
 
     @property
     def is_collective(self) -> bool:
         """Whether it is the transfer of a collective, waiting included."""
         on_device = self.on_device and not self.is_range
         return self.name.startswith("gloo:") or (on_device and self.name.startswith("nccl"))
-
-
-_BYTES = {"double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "c10::Half": 2,
-          "c10::BFloat16": 2, "bool": 1, "unsigned char": 1}  # fmt: skip
-
-
-def work_of(event: Event) -> float:
-    """Return the FLOPs of a product or of attention, by torch's own formulas; else the bytes it reads.
-
-    0 where torch has no formula for it, NaN for the backward pass of attention in many operators.
-    """
-    if event.is_node:
-        return 0.0 if "ScaledDotProduct" in event.name else nan
-    kind = kind_of_operator(event.name)
-    try:
-        if kind is TimeClass.attention:
-            return _attention_flops(event)
-        if event.values:
-            return _convolution_flops(event)
-        if kind is TimeClass.products:
-            formula = flop_formula(event.name)
-            tensors = [shape for shape in event.shapes if shape]  # without factors such as beta
-            return float(formula(*tensors, out_val=None)) if formula else 0.0
-    except (TypeError, ValueError, AssertionError, IndexError):  # of another signature
-        return 0.0
-    pairs = zip(event.shapes, event.dtypes, strict=False)
-    return float(sum(prod(s) * _BYTES.get(d, 0) for s, d in pairs if s and isinstance(s[0], int)))
-
-
-def _attention_flops(event: Event) -> float:
-    from torch.utils import flop_counter
-
-    if "backward" in event.name:
-        return float(flop_counter.sdpa_backward_flop_count(*event.shapes[:4]))
-    return float(flop_counter.sdpa_flop_count(*event.shapes[:3]))
-
-
-def _convolution_flops(event: Event) -> float:
-    """Return the FLOPs of a convolution or its backward pass; the formula needs the shapes of the outputs."""
-    formula, given = flop_formula(event.name), event.values[3:]
-    first, second, third = event.shapes[:3]
-    out: Any = second, third  # in the backward pass the gradients of images and weight
-    if not event.name.endswith("backward"):
-        sizes = zip(first[2:], second[2:], *given[:3], strict=True)
-        out = [(n + 2 * pad - hole * (k - 1) - 1) // step + 1 for n, k, step, pad, hole in sizes]
-        out = [*first[:2], *out]
-    return float(formula(first, second, third, *given, out_val=out)) if formula else 0.0
-
-
-@cache
-def flop_formula(name: str) -> Callable[..., Any] | None:
-    """Return the formula of torch for the FLOPs of an operator; None where it has none."""
-    from torch.utils.flop_counter import flop_registry
-
-    space, _, operator = name.partition("::")
-    packet = getattr(getattr(torch.ops, space, None), operator, None)
-    found: Callable[..., Any] | None = flop_registry.get(packet)
-    return found

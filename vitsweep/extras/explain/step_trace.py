@@ -18,15 +18,20 @@ import torch
 from numpy.typing import NDArray
 from torch._C._autograd import DeviceType
 
+from vitsweep.cell import sync_ranks
+from vitsweep.collectives.primitives import gathered
 from vitsweep.extras.explain.kernel_kinds import (
+    BETWEEN,
+    POOLED,
     Event,
-    flop_formula,
+    TimeClass,
     kind_of_kernel,
     kind_of_operator,
-    work_of,
 )
-from vitsweep.extras.explain.time_class import BETWEEN, POOLED, TimeClass
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
+from vitsweep.measure.environment import machine
+from vitsweep.training.timed_steps import mean_step_ms, undisturbed
+from vitsweep.training.trainer import MicroBatch, Trainer
 
 STEP = "vitsweep.step"
 """Mark between two steps."""
@@ -128,8 +133,6 @@ def _event(found: Any) -> Event:
         sequence=found.sequence_nr(),
         id=number,
         shapes=() if on_device else found.shapes(),
-        dtypes=() if on_device else found.dtypes(),
-        values=found.concrete_inputs() if "::convolution" in found.name() else (),
     )
 
 
@@ -152,7 +155,6 @@ class Segment:
         level: place in `LEVELS`.
         label: operator and shapes.
         calls: 1 for the first segment of an operation, else 0.
-        work: FLOPs of products and attention, bytes read by other operators; with `calls`.
     """
 
     start: int
@@ -160,7 +162,6 @@ class Segment:
     level: int
     label: tuple[str, str] = (BETWEEN, "")
     calls: int = 0
-    work: float = 0.0
 
 
 def exclusive_ns(segments: Sequence[Segment], begin: int, end: int) -> tuple[Floats, float]:
@@ -191,7 +192,7 @@ def exclusive_ns(segments: Sequence[Segment], begin: int, end: int) -> tuple[Flo
 def step_rows(
     events: Sequence[Event], steps: int, transfers: Sequence[float] | None
 ) -> list[list[dict[str, Any]]]:
-    """Return the last `steps` steps of a trace, each as rows `class, operator, shapes, calls, ms, work`.
+    """Return the last `steps` steps of a trace, each as rows `class, operator, shapes, calls, ms`.
 
     The milliseconds of a step's rows add up to its duration.
 
@@ -205,7 +206,7 @@ def step_rows(
     spent = spent_in_steps(segments, found.borders, steps)
     whole: defaultdict[Key, float] = defaultdict(float)
     for step in spent:
-        for key, (_, time, _) in step.items():
+        for key, (_, time) in step.items():
             whole[key] += time
     # Of the steps together, so that an operator is a row of its own in all of them or in none
     least = SMALL_SHARE * sum(whole.values())
@@ -220,7 +221,7 @@ Key = tuple[TimeClass, str, str]
 def spent_in_steps(
     segments: Sequence[Segment], borders: Sequence[int], steps: int
 ) -> list[dict[Key, Floats]]:
-    """Return calls, nanoseconds and work by key in each of the last steps.
+    """Return calls and nanoseconds by key in each of the last steps.
 
     Args:
         segments: what claims time.
@@ -231,23 +232,23 @@ def spent_in_steps(
     for begin, end in [*pairwise(borders)][-steps:]:
         inside = [s for s in segments if s.start < end and s.end > begin]
         times, rest = exclusive_ns(inside, begin, end)
-        spent: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(3))
+        spent: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(2))
         spent[TimeClass.host, BETWEEN, ""][1] += rest
         for segment, time in zip(inside, times, strict=True):
             calls = segment.calls if segment.start >= begin else 0
-            spent[LEVELS[segment.level], *segment.label] += (calls, time, calls * segment.work)
+            spent[LEVELS[segment.level], *segment.label] += (calls, time)
         found.append(spent)
     return found
 
 
 def _rows(spent: Mapping[Key, Floats], small: Container[Key]) -> list[dict[str, Any]]:
-    kept: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(3))
+    kept: defaultdict[Key, Floats] = defaultdict(lambda: np.zeros(2))
     for key, amounts in spent.items():
         kept[(key[0], POOLED, "") if key in small else key] += amounts
     return [
         {"class": str(kind), "operator": operator, "shapes": shapes}
-        | {"calls": int(calls), "ms": float(time) / 1e6, "work": float(work)}
-        for (kind, operator, shapes), (calls, time, work) in kept.items()
+        | {"calls": int(calls), "ms": float(time) / 1e6}
+        for (kind, operator, shapes), (calls, time) in kept.items()
         if time or calls
     ]
 
@@ -414,13 +415,13 @@ class TraceReader:
     def _claimed(self, span: tuple[int, int, Operator]) -> Segment:
         start, end, owner = span
         event, calls = owner.event, not owner.counted
+        owner.counted = True
         return Segment(
             start=start,
             end=end,
             level=self._level(owner, owner.kind or TimeClass.other),
             label=(event.name, _text(event.shapes)),
             calls=int(calls),
-            work=_work_once(owner),
         )
 
     def _level(self, operator: Operator | None, kind: TimeClass) -> int:
@@ -451,24 +452,16 @@ class TraceReader:
             level=self._level(operator, kind),
             label=(owner.event.name if owner else kernel.name.split("<")[0], shapes),
             calls=1,
-            work=_work_once(owner) if owner and owner.kind is kind else 0.0,  # not of its copies
         )
 
 
 def _is_part(kind: TimeClass | None, around: Operator | None) -> bool:
-    """Return whether an operator is one with that around it, whose work is known as a whole."""
+    """Return whether an operator is one with that around it."""
     if around and around.kind is TimeClass.attention:  # a fused kernel knows more than its node
         return not (around.event.is_node and kind is TimeClass.attention)
     if around and kind is around.kind is TimeClass.products:
-        return flop_formula(around.event.name) is not None
+        return "::convolution" in around.event.name  # of which backends have their own inside
     return False
-
-
-def _work_once(owner: Operator) -> float:
-    """Return the work of an operator when it is asked for the first time, then 0."""
-    work = 0.0 if owner.counted else work_of(owner.event)
-    owner.counted = True
-    return work
 
 
 def _numbers_of_attention(events: Sequence[Event]) -> set[int]:
@@ -489,59 +482,51 @@ def _text(shapes: Sequence[Any]) -> str:
     return " ".join("x".join(map(str, s)) for s in shapes if s and not isinstance(s[0], list))
 
 
-COLUMNS = ("step", "class", "operator", "shapes", "calls", "ms", "work")
+COLUMNS = ("step", "class", "operator", "shapes", "calls", "ms")
 """Of the rows of a trace."""
 
 
-@dataclass(frozen=True)
-class RankTrace:
-    """Traced steps of one rank.
+def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -> dict[str, Any]:
+    """Take plain and traced steps; both empty the loader's queue first, which a pause fills.
 
-    Attributes:
-        plain_ms: mean duration of as many steps without the profiler, just before them.
-        rows: of `COLUMNS`.
+    Returns:
+        `plain_ms`, the mean duration of as many steps without the profiler, just before the traced ones; and
+        `rows` of `COLUMNS`.
     """
-
-    plain_ms: float
-    rows: list[list[Any]]
-
-
-def reduced(
-    own: Sequence[Event], steps: int, ranks: Sequence[Collectives], machines: Sequence[str]
-) -> list[list[Any]]:
-    """Return the rows of one rank, of `COLUMNS`.
-
-    Args:
-        own: events of this rank.
-        steps: how many of the last steps are kept.
-        ranks: collectives of every rank, see `collectives_of`.
-        machines: on which each rank runs.
-    """
-    found = step_rows(own, steps, transfers_ms(ranks, machines))
-    return [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
+    steps, lead_in = trainer.cell.measurement.traced_steps, prefetched_steps + 1
+    marks = TraceMarks()
+    watched = marks.watched(stream)
+    with undisturbed(trainer):
+        sync_ranks(trainer.world)
+        plain_ms = mean_step_ms(trainer, stream, steps, lead_in)
+        sync_ranks(trainer.world)
+        events = record_steps(
+            lambda: trainer.step(watched, marks), lead_in + steps, trainer.world.device
+        )
+    transfers = transfers_ms(gathered(collectives_of(events)), gathered(machine()))
+    found = step_rows(events, steps, transfers)
+    rows = [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
+    return {"plain_ms": plain_ms, "rows": rows}
 
 
-def trace_samples(ranks: Sequence[RankTrace]) -> dict[str, Any]:
-    """Return what a run's record keeps of the traced steps of its ranks."""
+def samples_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the samples of a run from what `run` returned in each of its ranks."""
+    rows = [[rank, *row] for rank, own in enumerate(ranks) for row in own["rows"]]
     return {
         "trace": {
             "columns": ["rank", *COLUMNS],
-            "rows": [[rank, *row] for rank, own in enumerate(ranks) for row in _rounded(own.rows)],
-            "plain_ms": max(rank.plain_ms for rank in ranks),
+            "rows": [[round(v, 5) if isinstance(v, float) else v for v in row] for row in rows],
+            "plain_ms": max(rank["plain_ms"] for rank in ranks),
             "critical_rank": critical_rank(ranks),
         }
     }
 
 
-def _rounded(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    return [[round(v, 5) if isinstance(v, float) else v for v in row] for row in rows]
-
-
-def critical_rank(ranks: Sequence[RankTrace]) -> int:
+def critical_rank(ranks: Sequence[Mapping[str, Any]]) -> int:
     """Return the rank that the others wait for: that which waits least, then communicates least."""
 
     def spent(rank: int, kind: TimeClass) -> float:
-        return sum(ms for _, own, _, _, _, ms, _ in ranks[rank].rows if own == kind)
+        return sum(ms for _, own, _, _, _, ms in ranks[rank]["rows"] if own == kind)
 
     kinds = TimeClass.ranks, TimeClass.communication
     return min(range(len(ranks)), key=lambda rank: [spent(rank, kind) for kind in kinds])

@@ -5,23 +5,30 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from vitsweep.api.functions import StopReason, compared_settings
 from vitsweep.cli.verbs import VERBS, Options, print_json
+from vitsweep.composition.overrides import value_override
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
-from vitsweep.extras.explain.causes import Explanation
-from vitsweep.extras.explain.explained import Explained, explain_cell
-from vitsweep.extras.explain.session import DEFAULT_BLOCKS, DEFAULT_STEPS, ExplainRequest, explain
-from vitsweep.planning.pair import DEFAULT_MINUTES
+from vitsweep.extras.explain.causes import Explanation, explain_cells
+from vitsweep.extras.explain.explained import Explained, explain_cell, explain_stored
+from vitsweep.planning.pair import (
+    DEFAULT_MINUTES,
+    ComparisonRequest,
+    cells_named,
+    plan_pair,
+    with_cells,
+)
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
 from vitsweep.tables.render import TextTable
+from vitsweep.tables.sweep_tables import SweepTables
 
-WIDE, WIDE_ONLY = 110, ("by less work", "by a better rate", "launches", "class", "rate")
+DEFAULT_BLOCKS, DEFAULT_STEPS = 5, 3
+WIDE, WIDE_ONLY = 110, ["launches", "class"]
 """Characters of a terminal below which these columns are left to `--json`."""
-LONGEST_HEADING = 10
-"""Of a column of a narrow terminal, in characters."""
 
 HELP = f"""\
 Say why A takes another time per step than B: causes, with 95 % intervals, that
@@ -81,8 +88,13 @@ def run(arguments: Sequence[str]) -> int:
     if len(asked.settings) == 1:
         _refuse_options_of_two(options, asked)
         found, stop_reason = explain_cell(find_sweep(asked.sweep), *asked.settings), None
+    elif asked.settings:
+        found, stop_reason = _of_two(asked, console)
     else:
-        found, stop_reason = explain(_request(options, asked), console)
+        raise VitsweepError(
+            "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
+            "cell of a sweep.\n" + options.format_usage().strip()
+        )
     if asked.json:
         print_json(**found.explanation.json())
     else:
@@ -99,35 +111,48 @@ def _refuse_options_of_two(options: Options, asked: Namespace) -> None:
             )
 
 
-def _request(options: Options, asked: Namespace) -> ExplainRequest:
-    if not asked.settings:
-        raise VitsweepError(
-            "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
-            "cell of a sweep.\n" + options.format_usage().strip()
-        )
+def _of_two(asked: Namespace, console: Console) -> tuple[Explained, StopReason | None]:
+    """Explain A by B; blocks with traces are measured where they lack.
+
+    Returns:
+        The explanation, and why no further block was measured; None where nothing was.
+    """
     a, b, *common = asked.settings
-    words = vars(asked)
-    facts = {name: words[name] for name in ("sweep", "blocks", "steps", "minutes", "config_dir")}
-    return ExplainRequest(a=a, b=b, common=tuple(common), **facts)
+    store = cells_named(a, b, asked.sweep)
+    if store and (known := explain_stored(store, a, b, asked.blocks or MIN_BLOCKS)):
+        return known, None
+    traces = value_override("measurement.traced_steps", asked.steps), "sweep.prune_slowdown=null"
+    request = ComparisonRequest(
+        variant=tuple(a.split()),
+        baseline=tuple(b.split()),
+        common=(*common, *traces),
+        minutes=asked.minutes,
+        config_dir=asked.config_dir,
+        traced_blocks=asked.blocks or DEFAULT_BLOCKS,
+    )
+    if store:
+        request = with_cells(request, store, a, b)
+    planned = plan_pair(request)
+    if len(planned.plan.entries) == 1:
+        raise BadValueError(f"`{a}` and `{b}` are the same cell.")
+    with compared_settings(planned, console) as (launched, result):
+        tables = SweepTables.of(launched.store)
+        try:
+            found = explain_cells(tables, *planned.cells, request.names)
+        except VitsweepError:
+            if launched.interrupted:
+                raise KeyboardInterrupt from None  # before a block had traces of both
+            raise
+        return Explained(found, launched.store), result.stop_reason
 
 
 def _show(found: Explained, console: Console, asked: Namespace) -> None:
     """Write the views and the report; show the tables and the sentences."""
     explanation = found.explanation
-    shown = explanation.texts(asked.operators)
     console.print()
-    if console.width < WIDE:
-        letters = dict(zip(explanation.names, "AB", strict=False))
-        if max(map(len, letters), default=0) <= LONGEST_HEADING:
-            letters = {}
-        for name, letter in letters.items():
-            console.print(f"{letter}: {name}")
-        shown = {
-            title: table.drop(columns=[*WIDE_ONLY], errors="ignore").rename(columns=letters)
-            for title, table in shown.items()
-        }
-    for title, table in shown.items():
-        console.print(TextTable(table, title))
+    for title, table in explanation.texts(asked.operators).items():
+        narrow = WIDE_ONLY if console.width < WIDE else []
+        console.print(TextTable(table.drop(columns=narrow, errors="ignore"), title))
     lines = ["", *filter(None, [found.sentence, *explanation.notes])]
     if isinstance(explanation, Explanation) and explanation.num_blocks < (
         asked.blocks or MIN_BLOCKS
