@@ -58,7 +58,6 @@ SMALL = (
     *("model=vit_nano", *TINY, "batch.resolution_px=8"),
     *("resources.nodes=1", "resources.threads_per_rank=1", LONG),
 )
-TRAINED, TIMED = ("data=digits", "task.epochs=1"), ("data=synthetic",)
 FEW, MANY = 10, 100
 NOT_TECHNIQUES = ("sweep", "data.", "model.", "batch", "measurement", "seed")
 
@@ -128,8 +127,7 @@ def of_named_sweeps(ranks: int) -> list[CellSpec]:
             cells = random.Random(0).sample(cells, FEW)
         for overrides in cells:
             own = [o for o in overrides if not o.lstrip("+").startswith(NOT_TECHNIQUES)]
-            is_training = any(o.startswith("task") for o in own)
-            one = entry(*own, *size, *(TRAINED if is_training else TIMED))
+            one = entry(*own, *size, "data=synthetic")
             if not one.reasons and not refusals(one.spec):
                 found[one.cell_id] = one.spec
     return [*found.values()]
@@ -167,24 +165,21 @@ DIGITS = ("data=digits", "batch.images_per_step=16", "++model.arguments.patch_si
 RARER = {
     1: (
         ("compilation=compile_blocks", "optimizer=adamw_foreach"),
-        ("task=train", "data=digits", "task.epochs=2", "optimizer=sgd_fused"),
+        ("optimizer=sgd_fused",),
         (*OWN, FOCAL, "sharding=none", "precision=O1", "batch.accumulation_steps=2"),
         (
             "classifier=pooled",
             "attention=sdpa_math",
             "layout.channels_last=true",
-            "model.registers=4",
-            "model.layer_scale=0.1",
-            "model.mlp=swiglu",
             "sharding=none",
         ),
-        ("layout=batch_second", "tokens=registers", "layout.patch_embedding=linear"),
-        ("layout=batch_second", "tokens=registers", "classifier=pooled", "precision=O2"),
+        ("layout=batch_second", "layout.patch_embedding=linear"),
+        ("layout=batch_second", "classifier=pooled", "precision=O2"),
     ),
     2: (
         ("compilation=compile_model", "sharding=fsdp", "precision=bf16_masters"),
         ("precision=O2", HALF, "sharding=ddp", "optimizer.clip_norm=0.1"),
-        ("sharding=fsdp", "sharding.gradient_dtype=bfloat16", "sharding.prefetch_forward=1"),
+        ("sharding=fsdp", "sharding.gradient_dtype=bfloat16"),
         (
             "model=transformers",
             "model.name=vit",
@@ -203,7 +198,7 @@ RARER = {
             "precision=O2",
             "sharding=fsdp",
         ),
-        (*OWN, "memory=recompute_blocks", "sharding=fsdp", "sharding.blocks_per_unit=2"),
+        (*OWN, "memory=recompute_blocks", "sharding=fsdp"),
     ),
     4: (("precision=O2", "sharding=hsdp", "batch.accumulation_steps=2"),),
 }
@@ -245,7 +240,13 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
             ("compilation=compile_blocks", "compilation.optimizer_step=true"),
             "compilation.optimizer_step=true",
         ),
+        (("sharding=fsdp", "sharding.blocks_per_unit=2", TWO), "sharding.blocks_per_unit=2"),
+        (("sharding=fsdp", "sharding.prefetch_forward=1", TWO), "sharding.prefetch_forward=1"),
         (("tokens=drop",), "tokens=drop"),
+        (("tokens=registers",), "tokens=registers"),
+        (("model.mlp=swiglu", "model.layer_scale=0.1"), "model.layer_scale=0.1"),
+        (("task=train", "data=digits"), "task=train"),
+        (("task.label_smoothing=0.1",), "task.label_smoothing=0.1"),
         (("vit_block=parallel",), "vit_block=parallel"),
         (("attention=linear",), "attention=linear"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
@@ -278,21 +279,17 @@ WRITTEN = (
         "sharding=zero2",
         "memory=recompute_selected",
         TWO,
-        "sharding.prefetch_forward=1",
     ),
-    ("precision=O2", "sharding=hsdp", "resources.ranks_per_node=4", "sharding.blocks_per_unit=2"),
+    ("precision=O2", "sharding=hsdp", "resources.ranks_per_node=4"),
     (
         "compilation=compile_model",
         "classifier=pooled",
         "attention=sdpa_math",
         "layout.channels_last=true",
-        "model.registers=4",
-        "model.layer_scale=0.1",
-        "model.mlp=swiglu",
     ),
-    ("layout=batch_second", "tokens=registers", "layout.patch_embedding=linear"),
-    ("layout=batch_second", "tokens=registers", "classifier=pooled"),
-    ("task=train", "data=digits", "optimizer=sgd_fused", "precision=O2", "sharding=ddp"),
+    ("layout=batch_second", "layout.patch_embedding=linear"),
+    ("layout=batch_second", "classifier=pooled"),
+    ("optimizer=sgd_fused", "precision=O2", "sharding=ddp"),
     (*OWN, "memory=recompute_blocks", "sharding=fsdp", "precision=O3", TWO),
     (
         "model=transformers",

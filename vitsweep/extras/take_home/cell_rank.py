@@ -3,7 +3,6 @@
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.epochs import set_learning_rate
 from vitsweep.training.shards import plain_weights, whole_tensors
 from vitsweep.world import World, environment_rank
 
@@ -24,21 +22,15 @@ class Cell:
     """A cell in this process."""
 
     def __init__(self, cell: CellSpec, world: World) -> None:
-        self.device, self._steps, self._updates = world.device, 0, 0
+        self.device, self._updates = world.device, 0
         self._cell, self._gradients = cell, Named()
-        trained = replace(cell, optimizer=cell.recipe.optimizer(cell)) if cell.task.epochs else cell
-        self._trainer = parallelize(first_model(cell), trained, world)
+        self._trainer = parallelize(first_model(cell), cell, world)
         self._trainer.before_update = self._keep
-        sizes = cell.data.split_sizes()
-        self._total = sizes[0] // cell.images_per_step * cell.task.epochs if sizes else 0
 
     def step(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train on one batch of this rank; return its mean loss."""
         trainer, parts = self._trainer, self._cell.batch.accumulation_steps
-        if self._cell.task.epochs:
-            set_learning_rate(trainer.optimizer, trainer.cell, self._steps, self._total)
         loss = trainer.step(zip(images.chunk(parts), labels.chunk(parts), strict=True))
-        self._steps += 1
         if self._updates < STEPS:
             self._updates += not (trainer.skipped and bool(trainer.skipped[-1]))
         return loss

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
 from vitsweep.spec.model_spec import ViTSpec
-from vitsweep.spec.model_variant import TokenVariant
 from vitsweep.spec.technique import Compilation, Memory, Runtime
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
 from vitsweep.techniques.compilation.torch_compile import CompileBlocks, CompileModel
@@ -20,7 +19,6 @@ from vitsweep.techniques.precision.opt_level import OptLevel
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.fsdp import Fsdp, Hsdp
 from vitsweep.techniques.sharding.none import Unsharded
-from vitsweep.techniques.tokens.registers import Registers
 
 WRITTEN = {
     "precision": (OptLevel, FullPrecision),
@@ -30,7 +28,6 @@ WRITTEN = {
     "attention": (ScaledDotProduct,),
     "runtime": (Runtime,),
     "compilation": (Compilation, CompileBlocks, CompileModel),
-    "tokens": (TokenVariant, Registers),
 }
 """Group -> classes of choices that a template is there for; their subclasses do something else.
 
@@ -53,18 +50,24 @@ def _typed(cell: CellSpec) -> Iterator[str]:
             yield f"{group}={choice.name}"
     yield from _knobs(cell)
     yield from _of_model(cell)
-    if cell.task.epochs and cell.data.split_sizes() is None:  # how many steps are there?
-        yield f"task={cell.task.name} data={cell.data.name}"
-    if cell.task.epochs and (cell.recipe.augments or cell.recipe.drop_path):
-        yield f"recipe={cell.recipe.name}"
-    elif cell.task.epochs and (schedule := cell.recipe.learning_rate_schedule):
-        yield f"recipe.learning_rate_schedule={schedule}"
+    if cell.task.epochs:
+        yield f"task={cell.task.name}"
+    elif smoothing := cell.task.label_smoothing:
+        yield f"task.label_smoothing={smoothing}"
+
+
+_OF_SHARDING = (
+    *("gradient_dtype", "whole_norms", "symmetric_memory"),
+    *("blocks_per_unit", "prefetch_forward", "prefetch_backward"),
+)
 
 
 def _knobs(cell: CellSpec) -> Iterator[str]:
-    for knob in ("gradient_dtype", "whole_norms", "symmetric_memory"):
+    for knob in _OF_SHARDING:
         value = getattr(cell.sharding, knob, None)
-        if value and not (knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp)):
+        if knob == "gradient_dtype" and isinstance(cell.sharding, Fsdp):
+            continue
+        if value and not (knob == "blocks_per_unit" and value == 1):
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
     if getattr(cell.compilation, "optimizer_step", False):
         yield "compilation.optimizer_step=true"
@@ -88,6 +91,9 @@ def _of_model(cell: CellSpec) -> Iterator[str]:
         return
     for knob, plain in (
         ("tokens_per_channel", False),
+        ("registers", 0),
+        ("layer_scale", None),
+        ("mlp", "gelu"),
         ("position", "learned"),
     ):
         value = getattr(model, knob)

@@ -39,7 +39,7 @@ NAMES = {
     "transformers": "AutoConfig AutoModelForImageClassification",
 }
 """Module -> names that are imported from it where a file has them."""
-MODULES = {name: name for name in ("math", "os", "timm", "torch")} | {
+MODULES = {name: name for name in ("os", "timm", "torch")} | {
     "dist": "torch.distributed as dist",
     "F": "torch.nn.functional as F",
 }
@@ -131,8 +131,6 @@ def _wrapped(origin: str, names: list[str]) -> str:
 def _settings(cell: CellSpec) -> dict[str, str]:
     """Return constant -> the line that sets it."""
     model, batch, optimizer = cell.shape, cell.batch, cell.optimizer
-    if cell.task.epochs:
-        optimizer = cell.recipe.optimizer(cell)
     replicas = max(1, cell.mesh.data_parallel_size)
     found: dict[str, tuple[object, str]] = {
         "SEED": (cell.seed, ""),
@@ -153,31 +151,15 @@ def _settings(cell: CellSpec) -> dict[str, str]:
             "HEADS": (model.num_heads, ""),
             "MLP_WIDTH": (model.mlp_width, ""),
             "NORM_EPS": (model.norm_eps, ""),
-            "LAYER_SCALE": (model.layer_scale, "first value of the factors"),
-            "REGISTERS": (model.registers, "tokens that the head does not read"),
         }
     found |= {
         "SHARDS": (cell.mesh.state_shards, "ranks that share one copy of the state"),
-        "LEARNING_RATE": (optimizer.learning_rate, "peak" if cell.task.epochs else ""),
+        "LEARNING_RATE": (optimizer.learning_rate, ""),
         "WEIGHT_DECAY": (optimizer.weight_decay, "of matrices"),
         "CLIP_NORM": (optimizer.clip_norm, "of all gradients together"),
-        "LABEL_SMOOTHING": (cell.task.label_smoothing, ""),
+        "STEPS": (100, "optimizer steps"),
     }
-    lines = {k: f"{k} = {v}" + (f"  # {why}" if why else "") for k, (v, why) in found.items()}
-    return lines | _length(cell)
-
-
-def _length(cell: CellSpec) -> dict[str, str]:
-    sizes = cell.data.split_sizes()
-    if not cell.task.epochs or sizes is None:
-        return {"STEPS": "STEPS = 100  # optimizer steps"}
-    per_epoch = sizes[0] // cell.images_per_step
-    steps = cell.task.epochs * per_epoch
-    warm = cell.task.warmup_epochs / cell.task.epochs * steps
-    return {
-        "STEPS": f"STEPS = {steps}  # {cell.task.epochs} epochs of {per_epoch}",
-        "WARMUP_STEPS": f"WARMUP_STEPS = {warm:g}  # {cell.task.warmup_epochs:g} epochs",
-    }
+    return {k: f"{k} = {v}" + (f"  # {why}" if why else "") for k, (v, why) in found.items()}
 
 
 def _known(cell: CellSpec) -> dict[str, Any]:
@@ -219,8 +201,8 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "compile_arguments": ", ".join(
             f"{k}={v!r}".replace("'", '"') for k, v in arguments.items()
         ),
-        "clip": _optimizer(cell).clip_norm is not None,
-        "optimizer": _built(cell),
+        "clip": cell.optimizer.clip_norm is not None,
+        "optimizer": _built(cell.optimizer),
     } | _sharding(cell)
 
 
@@ -235,13 +217,8 @@ def _memory(cell: CellSpec) -> str | None:
     return kinds.get(type(cell.memory).__name__)
 
 
-def _optimizer(cell: CellSpec) -> Any:
-    return cell.recipe.optimizer(cell) if cell.task.epochs else cell.optimizer
-
-
-def _built(cell: CellSpec) -> str:
+def _built(choice: Any) -> str:
     """Return the call that makes the optimizer."""
-    choice = _optimizer(cell)
     given: dict[str, object] = {"lr": "LEARNING_RATE"}
     if isinstance(choice, AdamW):
         given |= {"betas": (choice.beta1, choice.beta2), "eps": choice.eps}
@@ -312,9 +289,6 @@ def _model(cell: CellSpec) -> dict[str, Any]:
     assert isinstance(model, ViTSpec), "refused before"
     return {
         "kind": "vit",
-        "swiglu": model.mlp == "swiglu",
-        "layer_scale": model.layer_scale,
-        "registers": model.registers,
         "class_token": model.has_class_token(cell.classifier.pooling),
         "batch_first": cell.layout.batch_first,
         "channels_last": cell.layout.channels_last,
