@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 from matplotlib.colors import to_hex
 
 from tests.builders import run, table
@@ -115,19 +114,3 @@ def test_effects_are_in_the_report_only_where_choices_were_crossed():
     truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
     runs, baselines = simulate(truth, normal(0.01), np.random.default_rng(0), specs=alone)
     assert effects.table_of(SweepTables.from_runs(runs, baselines, cells(runs, baselines))).empty
-
-
-def test_two_days_show_both_speedups_and_the_size_of_what_changed():
-    truth = {"base": 1.0, "fast": 1.3, "same": 0.9}
-    a, baselines = simulate(truth, normal(0.01), np.random.default_rng(0))
-    b, _ = simulate(truth | {"fast": 1.0}, normal(0.01), np.random.default_rng(1))
-    found = pytest.importorskip("vitsweep.extras.gate.sweep_diff").sweep_diff(
-        a, b, baselines, baselines
-    )
-    draw = pytest.importorskip("vitsweep.extras.gate.two_sweeps").draw_changes
-    axes = draw(found, {"fast": "O1", "same": "fsdp"}).axes[0]
-    assert names(axes) == ["O1", "fsdp"]
-    shown = [t for t in texts(axes) if t]
-    assert len(shown) == 1
-    assert shown[0].startswith("0.7")
-    assert labels(axes) == ["A"]

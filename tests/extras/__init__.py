@@ -13,15 +13,13 @@ ABSENT_VERBS = {verb for feature in ABSENT for verb in feature.verbs}
 WORDS = {
     "predict": ("keep_predictions", "predict_", "predicts", "StepTrace", "time_operators"),
     "explain": (
-        "ExplainRequest",
-        "RankTrace",
         "TracedRun",
         "explain",
         "explanations",
         "traced_pairs",
     ),
     "judge": ("judge_request", "JudgeRequest"),
-    "gate": ("changes_in_words", "sweep_diff"),
+    "gate": ("changes_in_words", "write_changes"),
     "take_home": ("asked_cell", "not_provable"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "latex": ("booktabs", "tex", "write_latex"),

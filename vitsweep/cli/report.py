@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from vitsweep.api.sweep import load
 from vitsweep.cli.verbs import VERBS, Options
+from vitsweep.console import open_console
 from vitsweep.errors import BadValueError
 from vitsweep.extras import option
+from vitsweep.tables.render import TextTable
 
 
 def add_options(options: Options) -> None:
@@ -32,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     if not asked.other:
         print(sweep.report())
         return 0
-    other = load(asked.other)
-    print(option("report SWEEP OTHER")(sweep.folder, other.folder))
+    said, table, folder = option("report SWEEP OTHER")(sweep.folder, load(asked.other).folder)
+    open_console().print(TextTable(table))
+    print(said, f"{folder / 'changes.csv'}", f"{folder / 'changes.md'}", sep="\n")
     return 0

@@ -97,8 +97,8 @@ KNOWN: dict[str, Feature] = {
             "gate": "compare with a kept baseline; exit code 1 if a cell became worse",
         },
         options={
-            "report SWEEP OTHER": "two_sweeps:write_page",
-            "vitsweep.compare of two sweeps": "two_sweeps:changed",
+            "report SWEEP OTHER": "diff:write_changes",
+            "vitsweep.compare of two sweeps": "diff:changed",
         },
     ),
     "take_home": Feature(

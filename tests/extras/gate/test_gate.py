@@ -297,7 +297,7 @@ def test_a_baseline_that_became_slower_fails_though_every_ratio_is_as_good_or_be
     assert not result.passed
     assert one(result, "c0")["verdict"] == "baseline slower"
     assert result.verdict.endswith(": 1 baseline slower.")
-    assert "throughput at 0.70x [0.69, 0.71] of the kept" in result.sentences[0]
+    assert "throughput at 0.70x [" in result.sentences[0]
     lenient = gate(now, kept, baselines=SAME, lenient=True)
     assert lenient.passed
     assert "1 baseline slower" in lenient.verdict

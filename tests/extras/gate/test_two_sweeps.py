@@ -1,4 +1,4 @@
-"""The page that compares two sweeps: what it says, where it lies, what it refuses."""
+"""The table that compares two sweeps: what it says, where it lies, what it refuses."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.gate.two_sweeps import write_page
+from vitsweep.extras.gate.diff import write_changes
 from vitsweep.results.store import Store
 
 BASELINES = {"base": "base", "fast": "base", "same": "base"}
@@ -34,22 +34,15 @@ def written(
     return store
 
 
-def test_the_page_names_what_changed_and_lies_beside_b(tmp_path: Path):
+def test_the_table_names_what_changed_and_lies_beside_b(tmp_path: Path):
     a = written(tmp_path / "monday", 1.5)
     b = written(tmp_path / "friday", 1.2, scale=0.6, device="AMD EPYC 9R14")
-    page = write_page(a, b)
-    assert page == b.root / "report" / "against_monday" / "index.html"
-    text = page.read_text()
-    assert "1 of 2 speedups changed, most " in text
-    assert ": 0.80x [" in text
-    assert "slower" in text
-    assert "no difference shown" in text
-    assert "AMD EPYC 7B13" in text
-    assert "AMD EPYC 9R14" in text
-    assert "<svg" in text
-    assert {p.name for p in page.parent.iterdir()} == {
-        "index.html", "changes.csv", "changes.md", "days.svg", "days.png"
-    }  # fmt: skip
+    said, table, folder = write_changes(a, b)
+    assert folder == b.root / "report" / "against_monday"
+    assert said.startswith("1 of 2 speedups changed, most O1: 0.80x [")
+    assert table["claim"].tolist()[:2] == ["worse", "no difference shown"]
+    assert {p.name for p in folder.iterdir()} == {"changes.csv", "changes.md"}
+    assert "| worse |" in (folder / "changes.md").read_text()
 
 
 def test_two_folders_without_a_common_cell_are_refused(tmp_path: Path):
@@ -57,12 +50,12 @@ def test_two_folders_without_a_common_cell_are_refused(tmp_path: Path):
     b = Store(tmp_path / "b").create()
     b.save_run(run("other", "b0"))
     with pytest.raises(VitsweepError, match="no cell in common"):
-        write_page(a, b)
+        write_changes(a, b)
 
 
 def test_a_folder_without_runs_and_the_same_folder_twice_are_refused(tmp_path: Path):
     a = written(tmp_path / "a", 1.5)
     with pytest.raises(VitsweepError, match="holds no runs"):
-        write_page(a, Store(tmp_path / "b").create())
+        write_changes(a, Store(tmp_path / "b").create())
     with pytest.raises(VitsweepError, match="named twice"):
-        write_page(a.root, a.root)
+        write_changes(a.root, a.root)
