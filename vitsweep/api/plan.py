@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,6 @@ def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
         if not hardware:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
-        for problem in _damaged_images(found.plan):
-            console.print(problem)
         for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
             console.print(sentence)
         if found.detectable_effect:
@@ -212,31 +210,18 @@ def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
     return rows
 
 
-def _damaged_images(plan: SweepPlan) -> Iterator[str]:
-    """Yield what earlier looks at the image folders of cells found; nothing is looked at."""
-    cells = [entry.spec for entry in plan.runnable]
-    if any(cell.data.decodes_files for cell in cells):
-        from vitsweep.data.folder_look import known_problems  # loads Pillow
-
-        yield from known_problems(cells)
-
-
 def _shared_machine(plan: SweepPlan, machine: Machine) -> str:
     """Say what cells measure here whose ranks would have more cores, or more nodes; "" where none has."""
     if machine.described_by != HERE or not plan.runnable:
         return ""
     largest = max((entry.spec.resources for entry in plan.runnable), key=lambda r: r.world_size)
-    if largest.nodes > 1:
-        return (
-            f"`resources.nodes={largest.nodes}` starts the ranks of all nodes on this machine: no network "
-            "between nodes is measured. On a cluster, add `hydra/launcher=slurm`."
-        )
-    if largest.oversubscribed:
-        return (
-            f"{largest.world_size} ranks share the {machine.cores_per_node} cores of this machine: such runs "
-            "are marked `oversubscribed`, and show nothing of that many devices."
-        )
-    return ""
+    if largest.nodes == 1 and not largest.oversubscribed:
+        return ""
+    return (
+        f"{largest.world_size} ranks of {count(largest.nodes, 'node')} share the {machine.cores_per_node} "
+        "cores of this machine: such runs show nothing of that many devices, nor of a network. On a "
+        "cluster, add `hydra/launcher=slurm`."
+    )
 
 
 def _crossing(plan: SweepPlan) -> str:

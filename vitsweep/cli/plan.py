@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
         require_writable("--parquet", known.parquet)
     line = read_line(["--multirun", *words])
     if line.of_hydra.startswith("-"):
-        return _show_through_hydra(line.of_hydra, words, options)
+        options.error(f"unrecognized arguments: {line.of_hydra}")
     try:
         session = line.session(_smallest(_parts(known.hardware)))
     except NotOursError as error:
@@ -68,15 +68,6 @@ def _smallest(hardware: Sequence[str]) -> Machine | None:
 
     nodes = [machine_with(profile_named(name)) for name in hardware]
     return min(nodes, key=lambda node: node.least_gib or inf, default=None)
-
-
-def _show_through_hydra(flag: str, words: Sequence[str], options: Options) -> int:
-    """Let Hydra show a configuration; refuse flags that neither it nor `plan` knows."""
-    from vitsweep.cli.hydra_detour import HYDRA_SHOWS, run_hydra
-
-    if not flag.startswith(("--config-", "--package", "--resolve", *HYDRA_SHOWS)):
-        options.error(f"unrecognized arguments: {flag}")
-    return run_hydra(words)
 
 
 def _add_own(options: Options) -> None:

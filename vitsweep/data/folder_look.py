@@ -111,6 +111,7 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
             )
 
 
+<<<<<<< HEAD
 def known_problems(cells: Iterable[CellSpec]) -> Iterator[str]:
     """Yield why the images of cells cannot be used, from earlier looks alone."""
     for (folder, split), data in _splits(cells).items():
@@ -122,6 +123,8 @@ def known_problems(cells: Iterable[CellSpec]) -> Iterator[str]:
             yield problem
 
 
+=======
+>>>>>>> a88c0f86 (Leave out plan's look at damaged images and Hydra's flags behind plan)
 def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:
     """Return (folder, split) of what cells read -> the data that allow least damage."""
     found: dict[tuple[str, str], ImageFolder] = {}

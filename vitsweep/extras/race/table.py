@@ -19,10 +19,6 @@ from vitsweep.tables.sweep_tables import SweepTables
 Race = Mapping[str, Any]
 
 RACE = "race.json"
-_OF_A_RACE = frozenset(
-    "objective indifference error seconds num_runs grid_runs grid_blocks runner_up confirmed open".split()
-)
-
 COLUMNS = "cell_id name state runs first_block last_block to_leader reason".split()
 STATES = ("leader", "runner-up", "in the race", "dropped", "out", "never ran")
 """In the order of the table."""
@@ -34,32 +30,22 @@ def read_race(folder: Path) -> dict[str, Any]:
     """Return what a race wrote into a sweep folder; {} where there was none.
 
     Raises:
-        VitsweepError: the file is damaged.
+        VitsweepError: the file is damaged: it has no table, or says nothing.
     """
     path = folder / RACE
     try:
-        document = foreign(path)
-        cells = document.get("cells", [])
-        is_whole = not cells or isinstance(document["num_blocks"], int)
-        is_whole &= all(
-            isinstance(cell["cell_id"], str)
-            and isinstance(cell["name"], str)
-            and all(isinstance(block, int) for block in cell["blocks"])
-            for cell in cells
-        )
-        is_whole &= "leader" not in document or _OF_A_RACE <= document.keys()
+        race: dict[str, Any] = dict(foreign(path))
+        race_table(race), race_lines(race)
     except FileNotFoundError:
         return {}
     except UnsafeFileError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        is_whole = False
-    if not is_whole:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise VitsweepError(
             f"`{path}` is damaged. Restore it from a backup, or remove it: the same command writes it anew "
             "from the runs."
-        )
-    return dict(document)
+        ) from error
+    return race
 
 
 def race_in(tables: SweepTables) -> Race:
