@@ -332,7 +332,7 @@ NO_RESULTS = {
     "Predicted, not measured. Bytes are per rank; step_time_low_ms and step_time_high_ms bound the interval "
     "of 80 %.",
     "Packages with other versions here (none is installed): ", "`claims.json` is not what the records say.",
-    "all columns stand in `cells.parquet` of the sweep's folder",  # of a refusal
+    "all columns stand in the parquet file",  # of a refusal
     "timing both in turns, for ", "drawing weights and batches: ",  # progress of a proof
     "too noisy to say",  # the verdict on a claim
     "What was frozen for it is not shown: ", "it is not true or false for each row",  # refusals

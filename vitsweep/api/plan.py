@@ -12,7 +12,6 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError
 from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
 from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
@@ -26,7 +25,6 @@ from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
     Column,
-    any_value,
     count,
     number,
     plain,
@@ -35,8 +33,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.notes import reason_lines
-from vitsweep.tables.render import TextTable, baseline_line, common_settings
-from vitsweep.words import did_you_mean
+from vitsweep.tables.render import TextTable, baseline_line, common_settings, pick
 
 RUNNABLE = "runnable"
 CORES_PER_GPU = 12
@@ -104,37 +101,18 @@ def _show(
         BadValueError: there is no such column.
     """
     shown = [row for row in rows if not row["reasons"]]
-    known = _known(columns, rows)
     for line in above:
         console.print(line, style="italic", highlight=False)
-    if shown:
-        named: dict[str, Column] = {"cell": values("cell")} | {
-            c: values(c, any_value) for c in known
-        }
-        text = text_columns(DataFrame(shown, dtype=object), named if known else _SHORT)
-        console.print(TextTable(text))
+    if shown and columns:
+        console.print(TextTable(pick(as_columns(shown), ["cell", *columns])))
+    elif shown:
+        console.print(TextTable(text_columns(DataFrame(shown, dtype=object), _SHORT)))
     reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
     lines = reason_lines([row["settings"] for row in rows], reasons) if any(reasons) else ()
     for line in lines:
         console.print(line)
     counts = Counter(row["state"] for row in rows).items()
     console.print(" · ".join(f"{state} {count}" for state, count in counts))
-
-
-def _known(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    known = dict.fromkeys(n for row in rows for n in row if n not in NOT_COLUMNS)
-    for name in columns:
-        if name not in known:
-            raise BadValueError(
-                f"`--columns {name}`: there is no such column"
-                + did_you_mean(
-                    name,
-                    list(known),
-                    lambda other: f"--columns {other}",
-                    f"there are {', '.join(known)}",
-                )
-            )
-    return columns
 
 
 def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -152,51 +130,44 @@ def as_columns(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
 # What a plan is to predict, and what it writes (no torch).
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
-    """Options of `vitsweep plan`.
+def plan(
+    session: Session,
+    *,
+    predict: bool = True,
+    hardware: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    parquet: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Print every cell with its state and prediction, and return one row per cell (see `overview`).
 
-    Attributes:
+    Args:
+        session: its machine is not used where `hardware` is named.
         predict: whether memory, communication and step time are predicted.
         hardware: devices or profile files to plan for; empty for this machine.
         columns: of the table, in their order; empty for the most important ones.
         parquet: file for all columns, or None.
-    """
-
-    predict: bool = True
-    hardware: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    parquet: Path | None = None
-
-
-def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
-    """Print every cell with its state and prediction, and return one row per cell (see `overview`).
-
-    Args:
-        session: its machine is not used where `request` names hardware.
-        request: what to predict and to write.
 
     Raises:
         BadValueError: a device or a column is unknown.
     """
-    nodes = {name: machine_with(profile_named(name)) for name in request.hardware}
+    nodes = {name: machine_with(profile_named(name)) for name in hardware}
     console, settings = open_console(), session.settings
     rows = []
-    for hardware, node in nodes.items() or ((None, session.machine),):
+    for device, node in nodes.items() or ((None, session.machine),):
         found = overview(session, node)
         title = f"Plan of sweep {found.store.name}"
-        if hardware:
-            found = replace(found, rows=[row | {"hardware": hardware} for row in found.rows])
+        if device:
+            found = replace(found, rows=[row | {"hardware": device} for row in found.rows])
             title += f" on {node.described_by}"
         lines: list[str] = []
-        for place in extras.COLUMNS if request.predict else ():
-            added, below = extras.load(place)(found, settings, hardware, node, console)
+        for place in extras.COLUMNS if predict else ():
+            added, below = extras.load(place)(found, settings, device, node, console)
             found, lines = replace(found, rows=added), [*lines, *below]
         table = cell_table(found.plan)
         above = [" · ".join([title, *common_settings(table)]), *baseline_line(table)]
-        _show(found.rows, above, request.columns, console)
+        _show(found.rows, above, columns, console)
         print_lines(console, lines)
-        if not hardware:
+        if not device:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
@@ -204,9 +175,9 @@ def plan(session: Session, request: PlanRequest) -> list[dict[str, Any]]:
         if found.detectable_effect:
             console.print(found.detectable_effect)
         rows += found.rows
-    if request.parquet:
-        as_columns(rows).to_parquet(request.parquet, index=False)
-        console.print(f"All columns: {request.parquet}")
+    if parquet:
+        as_columns(rows).to_parquet(parquet, index=False)
+        console.print(f"All columns: {parquet}")
     return rows
 
 

@@ -46,16 +46,14 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(
             f"`plan` needs a launcher of vitsweep, such as `hydra/launcher=local`; not `{error.choice}`."
         ) from error
-    from vitsweep.api.plan import PlanRequest, plan
+    from vitsweep.api.plan import plan
 
     rows = plan(
         session,
-        PlanRequest(
-            predict=not known.no_predict,
-            hardware=_parts(known.hardware),
-            columns=_parts(known.columns),
-            parquet=known.parquet,
-        ),
+        predict=not known.no_predict,
+        hardware=_parts(known.hardware),
+        columns=_parts(known.columns),
+        parquet=known.parquet,
     )
     if known.json:
         print_json(sweep=session.settings.name, cells=rows)

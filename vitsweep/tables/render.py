@@ -526,6 +526,6 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
 
 
 def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
-    all_of_them = "all columns stand in `cells.parquet` of the sweep's folder"
-    meant = did_you_mean(name, map(str, cells.columns), str, all_of_them)
+    all_of_them = "all columns stand in the parquet file"
+    meant = did_you_mean(name, map(str, cells.columns), lambda n: f"--columns {n}", all_of_them)
     return BadValueError(f"`{option}`: the table has no column `{name}`{meant}")

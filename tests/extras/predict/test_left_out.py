@@ -12,7 +12,6 @@ from hydra_plugins.vitsweep_launchers.plugin import LocalLauncher
 from tests.cells import THIS_LAPTOP, TINY, composer
 from tests.extras.predict.test_run_duration import prediction
 from tests.extras.predict.traces import NOTHING_HELD, timed_before, trace_of
-from vitsweep.api.plan import PlanRequest
 from vitsweep.api.plan import plan as show
 from vitsweep.api.session import Session
 from vitsweep.composition.grid import baseline_of
@@ -128,7 +127,7 @@ def plan_of(
         machine=machine,
         console=Console(quiet=True),
     )
-    return show(session, PlanRequest(**request))
+    return show(session, **request)
 
 
 @pytest.mark.usefixtures("traces")
