@@ -131,7 +131,11 @@ def test_a_plan_is_a_table_and_writes_nothing(tmp_path, monkeypatch):
     [
         (["mesh.tensor=2"], 2, "is not used by"),
         (["mesh.tensor=1,2"], 0, "invalid 1"),
-        (["resources.ranks_per_node=64", "batch.scope=per_replica"], 0, "64 ranks of 1 node share the"),
+        (
+            ["resources.ranks_per_node=64", "batch.scope=per_replica"],
+            0,
+            "64 ranks of 1 node share the",
+        ),
         (
             ["resources.nodes=2", "batch.scope=per_replica"],
             0,

@@ -111,20 +111,6 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
             )
 
 
-<<<<<<< HEAD
-def known_problems(cells: Iterable[CellSpec]) -> Iterator[str]:
-    """Yield why the images of cells cannot be used, from earlier looks alone."""
-    for (folder, split), data in _splits(cells).items():
-        place = str(Path(folder).expanduser() / split)
-        kept = _Kept.of(place)
-        damaged = {path: why for path, (why, key) in kept.damaged.items() if _key(path) == key}
-        num_looked = min(len(kept.whole) + len(kept.damaged), kept.num_images)
-        if problem := Look(place, kept.num_images, num_looked, damaged).problem(data):
-            yield problem
-
-
-=======
->>>>>>> a88c0f86 (Leave out plan's look at damaged images and Hydra's flags behind plan)
 def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:
     """Return (folder, split) of what cells read -> the data that allow least damage."""
     found: dict[tuple[str, str], ImageFolder] = {}
