@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.command import SWEEP, Command, fault
+from vitsweep.execution.rank_processes import SERVER_KILLED
 from vitsweep.foreign import read_lines
 from vitsweep.results.store import Store
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
@@ -220,7 +221,7 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
 
     assert running.returncode == 0, out + error
     ends = {str(run.status): run.reason for run in vitsweep.store.runs()}
-    assert ends == {"killed": "The fork server of the ranks was killed.", "measured": ""}
+    assert ends == {"killed": SERVER_KILLED, "measured": ""}
     assert not ranks_in(vitsweep.folder)
     assert vitsweep.cells()["status"].tolist() == ["measured"]
 

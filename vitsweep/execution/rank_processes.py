@@ -59,7 +59,8 @@ PRELOADED = "vitsweep.execution.preloaded"
 
 EXIT_UNKNOWN = 255
 """Exit code that multiprocessing gives a process whose fork server has died; a rank may have it too."""
-SECONDS_TO_KILL, SECONDS_TO_DIE = 10.0, 1.0
+SERVER_KILLED = "The fork server of the ranks was killed, or a rank left with exit code 255."
+SECONDS_TO_KILL = 10.0
 RENDEZVOUS = "vitsweep-rendezvous-"
 """Prefix of folders in the temporary folder."""
 STOP_SIGNAL = signal.SIGUSR1
@@ -120,7 +121,6 @@ class LocalRanks:
         self._ranks, self._folder = list(ranks), folder
         self._oom_kills = num_oom_kills()
         make_socket_folder()  # before the ranks, whose loaders then use it too
-        self._parent: psutil.Process | None = None
         self._handles: list[psutil.Process] = []
         self._processes: list[BaseProcess] = [
             context.Process(target=target, args=(*arguments, rank, local_rank), daemon=True)
@@ -145,23 +145,9 @@ class LocalRanks:
             raise
 
     def _keep_handle(self, process: BaseProcess) -> None:
-        """Keep what finds the rank, and what forked it, by pid and start time."""
+        """Keep what finds the rank by pid and start time."""
         with suppress(psutil.NoSuchProcess):  # it has ended already
-            handle = psutil.Process(process.pid)
-            self._handles.append(handle)
-            self._parent = self._parent or handle.parent()
-
-    def _are_orphans(self) -> bool:
-        """Return whether the fork server has died; multiprocessing shows its ranks as ended with 255.
-
-        The pipes of a dying process close a moment before it counts as dead.
-        """
-        if self._parent is None or EXIT_UNKNOWN not in [p.exitcode for p in self._processes]:
-            return False
-        deadline = time.monotonic() + SECONDS_TO_DIE
-        while (running := _is_running(self._parent)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return not running
+            self._handles.append(psutil.Process(process.pid))
 
     def wait(self, seconds: float) -> None:
         """Return when a rank has ended, or after `seconds`."""
@@ -191,14 +177,13 @@ class LocalRanks:
 
     def kill(self) -> None:
         """Kill the ranks that still run; return when they are gone."""
-        for process in self._processes:
-            if process.pid is not None and process.is_alive():
-                process.kill()
+        for handle in self._handles:  # ranks whose fork server has died count as ended, and live
+            with suppress(psutil.NoSuchProcess):
+                handle.kill()
         for process in self._processes:
             if process.pid is not None:
                 process.join()
-        if self._are_orphans():
-            _kill_orphans(self._handles)
+        psutil.wait_procs(self._handles, SECONDS_TO_KILL)
 
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended."""
@@ -211,26 +196,9 @@ class LocalRanks:
         failure = read_failure(self._folder, rank)
         if exit_code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
             failure = killed_for_memory(rank)
-        if exit_code == EXIT_UNKNOWN and failure is None and self._are_orphans():
-            lost = "The fork server of the ranks was killed."
-            return RankEnd(rank=rank, exit_code=None, lost=lost)
+        if exit_code == EXIT_UNKNOWN and failure is None:
+            return RankEnd(rank=rank, exit_code=None, lost=SERVER_KILLED)
         return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _kill_orphans(handles: Sequence[psutil.Process]) -> None:
-    for handle in handles:
-        with suppress(psutil.NoSuchProcess):
-            handle.kill()
-    deadline = time.monotonic() + SECONDS_TO_KILL
-    while any(map(_is_running, handles)) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def fork_server() -> ForkServerContext:
