@@ -157,7 +157,7 @@ def test_gpus_of_a_node_are_read_from_its_generic_resources(gres, count, types):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("nodes", 2, "resources.nodes"),
+        ("nodes", 2, "hydra.launcher.nodes"),
         ("cells_per_job", "many", "hydra.launcher.cells_per_job=many"),
         ("partition", "a\nb", "control character"),
         ("qos", "a\\b", "backslash"),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
@@ -13,14 +13,6 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree
 
 Auto = Literal["auto"]
-
-FOLLOWS_THE_CELL = {
-    "nodes": "resources.nodes",
-    "tasks_per_node": "resources.ranks_per_node",
-    "gpus_per_node": "resources.ranks_per_node",
-    "cpus_per_task": "resources.threads_per_rank",
-}
-"""Fields of hydra-submitit-launcher that belong to the cell here, and so can be swept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +70,6 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
     Raises:
         BadValueError: a field is unknown, missing or has a wrong value; all such are named.
     """
-    for key in FOLLOWS_THE_CELL.keys() & given.keys():
-        raise BadValueError(
-            f"`hydra.launcher.{key}`: with `hydra/launcher=slurm` resources follow the cell; set or "
-            f"sweep `{FOLLOWS_THE_CELL[key]}`."
-        )
     values = {key: value for key, value in given.items() if key != "site"}
     site = section_from_tree(Site, given.get("site", {}), "hydra.launcher.site")
     rest = section_from_tree(_WithoutSite, values, "hydra.launcher")
@@ -93,30 +80,15 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
 
 def _check_texts(settings: SlurmSettings) -> None:
     """Refuse texts that would not arrive as typed: line ends cut a batch script, Slurm drops backslashes."""
-    for name, text in _texts(settings):
-        if any(ord(character) < 32 for character in text):
-            raise BadValueError(
-                f"`hydra.launcher.{name}={text!r}` holds a line end or another control character, "
-                "which a batch script cannot carry: remove it."
-            )
-        if "\\" in text and name != "setup":
-            raise BadValueError(
-                f"`hydra.launcher.{name}={text}` holds a backslash, which Slurm drops from the "
-                "options of a batch script: remove it."
-            )
-
-
-def _texts(settings: SlurmSettings) -> list[tuple[str, str]]:
-    texts = []
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        parts: list[Any] = [value]
-        if isinstance(value, tuple):
-            parts = list(value)
-        elif isinstance(value, dict):
-            parts = [*value, *value.values()]
-        texts += [(field.name, part) for part in parts if isinstance(part, str)]
-    return texts
+    for name, value in vars(settings).items():
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for text in parts if isinstance(parts, list | tuple) else [parts]:
+            unfit = isinstance(text, str) and [c for c in text if ord(c) < 32 or c == "\\"]
+            if unfit and (name != "setup" or set(unfit) != {"\\"}):
+                raise BadValueError(
+                    f"`hydra.launcher.{name}={text!r}` holds a backslash, a line end or another control "
+                    "character, which an option of a batch script cannot carry: remove it."
+                )
 
 
 # The resources that a job requests: cells with the same request share arrays and allocations.
