@@ -36,7 +36,7 @@ def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
     assert cells["speedup_note"].str.contains("one look").sum() == 1
     assert sweep.events.of_kind("warm_up_start") == [], "looks warm the node up"
     [state] = poll(sweep.command.store)
-    assert state.num_remaining_runs == 0
+    assert state.remaining_runs == []
     assert not any(run.environment.get("any_look") for run in runs)
     before = len(sweep.arrays)
     sweep.run(*CELLS)

@@ -226,12 +226,7 @@ def _only_kind(settings: "SlurmSettings") -> Kind:
     kinds = _kinds(lines, settings.constraint)
     if len(kinds) == 1:
         return kinds.pop()
-    if not kinds:
-        raise VitsweepError(
-            f"No node is in `hydra.launcher.partition={settings.partition}` with "
-            f"`hydra.launcher.constraint={settings.constraint}`; `sinfo -s` lists the partitions."
-        )
-    found = "; ".join(f"{cores} CPUs and {gpus} GPUs" for cores, gpus in sorted(kinds))
+    found = "; ".join(f"{cores} CPUs and {gpus} GPUs" for cores, gpus in sorted(kinds)) or "none"
     raise VitsweepError(
         f"The partition `{settings.partition or '(default)'}` has nodes of these kinds: {found}. Say "
         "which is meant with `hydra.launcher.partition`, `hydra.launcher.constraint`, or "

@@ -27,6 +27,7 @@ from vitsweep.launchers.slurm.node.transport import (
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_DONE,
+    CAUSE_REQUEUED,
     ArrayJob,
     JobArray,
     cells_submitted_since,
@@ -339,7 +340,7 @@ class Coordinator:
         self.end(
             INTERRUPTED, ending.cause, ending.reason, requeued=requeued, remaining=num_remaining
         )
-        if requeued and (ending.is_requeued or requeue(self.env.job_id)):
+        if requeued and (ending.cause == CAUSE_REQUEUED or requeue(self.env.job_id)):
             time.sleep(SECONDS_TO_BE_REQUEUED)  # Slurm ends this start of the job meanwhile
         return INTERRUPTED
 

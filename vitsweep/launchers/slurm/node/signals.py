@@ -43,11 +43,6 @@ class JobEnding(RunEnding):
         super().__init__(reason, seconds_left - min(SECONDS_TO_RECORD, seconds_left / 3))
         self.status, self.reason, self.requeue, self.cause = status, reason, requeue, cause
 
-    @property
-    def is_requeued(self) -> bool:
-        """Whether Slurm has requeued the job already."""
-        return self.cause == CAUSE_REQUEUED
-
 
 @dataclass
 class Signals:

@@ -255,10 +255,7 @@ class JobArray:
         path = self.folder / "tasks.jsonl"
         lines = read_bytes(path, MOST_JSON_BYTES).splitlines()
         if len(lines) != self.facts.get("num_jobs", len(lines)):
-            raise VitsweepError(
-                f"`{path}` is damaged: it has {len(lines)} of {self.facts['num_jobs']} lines, one per job. "
-                f"Restore it from a backup, or remove `{self.folder}` once Slurm runs none of its jobs."
-            )
+            raise self._damage(path, f"it has {len(lines)} of {self.facts['num_jobs']} lines")
         for index, line in enumerate(lines):
             yield ArrayJob(self, index, self._parsed(path, line))
 
@@ -295,13 +292,15 @@ class JobArray:
             if not isinstance(parsed, dict):
                 raise ValueError("it holds no section")
         except ValueError as error:
-            raise VitsweepError(
-                f"`{path}` is damaged ({error}): it is not known what this job array has to run. "
-                f"Restore the file from a backup. Or, once Slurm runs no job of array "
-                f"{self.slurm_id or '(id unknown)'} any more, remove the folder `{path.parent}`: what "
-                "was measured lies in `cells/` and is kept."
-            ) from error
+            raise self._damage(path, error) from error
         return dict(parsed)
+
+    @staticmethod
+    def _damage(path: Path, what: object) -> VitsweepError:
+        return VitsweepError(
+            f"`{path}` is damaged ({what}): restore it from a backup. Or remove the folder `{path.parent}` "
+            "once Slurm runs none of its jobs: what was measured lies in `cells/`, and is kept."
+        )
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,6 @@ class JobState:
         return self.slurm is not None and self.job.array.owns(self.slurm.script)
 
     @property
-    def num_remaining_runs(self) -> int:
-        """Number of runs still to be done."""
-        return len(self.remaining_runs)
-
-    @property
     def remaining_runs(self) -> list[Run]:
         """Runs still to be done; not those of cells that ended otherwise, or stay at their look."""
         return self.job.remaining_runs(self.events, self.events.final_statuses())

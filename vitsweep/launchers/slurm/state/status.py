@@ -135,7 +135,7 @@ def _arrays_table(job_states: Sequence[JobState]) -> RenderableType:
 def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
     counts = Counter(state.state for state in members)
     num_runs = sum(len(state.job.runs()) for state in members)
-    num_remaining = sum(state.num_remaining_runs for state in members)
+    num_remaining = sum(len(state.remaining_runs) for state in members)
     request = array.facts["request"]
     return {
         "array": array.slurm_id or "?",

@@ -237,7 +237,8 @@ class _RoundSubmission(_Submission):
             if live := self.live_arrays():  # wait for it first
                 self._job_states = []
                 return live
-            self._check_resources()
+            if self._sweep_settings.search in extras.ROUNDS:  # it compares all of them
+                only_request(self._sweep.plan.runnable, settings, self._typed)
             self._rounds = rounds_of(self._sweep, self._sweep_settings, BLOCKS_AT_ONCE)
             announce(self._rounds, self._rounds.state(()), self._sweep, self._console)
         known = {run.run_id for run in self._rounds.earlier}
@@ -265,16 +266,6 @@ class _RoundSubmission(_Submission):
         """Say what is left undecided."""
         if self._rounds:
             announce_undecided(self._rounds, self._records, self._sweep_settings, self._console)
-
-    def _check_resources(self) -> None:
-        """Refuse cells that are to be compared and cannot share a job."""
-        plan, settings = self._sweep.plan, self._settings
-        compared: Iterable[Sequence[PlannedCell]] = [plan.runnable]
-        if self._sweep_settings.search not in extras.ROUNDS:
-            pairs = ((e, plan.entries.get(e.baseline_id or "", e)) for e in plan.runnable)
-            compared = pairs
-        for entries in compared:
-            only_request(entries, settings, self._typed)
 
     def _require_progress(self, num_records: int) -> None:
         has_grown = num_records > self._num_records
