@@ -15,6 +15,7 @@ from vitsweep.extras.predict.step_time import (
     StepTrace,
 )
 from vitsweep.planning.closed_memory import Sizes, memory
+from vitsweep.spec.resources import AXES
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's bucket."""
@@ -62,8 +63,6 @@ def closed_trace(s: Sizes) -> StepTrace:
         },
         parameters=s.parameters,
         flops_per_step=sum(operator.flops for operator in operators),
-        images_per_step=s.micro_batch * s.micro_batches * mesh.data_parallel_size,
-        ranks=mesh.world_size,
         device="cuda",
         pipeline_ranks=mesh.pipeline,
         pipeline_chunks=s.micro_batches * s.stages_per_rank,
@@ -204,7 +203,7 @@ def _memory(name: str, phase: str, size: float, count: int, s: Sizes) -> Operato
 def _collectives(s: Sizes) -> Iterator[CollectiveTotal]:
     mesh, blocks, unit = s.mesh, s.rank_blocks, s.rank_unit
     if s.sharded and mesh.state_shards > 1:
-        group = s.group(*STATE_AXES)
+        group = _group(s, *STATE_AXES)
         phases, times = _gathers(s)
         for phase in phases:
             yield _exchange(
@@ -216,12 +215,12 @@ def _collectives(s: Sizes) -> Iterator[CollectiveTotal]:
         yield _exchange("reduce_scatter", "gradient", "backward", edge * s.exchanged, 1, group)
         if mesh.replicate > 1:
             shard = unit * s.exchanged / mesh.state_shards
-            replicas = s.group("replicate")
+            replicas = _group(s, "replicate")
             yield _exchange("all_reduce", "gradient", "backward", shard, blocks + 1, replicas)
     elif mesh.gradient_shares > 1:
         size = s.gradient * s.rank_parameters
         buckets = max(1, ceil(size / BUCKET_BYTES))
-        group = s.group(*GRADIENT_AXES)
+        group = _group(s, *GRADIENT_AXES)
         yield _exchange("all_reduce", "gradient", "backward", size / buckets, buckets, group)
     yield from _activations(s)
 
@@ -231,21 +230,34 @@ def _activations(s: Sizes) -> Iterator[CollectiveTotal]:
     tokens, d = s.rank_tokens, s.width
     again = count if s.recompute != "none" else 0
     if mesh.tensor > 1:
-        group = s.group("tensor")
+        group = _group(s, "tensor")
         inner = tokens * d * s.inner
         yield _exchange("all_reduce", "activation", "forward", inner, 2 * count, group)
         yield _exchange("all_reduce", "activation", "backward", inner, 2 * count + again, group)
     if mesh.sequence_parallel_size > 1:
-        share, group = tokens * d * s.inner / mesh.tensor, s.group(*SEQUENCE_AXES)
+        share, group = tokens * d * s.inner / mesh.tensor, _group(s, *SEQUENCE_AXES)
         yield _exchange("all_to_all", "activation", "forward", share, 4 * count, group)
         yield _exchange("all_to_all", "activation", "backward", share, 4 * (count + again), group)
         whole = tokens * group[0] * d * s.stream  # the head reads all tokens
         yield _exchange("all_gather", "activation", "forward", whole, s.micro_batches, group)
     if mesh.pipeline > 1:
-        sent, (_, nodes) = tokens * d * s.stream, s.group("pipeline")
+        sent, (_, nodes) = tokens * d * s.stream, _group(s, "pipeline")
         times = s.micro_batches * s.stages_per_rank
         for phase in ("forward", "backward"):
             yield _exchange("send", "activation", phase, sent, times, (2, min(2, nodes)))
+
+
+def _group(s: Sizes, *axes: str) -> tuple[int, int]:
+    """Return (ranks, nodes) of a group along axes; the last axis of `AXES` lies on adjacent ranks."""
+    ranks = prod(getattr(s.mesh, axis) for axis in axes)
+    if ranks == 1:
+        return 1, 1
+    used = [AXES.index(axis) for axis in axes if getattr(s.mesh, axis) > 1]
+    stride = prod(getattr(s.mesh, axis) for axis in AXES[max(used) + 1 :])
+    span = prod(getattr(s.mesh, axis) for axis in AXES[min(used) :])
+    nodes = ceil(span / s.ranks_per_node)
+    per_node = max(1, s.ranks_per_node // stride)
+    return ranks, max(1, min(nodes, ceil(ranks / per_node)))
 
 
 def _exchange(
@@ -254,6 +266,6 @@ def _exchange(
     ranks, nodes = group
     passes = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1.0}.get(name, (ranks - 1) / ranks)
     return CollectiveTotal(
-        name=name, purpose=purpose, phase=phase, axis="", group_ranks=ranks, group_nodes=nodes,  # type: ignore[arg-type]
+        name=name, purpose=purpose, phase=phase, group_ranks=ranks, group_nodes=nodes,  # type: ignore[arg-type]
         count=count, bytes_whole=round(size), bytes_sent=size * passes * count,
     )  # fmt: skip

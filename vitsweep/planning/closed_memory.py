@@ -4,13 +4,13 @@ T tokens of a rank, D width, M width of the MLP, t tensor degree.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import Literal
 
 from vitsweep.model.flops import num_parameters
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES
-from vitsweep.spec.resources import AXES, MeshShape
+from vitsweep.spec.resources import MeshShape
 
 RECOMPUTE = {"keep_all": "none", "recompute_selected": "selected", "recompute_blocks": "blocks"}
 
@@ -179,19 +179,6 @@ class Sizes:
     def rank_tokens(self) -> int:
         """Tokens of a rank in one micro-batch, padding included."""
         return self.micro_batch * ceil(self.tokens / self.mesh.sequence_parallel_size)
-
-    def group(self, *axes: str) -> tuple[int, int]:
-        """Return (ranks, nodes) of a group along axes; the last axis of `AXES` lies on adjacent ranks."""
-        ranks = prod(getattr(self.mesh, axis) for axis in axes)
-        if ranks == 1:
-            return 1, 1
-        innermost = max(AXES.index(a) for a in axes if getattr(self.mesh, a) > 1)
-        stride = prod(getattr(self.mesh, axis) for axis in AXES[innermost + 1 :])
-        outermost = min(AXES.index(a) for a in axes if getattr(self.mesh, a) > 1)
-        span = prod(getattr(self.mesh, axis) for axis in AXES[outermost:])
-        nodes = ceil(span / self.ranks_per_node)
-        per_node = max(1, self.ranks_per_node // stride)
-        return ranks, max(1, min(nodes, ceil(ranks / per_node)))
 
 
 def memory(s: Sizes) -> MemoryParts:

@@ -22,7 +22,6 @@ TRACE = StepTrace(
             name="all_gather",
             purpose="parameter",
             phase="forward",
-            axis="shard",
             group_ranks=8,
             group_nodes=2,
             count=12,
@@ -36,8 +35,6 @@ TRACE = StepTrace(
     dispatches={"forward": 10, "backward": 20, "optimizer": 3},
     parameters=100,
     flops_per_step=10**9,
-    images_per_step=32,
-    ranks=8,
     device="cuda",
     notes=("A sentence.",),
 )
@@ -45,7 +42,3 @@ TRACE = StepTrace(
 
 def test_a_trace_survives_json() -> None:
     assert StepTrace.from_json(json.loads(json.dumps(TRACE.to_json()))) == TRACE
-
-
-def test_bytes_sent_are_the_sum_over_collectives() -> None:
-    assert TRACE.bytes_sent == 12 * 7 / 8 * 1024

@@ -86,9 +86,8 @@ def test_a_deep_model_is_that_of_two_shallow_ones(choices: tuple[str, ...]) -> N
 def _sent(trace: StepTrace) -> dict[str, float]:
     sent: dict[str, float] = {}
     for c in trace.collectives:
-        sent[f"{c.name} {c.purpose} {c.axis}"] = c.bytes_sent + sent.get(
-            f"{c.name} {c.purpose} {c.axis}", 0.0
-        )
+        kind = f"{c.name} {c.purpose} {c.group_ranks}"
+        sent[kind] = sent.get(kind, 0.0) + c.bytes_sent
     return sent
 
 

@@ -31,7 +31,7 @@ def exchange(
     purpose: str = "gradient", phase: str = "backward",
 ) -> CollectiveTotal:  # fmt: skip
     return CollectiveTotal(
-        name=name, purpose=purpose, phase=phase, axis="world", group_ranks=ranks, group_nodes=nodes,
+        name=name, purpose=purpose, phase=phase, group_ranks=ranks, group_nodes=nodes,
         count=count, bytes_whole=size, bytes_sent=float(size * count),
     )  # fmt: skip
 
@@ -47,8 +47,6 @@ def trace_of(
         dispatches={"forward": dispatches, "backward": 0, "optimizer": 0},
         parameters=1,
         flops_per_step=sum(o.flops for o in operators),
-        images_per_step=1,
-        ranks=8,
         device="cuda",
     )
     return replace(base, **changes)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class OperatorTime:
 
     Attributes:
         backward: whether it is one of the backward pass (attention, products).
-        bytes_moved: bytes of its inputs and outputs.
+        bytes_moved: bytes of its inputs and outputs; 0 for products and attentions.
         us: time of a call in microseconds.
     """
 
@@ -161,7 +161,6 @@ def _chunk_seconds(work: Work, calls: int, alone: bool = True) -> float:
 def _wanted(dtype: str, wanted: Iterable[tuple[str, tuple[int, ...]]]) -> Iterator[Job]:
     """Products and attentions; of those that take long a part, along the axis of tokens or images."""
     most = _most_flops(dtype)
-    size = getattr(torch, dtype).itemsize
     for name, whole in wanted:
         part = list(whole)
         along = {"addmm": 1, "mm": 1, BY_WEIGHT: 3}.get(name, 0)
@@ -170,10 +169,7 @@ def _wanted(dtype: str, wanted: Iterable[tuple[str, tuple[int, ...]]]) -> Iterat
         facts: dict[str, Any] = {"name": name, "dtype": dtype, "shape": whole}
         share = whole[along] / part[along]
         if name != "attention":
-            batch, rows, columns, inner = whole
-            moved = size * batch * (rows * inner + inner * columns + rows * columns)
-            operator = OperatorTime(kind="matmul", **facts, bytes_moved=moved)
-            yield operator, _product(dtype, name, part), share
+            yield OperatorTime(kind="matmul", **facts), _product(dtype, name, part), share
             continue
         batch, heads, queries, keys, width = part
         lengths = (queries, keys, keys)
@@ -183,10 +179,9 @@ def _wanted(dtype: str, wanted: Iterable[tuple[str, tuple[int, ...]]]) -> Iterat
         out = F.scaled_dot_product_attention(q, k, v)
         gradient = _random(tuple(out.shape), dtype)
         backward = partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
-        moved = 4 * math.prod(whole) // keys * size
         facts["kind"] = "attention"
-        yield OperatorTime(**facts, bytes_moved=moved), partial(_without_gradients, q, k, v), share
-        yield OperatorTime(**facts, bytes_moved=2 * moved, backward=True), backward, share
+        yield OperatorTime(**facts), partial(_without_gradients, q, k, v), share
+        yield OperatorTime(**facts, backward=True), backward, share
 
 
 def _product(dtype: str, name: str, shape: Sequence[int]) -> Work:

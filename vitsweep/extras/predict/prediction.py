@@ -180,17 +180,11 @@ class CellPrediction:
         if self.trace is None:
             return {"why_not_predicted": self.reason}
         memory = self.trace.memory
-        sent = {
-            f"{purpose}_bytes_per_step": sum(
-                c.bytes_sent for c in self.trace.collectives if c.purpose == purpose
-            )
-            for purpose in PURPOSES
-        }
-        by_collective = {
-            f"{c.name}_{c.purpose}_bytes_per_step": 0.0 for c in self.trace.collectives
-        }
+        sent = dict.fromkeys((f"{purpose}_bytes_per_step" for purpose in PURPOSES), 0.0)
         for c in self.trace.collectives:
-            by_collective[f"{c.name}_{c.purpose}_bytes_per_step"] += c.bytes_sent
+            for name in (c.purpose, f"{c.name}_{c.purpose}"):
+                column = f"{name}_bytes_per_step"
+                sent[column] = sent.get(column, 0.0) + c.bytes_sent
         return {
             "num_parameters": self.trace.parameters,
             "flops_per_step_and_rank": self.trace.flops_per_step,
@@ -205,7 +199,6 @@ class CellPrediction:
             "limit_gib": self.limit_bytes / GIB if self.limit_bytes else None,
             "fits": self.fits,
             **sent,
-            **by_collective,
             **self._time_columns(runs),
             "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
             **({"why_not_predicted": self.reason} if self.reason else {}),

@@ -26,8 +26,6 @@ from vitsweep.extras.predict.step_time import (
     Phase,
 )
 from vitsweep.measure.communication import CollectiveReader
-from vitsweep.spec.resources import AXES
-from vitsweep.world import World
 
 aten = torch.ops.aten
 
@@ -231,14 +229,13 @@ class Recorder(TorchDispatchMode):
     found, and 1 to all else (the step counters of optimizers).
 
     Args:
-        world: this rank's place, for the axes of collectives.
         ranks_per_node: ranks on a node.
         device: whose allocator is counted, `cpu` or `cuda`.
     """
 
-    def __init__(self, world: World, ranks_per_node: int, device: str) -> None:
+    def __init__(self, ranks_per_node: int, device: str) -> None:
         super().__init__()
-        self._world, self._ranks_per_node = world, ranks_per_node
+        self._ranks_per_node = ranks_per_node
         self._unit = ALLOCATION_BYTES[device]
         self._read_collective = CollectiveReader()
         self._fake_mode: Any = None
@@ -363,7 +360,6 @@ class Recorder(TorchDispatchMode):
                 name=call.name,
                 purpose=call.purpose,
                 phase="forward",
-                axis=self._axis(ranks),
                 group_ranks=len(ranks),
                 group_nodes=self._nodes(ranks),
                 count=0,
@@ -372,18 +368,6 @@ class Recorder(TorchDispatchMode):
                 dtype=str(first.dtype).removeprefix("torch."),
             )
             self._waiting.append((total, call.bytes_sent))
-
-    def _axis(self, ranks: list[int]) -> str:
-        """Name the mesh axes along which the ranks of a group differ."""
-        if len(ranks) == self._world.size:
-            return "world"
-        places = [self._world.shape.coordinates(rank) for rank in ranks]
-        differing = [
-            axis
-            for axis, seen in zip(AXES, zip(*places, strict=True), strict=True)
-            if len({*seen}) > 1
-        ]
-        return "+".join(differing) or "alone"
 
     def _nodes(self, ranks: list[int]) -> int:
         return len({rank // self._ranks_per_node for rank in ranks})

@@ -66,7 +66,6 @@ class CollectiveTotal:
         name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`.
         purpose: `parameter`, `gradient` or `activation`, as in the columns of measured bytes.
         phase: of the step.
-        axis: mesh axes that the group spans, joined by `+`, such as `shard`; `world` for all ranks.
         group_ranks: number of ranks in the group.
         group_nodes: number of nodes on which these lie.
         count: calls in one step.
@@ -79,7 +78,6 @@ class CollectiveTotal:
     name: str
     purpose: str
     phase: Phase
-    axis: str
     group_ranks: int
     group_nodes: int
     count: int
@@ -116,8 +114,6 @@ class StepTrace:
         dispatches: phase -> operators that the host dispatches, views included.
         parameters: number of parameters of the whole model.
         flops_per_step: of this rank, recomputation included: the sum over `operators`.
-        images_per_step: of all ranks together.
-        ranks: number of all ranks.
         device: `cpu` or `cuda`, the device type for which the cell was resolved.
         pipeline_ranks: number of pipeline stages that wait for one another, 1 without a pipeline.
         pipeline_chunks: micro-batches that pass through a pipeline in one step, times the stages of
@@ -135,19 +131,12 @@ class StepTrace:
     dispatches: dict[str, int]
     parameters: int
     flops_per_step: int
-    images_per_step: int
-    ranks: int
     device: str
     pipeline_ranks: int = 1
     pipeline_chunks: int = 1
     compiled: str = "nothing"
     notes: tuple[str, ...] = ()
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that this rank sends in one step."""
-        return sum(total.bytes_sent for total in self.collectives)
 
     def to_json(self) -> dict[str, Any]:
         """Return a tree of dictionaries, lists, strings and numbers."""

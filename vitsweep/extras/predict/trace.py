@@ -133,7 +133,7 @@ def _collectives(
     few: Sequence[CollectiveTotal], more: Sequence[CollectiveTotal], linear: Linear
 ) -> tuple[CollectiveTotal, ...]:
     def alike(c: CollectiveTotal) -> tuple[Any, ...]:
-        return c.name, c.purpose, c.phase, c.axis, c.group_ranks, c.group_nodes
+        return c.name, c.purpose, c.phase, c.group_ranks, c.group_nodes
 
     found = []
     for rows in _together(few, more, alike, "bytes_whole"):
@@ -217,7 +217,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
     if isinstance(model_spec, ModuleSpec):  # its values are read before tensors are fake
         example = example_of(model_spec, 1, cell.batch.resolution_px)
     with fake_world(cell, CPU, rank) as world:
-        recorder = Recorder(world, cell.resources.ranks_per_node, device)
+        recorder = Recorder(cell.resources.ranks_per_node, device)
         with _without_values(cell), recorder:
             torch.manual_seed(cell.seed)
             with torch.device("meta"):
@@ -237,8 +237,6 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
         dispatches=dict(recorder.dispatches),
         parameters=num_parameters,
         flops_per_step=sum(operator.flops for operator in operators),
-        images_per_step=cell.images_per_step,
-        ranks=world.size,
         device=device,
         pipeline_ranks=cell.mesh.pipeline,
         pipeline_chunks=_chunks(cell),
