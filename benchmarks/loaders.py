@@ -38,8 +38,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitsweep.composition.composer import Composer
 from vitsweep.data.decoded_cache import as_rgb, cut, random_box
-from vitsweep.data.folder_scan import Files, files
-from vitsweep.data.image_loader import DEVIATION, MEAN, open_image_folder
+from vitsweep.data.image_folder import Files, files
+from vitsweep.data.image_loader import DEVIATION, MEAN
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.resources import AXES, Machine, MeshShape
 from vitsweep.world import World
@@ -142,7 +142,7 @@ def ours(name: str, root: Path, workers: int) -> Epoch:
     alone = MeshShape(**dict.fromkeys(AXES, 1))
     world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), shape=alone, mesh=None)
     data: Any = cell.data
-    return open_image_folder(data, cell, world).train
+    return data.open(cell, world).train
 
 
 def cpu_seconds() -> float:

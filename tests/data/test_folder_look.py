@@ -11,7 +11,7 @@ from tests.cells import THIS_LAPTOP, cell
 from tests.data.pictures import CLASSES
 from vitsweep.data import folder_look
 from vitsweep.data.folder_look import check_images
-from vitsweep.data.folder_scan import read_damaged
+from vitsweep.data.image_folder import read_damaged
 from vitsweep.errors import BadValueError
 
 SUFFIXES = ("jpg", "png", "webp", "bmp", "tif")

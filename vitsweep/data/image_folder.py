@@ -1,17 +1,28 @@
-"""A folder of images in ImageNet's layout."""
+"""A folder of images in ImageNet's layout, and which of its images are known to be damaged."""
 
+import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from vitsweep.data.folder_scan import class_names, count_up_to
+from vitsweep.errors import BadValueError
+from vitsweep.files import append_line, remove, write_atomically
+from vitsweep.foreign import foreign, read_lines
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from vitsweep.world import World
 
 
@@ -76,4 +87,203 @@ class ImageFolder(Data):
         """List the files and prepare the loader."""
         from vitsweep.data.image_loader import open_image_folder
 
-        return open_image_folder(self, cell, world)
+        assert self.folder is not None, "refused when the cell was made"
+        splits = {split: files(self.folder, split) for split in ("train", "val")}
+        return open_image_folder(self, splits, cell, world)
+
+
+# What lies in the folder.
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """The images of one split, by class and name.
+
+    Names are one array of bytes: a million Python strings would cost each worker 100 MB and the
+    start of it a second.
+
+    Attributes:
+        folder: of the split.
+        classes: names of the class folders; a label is an index into it.
+        names: file names, (N,) bytes.
+        labels: (N,) int64.
+    """
+
+    folder: str
+    classes: tuple[str, ...]
+    names: "NDArray[np.bytes_]"
+    labels: "NDArray[np.int64]"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def path(self, index: int) -> str:
+        """Return the path of one image."""
+        return os.path.join(
+            self.folder, self.classes[self.labels[index]], os.fsdecode(self.names[index])
+        )
+
+
+@cache
+def class_names(folder: str | None) -> tuple[str, ...]:
+    """Return the names of the class folders in `train/`, sorted: a label is an index into it.
+
+    Kept for the life of the process: a sweep asks once per cell.
+
+    Raises:
+        BadValueError: the folder is missing, has no `train` folder with classes and images, or a class
+            that cannot be read or holds no images.
+    """
+    if folder is None:
+        raise BadValueError(
+            "`data=image_folder` needs `data.folder=PATH`, laid out as ImageNet is."
+        )
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise BadValueError(f"`data.folder={folder}`: there is no such folder on this machine.")
+    if not (root / "train").is_dir():
+        has = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
+        raise BadValueError(
+            f"`data.folder={folder}` has no folder `train` (it has {has}): images belong into "
+            "`train/<class>/` and `val/<class>/`."
+        )
+    names = _folders(root / "train")
+    for path in (root / "train" / name for name in names):
+        if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+            raise BadValueError(_unreadable(path, "permission denied"))
+    empty = [name for name in names if not any(True for _ in _images(root / "train" / name))]
+    if len(empty) == len(names):
+        raise BadValueError(
+            f"`data.folder={folder}` holds no images: `train/<class>/` should hold files that end "
+            f"in {', '.join(SUFFIXES)}."
+        )
+    if empty:
+        raise BadValueError(
+            f"`data.folder={folder}`: the class `train/{empty[0]}` holds no images ({len(empty)} of "
+            f"{len(names)} classes), so that it cannot be learnt. Fill the folder, or remove it."
+        )
+    return names
+
+
+@cache
+def count_up_to(folder: str, split: str, most: int) -> int:
+    """Count images of a split, but stop at `most`: enough to know whether a batch fits."""
+    root = Path(folder).expanduser() / split
+    every = (name for kind in _folders(root) for name in _images(root / kind))
+    return sum(1 for _ in islice(every, most))
+
+
+@cache
+def files(folder: str, split: str) -> Files:
+    """List all images of `train` or `val`; a split that is not there has none.
+
+    Raises:
+        BadValueError: `val` has a class that `train` has not, or images outside of classes.
+    """
+    import numpy as np  # not where only damaged images are listed
+
+    classes = class_names(folder)
+    root = Path(folder).expanduser() / split
+    label_of = {name: label for label, name in enumerate(classes)}
+    found = _folders(root)
+    strangers = [name for name in found if name not in label_of]
+    if strangers:
+        raise BadValueError(
+            f"`data.folder={folder}`: `{split}/{strangers[0]}` is no class of `train` "
+            f"({len(strangers)} such folders)."
+        )
+    if not found and any(True for _ in _images(root)):
+        raise BadValueError(
+            f"`data.folder={folder}`: images in `{split}` belong into folders of their class."
+        )
+    per_class = [sorted(_images(root / name)) for name in found]
+    names = [os.fsencode(name) for part in per_class for name in part]
+    counts = [len(part) for part in per_class]
+    labels = np.repeat([label_of[name] for name in found], counts).astype(np.int64)
+    return Files(str(root), classes, np.array(names, dtype=np.bytes_), labels)
+
+
+def _folders(root: Path) -> tuple[str, ...]:
+    if not root.is_dir():
+        return ()
+    with _scanned(root) as entries:
+        return tuple(sorted(e.name for e in entries if e.is_dir() and e.name[0] != "."))
+
+
+def _images(folder: Path) -> Iterator[str]:
+    """Names of image files, in no order; `._x.jpg` and the like are none."""
+    if not folder.is_dir():
+        return
+    with _scanned(folder) as entries:
+        for entry in entries:
+            if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != ".":
+                yield entry.name
+
+
+def _scanned(folder: Path) -> Any:
+    """Open a folder to read the names in it.
+
+    Raises:
+        BadValueError: the folder cannot be read.
+    """
+    try:
+        return os.scandir(folder)
+    except OSError as error:
+        raise BadValueError(_unreadable(folder, str(error.strerror))) from error
+
+
+def _unreadable(folder: Path, why: str) -> str:
+    return (
+        f"`data.folder`: `{folder}` cannot be read ({why}), and without it labels would be others: give the "
+        f"right to read it (`chmod -R a+rX {folder}`), or move it away."
+    )
+
+
+# The list of a sweep's images that cannot be read: `damaged_images.jsonl`, a line for each.
+
+
+DAMAGED_LIST = "damaged_images.jsonl"
+"""In a sweep's folder: `image`, a path, and `reason`."""
+OF_RANK = "damaged-{}.json"
+"""In the folder of an attempt: path -> reason of each image that a rank could not read."""
+
+
+def read_damaged(sweep: Path) -> dict[str, str]:
+    """Return path -> reason of the images that are listed."""
+    lines = read_lines(sweep / DAMAGED_LIST)
+    return {str(line.get("image")): str(line.get("reason")) for line in lines}
+
+
+def write_damaged(sweep: Path, found: Mapping[str, str]) -> None:
+    """List these images and no others; there is no list of none."""
+    lines = (json.dumps({"image": image, "reason": why}) + "\n" for image, why in found.items())
+    if found:
+        write_atomically(sweep / DAMAGED_LIST, "".join(lines))
+    else:
+        remove(sweep / DAMAGED_LIST)
+
+
+@contextmanager
+def named_damage(
+    damaged: Callable[[], Mapping[str, str]], folder: Path, rank: int
+) -> Iterator[None]:
+    """Leave what a rank could not read in the folder of its attempt, however the run ends."""
+    try:
+        yield
+    finally:
+        if found := damaged():
+            with suppress(OSError):  # a full disk, which the run itself will say
+                write_atomically(folder / OF_RANK.format(rank), json.dumps(found))
+
+
+def list_damaged(sweep: Path, attempt: Path) -> None:
+    """List what the ranks of an attempt could not read, each image once."""
+    for path in sorted(attempt.glob(OF_RANK.format("*"))):
+        with suppress(OSError, ValueError):
+            found = foreign(path)
+            for image in found.keys() - read_damaged(sweep).keys() if type(found) is dict else ():
+                append_line(sweep / DAMAGED_LIST, {"image": image, "reason": str(found[image])})
+        remove(path)

@@ -24,13 +24,12 @@ from vitsweep.data.decoded_cache import (
     decoded_images,
     random_box,
 )
-from vitsweep.data.folder_scan import DAMAGED_LIST, Files, files
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 
 if TYPE_CHECKING:
-    from vitsweep.data.image_folder import ImageFolder
+    from vitsweep.data.image_folder import Files, ImageFolder
 
 
 class Read(NamedTuple):
@@ -65,7 +64,7 @@ class ImageReader(Dataset[Read]):
 
     def __init__(
         self,
-        files: Files,
+        files: "Files",
         *,
         side: int,
         crop_share: float,
@@ -196,8 +195,8 @@ class DamagedImages:
         raise VitsweepError(
             f"{least}{len(self.found)} of {self.num_images} images cannot be read{read}, more than "
             f"`data.max_damaged_share={self.max_share}` allows: {names}"
-            f"{', ...' if len(self.found) > 3 else ''}. `{DAMAGED_LIST}` in the sweep's folder names each. "
-            "Mend or remove them, or raise the share."
+            f"{', ...' if len(self.found) > 3 else ''}. `damaged_images.jsonl` in the sweep's folder names "
+            "each. Mend or remove them, or raise the share."
         )
 
     def _note(self, damaged: Iterable[tuple[str, str]]) -> None:
@@ -211,14 +210,14 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images per channel, on a scale from 0 to 1 (torchvision's constants)."""
 
 
-def open_image_folder(data: "ImageFolder", cell: CellSpec, world: World) -> "ImageFolderBatches":
+def open_image_folder(
+    data: "ImageFolder", splits: "Mapping[str, Files]", cell: CellSpec, world: World
+) -> "ImageFolderBatches":
     """Return batches of a folder on this rank's device; reading starts with `train` or `test`.
 
     Raises:
         BadValueError: the loader keeps decoded pixels of other images.
     """
-    assert data.folder is not None, "refused when the cell was made"
-    splits = {split: files(data.folder, split) for split in ("train", "val")}
     cache = cell.loader.pixel_cache
     read = data.splits(cell) if cache else ()
     decoded = {split: decoded_images(splits[split], cache) for split in read if cache}
@@ -253,7 +252,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
         sampler: ReplicaSampler,
         side: int,
         device: torch.device,
-        splits: Mapping[str, Files],
+        splits: "Mapping[str, Files]",
         decoded: Mapping[str, DecodedImages],
     ) -> None:
         self._splits, self._decoded = splits, decoded

@@ -223,11 +223,9 @@ def drop_after_embedding(
         images, length, _ = x_BTD.shape
         first = embedding.num_prefix_tokens
         patches = length - first
-        if (stay := kept(patches)) == patches:
-            return tokens
         draws: Draws = vit.draws
         numbers = draws.uniform(embedding, "drop_tokens", (images, patches), tokens)
-        places_BK = chosen(numbers, stay) + first
+        places_BK = chosen(numbers, kept(patches)) + first
         prefix = torch.arange(first, device=tokens.device).expand(images, -1)
         kept_BKD = pick(x_BTD, torch.cat([prefix, places_BK], dim=1))
         return kept_BKD if vit.batch_first else kept_BKD.transpose(0, 1).contiguous()

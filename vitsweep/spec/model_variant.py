@@ -1,7 +1,7 @@
 """The kinds of technique that change what is trained or evaluated: blocks, tokens, averages, epochs."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitsweep.spec.technique import Technique
 
@@ -96,8 +96,8 @@ class Averaging(Technique):
     colour = 4
     part_of_training = True
 
-    def build(self, weights: "list[Tensor]") -> "WeightAverage | None":
-        """Return the average of what this rank's optimizer updates; None where there is none.
+    def build(self, weights: "list[Tensor]") -> Any:
+        """Return a `techniques.averaging.ema.MovingAverage` of what this rank's optimizer updates, or None.
 
         Args:
             weights: float32 masters where there are any, shards and slices where they are split.
@@ -112,18 +112,3 @@ class Schedule(Technique):
 
     colour = 6
     part_of_training = True
-
-
-class WeightAverage(Protocol):
-    """An average of weights."""
-
-    averages: "list[Tensor]"
-
-    def update(self, step: int) -> None:
-        """Let the weights after an optimizer step, counted from 0, enter the average."""
-
-    def enter(self) -> None:
-        """Put the averages into the weights."""
-
-    def leave(self) -> None:
-        """Put the weights back."""

@@ -22,13 +22,13 @@ from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import named_seed, set_generators
-from vitsweep.spec.model_variant import WeightAverage
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.regularize import StochasticDepth
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, clip_gradients
 from vitsweep.world import World
 
 if TYPE_CHECKING:
+    from vitsweep.techniques.averaging.ema import MovingAverage
     from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
 # A whole training step recorded as one CUDA graph and replayed (needs torch).
@@ -199,7 +199,7 @@ class Trainer:
     non_finite: Tensor
     draws: Draws
     depth: StochasticDepth | None = None
-    average: WeightAverage | None = None
+    average: "MovingAverage | None" = None
     steps_taken: int = 0
     captured: CapturedStep | None = None
     before_update: Callable[[], object] | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Lt
 
-from vitsweep.spec.model_variant import Averaging, WeightAverage
+from vitsweep.spec.model_variant import Averaging
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Ema(Averaging):
     warmup: bool
     every: Annotated[int, Gt(0)]
 
-    def build(self, weights: "list[Tensor]") -> WeightAverage:
+    def build(self, weights: "list[Tensor]") -> "MovingAverage":
         """Return the average, which begins as a copy of the weights."""
         return MovingAverage(weights, self.decay, warmup=self.warmup, every=self.every)
 
