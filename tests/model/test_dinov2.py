@@ -186,11 +186,11 @@ def test_rotary_positions_are_the_same_in_every_layout_and_attention(kwargs):
 REFUSED = {
     (
         "sequence_parallel=ulysses",
-    ): "use `sequence_parallel=megatron_sp`, whose attention sees all tokens",
-    ("tokens=drop",): "leaves each image other places",
+    ): "use `sequence_parallel=megatron_sp`, or `model.position=learned`",
+    ("tokens=drop",): "on one whole grid, not with `tokens=drop`: use `tokens=all`",
     ("attention=mha_module",): "use `attention=sdpa_math`",
-    ("model.num_heads=64",): "needs a head width divisible by 4; got 2",
-    ("model.tokens_per_channel=true",): "knows one grid of patches",
+    ("model.num_heads=64",): "needs a head width divisible by 4, not 2",
+    ("model.tokens_per_channel=true",): "use `model.tokens_per_channel=false`",
 }
 
 

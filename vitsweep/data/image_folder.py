@@ -151,9 +151,6 @@ def class_names(folder: str | None) -> tuple[str, ...]:
             "`train/<class>/` and `val/<class>/`."
         )
     names = _folders(root / "train")
-    for path in (root / "train" / name for name in names):
-        if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
-            raise BadValueError(_unreadable(path, "permission denied"))
     empty = [name for name in names if not any(True for _ in _images(root / "train" / name))]
     if len(empty) == len(names):
         raise BadValueError(
@@ -232,14 +229,10 @@ def _scanned(folder: Path) -> Any:
     try:
         return os.scandir(folder)
     except OSError as error:
-        raise BadValueError(_unreadable(folder, str(error.strerror))) from error
-
-
-def _unreadable(folder: Path, why: str) -> str:
-    return (
-        f"`data.folder`: `{folder}` cannot be read ({why}), and without it labels would be others: give the "
-        f"right to read it (`chmod -R a+rX {folder}`), or move it away."
-    )
+        raise BadValueError(
+            f"`data.folder`: `{folder}` cannot be read ({error.strerror}), and without it labels would be "
+            f"others: give the right to read it (`chmod -R a+rX {folder}`), or move it away."
+        ) from error
 
 
 # The list of a sweep's images that cannot be read: `damaged_images.jsonl`, a line for each.

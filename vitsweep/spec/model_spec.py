@@ -287,30 +287,26 @@ class ViTSpec(TransformerSpec):
         yield from super().conflicts(cell)
         if self.position != "rotary":
             return
-        me, way_out = "`model.position=rotary`", "or `model.position=learned`"
         if self.width // self.num_heads % 4:
             yield (
-                f"{me} turns pairs of numbers by row and by column and needs a head width divisible by 4; "
-                f"got {self.width // self.num_heads}: choose another `model.num_heads`."
+                "`model.position=rotary` needs a head width divisible by 4, not "
+                f"{self.width // self.num_heads}: choose another `model.num_heads`."
             )
-        if self.tokens_per_channel:
-            yield f"{me} knows one grid of patches: use `model.tokens_per_channel=false`, {way_out}."
-        if cell.attention.name == "mha_module":
-            yield (
-                f"{me} turns q and k, which are inside of `attention=mha_module`: use "
-                f"`attention=sdpa_math`, {way_out}."
-            )
-        if set(cell.sequence_parallel.axes) & set(TOKEN_AXES):
-            yield (
-                f"{me} turns q and k of all patches, of which `sequence_parallel="
-                f"{cell.sequence_parallel.name}` leaves a rank a part: use "
-                f"`sequence_parallel=megatron_sp`, whose attention sees all tokens, {way_out}."
-            )
-        if cell.tokens.draws:
-            yield (
-                f"{me} turns patches by their place on the whole grid, of which `tokens="
-                f"{cell.tokens.name}` leaves each image other places: use `tokens=all`, {way_out}."
-            )
+        sequence = cell.sequence_parallel
+        lacking = {
+            "model.tokens_per_channel=false": self.tokens_per_channel
+            and "model.tokens_per_channel=true",
+            "attention=sdpa_math": cell.attention.name == "mha_module" and "attention=mha_module",
+            "sequence_parallel=megatron_sp": set(sequence.axes) & set(TOKEN_AXES)
+            and f"sequence_parallel={sequence.name}",
+            "tokens=all": cell.tokens.draws and f"tokens={cell.tokens.name}",
+        }
+        for instead, typed in lacking.items():
+            if typed:
+                yield (
+                    "`model.position=rotary` turns q and k by the place of each patch on one whole grid, not "
+                    f"with `{typed}`: use `{instead}`, or `model.position=learned`."
+                )
 
     def has_class_token(self, pooling: str) -> bool:
         """The head reads it, or the mean over all tokens."""
