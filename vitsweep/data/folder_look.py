@@ -5,7 +5,6 @@ format wants. Files that are damaged in their midst are found by the ranks, whic
 """
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -57,7 +56,7 @@ class Look:
     num_looked: int
     damaged: Mapping[str, str]
 
-    def problem(self, data: ImageFolder, place: str = "") -> str:
+    def problem(self, data: ImageFolder, place: str) -> str:
         """Return why the split cannot be used, "" where it can; `place` says where all files are named."""
         if len(self.damaged) <= int(data.max_damaged_share * self.num_images):
             return ""
@@ -133,7 +132,7 @@ def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:
     return found
 
 
-# The look itself, and what is kept of it in the user's cache folder.
+# The look itself. The user's cache folder keeps the keys of files that are whole.
 
 
 def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
@@ -145,17 +144,21 @@ def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
         suspects: paths of files that are decoded however they begin and end.
     """
     Image.preinit()  # threads would register Pillow's formats at the same time
-    kept = _Kept.of(found.folder)
-    looks = partial(_look_at, found, kept.whole, until, suspects)
+    place = hashlib.sha256(os.fsencode(os.path.abspath(found.folder))).hexdigest()[:16]
+    kept = cache_folder() / "looks" / place
+    try:
+        known = {*np.frombuffer(read_bytes(kept), np.uint64).tolist()}
+    except (OSError, ValueError):  # there is none, or a damaged one
+        known = set()
+    looks = partial(_look_at, found, known, until, suspects)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         looked = list(pool.map(looks, range(0, len(found), FILES_AT_ONCE)))
     damaged = {path: why for _, of_part in looked for path, why in of_part.items()}
     whole = {key for keys, _ in looked for key in keys}
     num_looked = len(whole) + len(damaged)
     if num_looked < len(found):
-        whole |= kept.whole
-    state = {path: (why, _key(path)) for path, why in damaged.items()}
-    _Kept(len(found), state, whole).keep(found.folder)
+        whole |= known
+    write_cache_file(kept, np.array([*whole], np.uint64).tobytes())
     return Look(found.folder, len(found), num_looked, dict(sorted(damaged.items())))
 
 
@@ -201,40 +204,3 @@ def _has_both_ends(path: str) -> bool:
     except OSError:
         return False
     return any(head.startswith(first) and tail.endswith(last) for first, last in ENDS.items())
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What earlier looks at a split found.
-
-    Attributes:
-        num_images: files that it had.
-        damaged: path -> what is wrong, and the file's key.
-        whole: keys of the files that are whole.
-    """
-
-    num_images: int
-    damaged: Mapping[str, tuple[str, int]]
-    whole: set[int]
-
-    @staticmethod
-    def _path(folder: str) -> Path:
-        place = hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:16]
-        return cache_folder() / "looks" / place
-
-    @classmethod
-    def of(cls, folder: str) -> "_Kept":
-        """Read what is kept of a split; nothing where there is no such file, or a damaged one."""
-        try:
-            facts, _, keys = read_bytes(cls._path(folder)).partition(b"\n")
-            num_images, damaged = json.loads(facts)
-            found = {str(path): (str(why), int(key)) for path, (why, key) in damaged.items()}
-            return cls(int(num_images), found, {*np.frombuffer(keys, np.uint64).tolist()})
-        except (OSError, ValueError, TypeError, AttributeError):
-            return cls(0, {}, set())
-
-    def keep(self, folder: str) -> None:
-        """Write it, where the cache folder can be written."""
-        facts = json.dumps([self.num_images, self.damaged]).encode()
-        keys = np.array([*self.whole], np.uint64).tobytes()
-        write_cache_file(self._path(folder), facts + b"\n" + keys)
