@@ -9,7 +9,7 @@ from tests.extras.predict.traces import exchange, moved, product, trace_of
 from vitsweep.extras.predict.measured_rates import IN_STEPS, MeasuredRates
 from vitsweep.extras.predict.profile_rates import OVERHEAD, TableRates
 from vitsweep.extras.predict.step_time import FRESH, fresh_bytes, predict_step, student_80
-from vitsweep.rates.profile import profile_named
+from vitsweep.rates.profile import generic_gpu, profile_named
 
 H100 = TableRates(profile_named("h100"), overhead=1.0)
 
@@ -109,6 +109,7 @@ def test_the_interval_is_wider_where_less_is_known() -> None:
     notes = predict_step(trace, TableRates(profile_named("v100"))).notes
     assert any("no source" in note for note in notes)
     assert any("no peak in bfloat16: float32 is used" in note for note in notes)
+    assert "`--hardware`" in predict_step(trace, TableRates(generic_gpu())).notes[-1]
 
 
 def test_whole_steps_take_longer_than_their_parts() -> None:

@@ -131,10 +131,6 @@ def _unbounded(entry: PlannedCell, most: float, *, is_timed: bool) -> str:
     return f"{why}, so that `sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or {way}."
 
 
-WILL_NOT_FIT = "will not fit"
-OVER_BUDGET = "over budget"
-
-
 SECONDS_BEFORE_A_SUBMISSION = 60.0
 """So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
 STORED = (
@@ -297,6 +293,9 @@ def _surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
 
 # Predictions beside the cells of a plan, and their sums.
 
+WILL_NOT_FIT = "will not fit"
+OVER_BUDGET = "over budget"
+
 
 def predicted(
     found: PlanOverview,
@@ -339,7 +338,7 @@ def with_predictions(
     Args:
         rows: of all cells.
         plan: all cells.
-        kept: without those that the settings of the sweep leave out, see `left_out`.
+        kept: without those that the settings of the sweep leave out, see `without_left_out`.
         found: cell id -> prediction.
         runs: cell id -> runs that it lacks in `kept`.
     """
