@@ -37,7 +37,7 @@ def folders(tmp_path: Path) -> list[Path]:
     odd = {
         "precision.loss_scale": 2.0,
         "sharding.reshard_after_forward": 2,
-        "model.stage_blocks": [2, 2],
+        "memory.keep": ["linear", "norm"],
     }
     own = {"model.arguments.depth": 4, "model.arguments.kind": ["a"], "model.arguments.none": None}
     return [
@@ -86,7 +86,7 @@ def test_values_have_the_type_of_their_column_and_the_users_columns_come_last(
     }
     assert found["precision.loss_scale"] == ("string", ["2", "dynamic"])
     assert found["sharding.reshard_after_forward"] == ("string", ["2", None])
-    assert found["model.stage_blocks"] == ("string", ["[2, 2]", None])
+    assert found["memory.keep"] == ("string", ["['linear', 'norm']", None])
     assert found["cores_allowed"] == ("int64", [None, None]), "beyond 64 bits"
     assert found["host_cores"] == ("int64", [None, None]), "`many` is no number of cores"
     assert found["model.arguments.depth"] == ("double", [4.0, 0.5])
