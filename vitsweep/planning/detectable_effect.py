@@ -38,10 +38,8 @@ class Noise:
     num_ratios: int = 0
 
 
-def minimum_detectable_effect(
-    num_blocks: int, num_comparisons: int, log_ratio_sd: float, power: float = POWER
-) -> float:
-    """Return the smallest relative difference that is claimed with a probability of `power`.
+def minimum_detectable_effect(num_blocks: int, num_comparisons: int, log_ratio_sd: float) -> float:
+    """Return the smallest relative difference that is claimed with a probability of `POWER`.
 
     A claim needs a two-sided p-value of Student's t over blocks below 0.05 / `num_comparisons`: the
     first and strictest step of Holm's adjustment, so that the claim is made whatever the other
@@ -53,14 +51,13 @@ def minimum_detectable_effect(
         num_blocks: blocks that hold the cell and its baseline.
         num_comparisons: cells that are compared with the same baseline.
         log_ratio_sd: standard deviation of the log ratio between blocks.
-        power: probability of the claim.
 
     Returns:
         0.1 where a cell must be 10 % faster; infinity below three blocks, which give no interval.
     """
     if num_blocks < MIN_BLOCKS:
         return inf
-    distance = noncentrality(num_blocks - 1.0, LEVEL / num_comparisons, power)
+    distance = noncentrality(num_blocks - 1.0, LEVEL / num_comparisons, POWER)
     error = log_ratio_sd * widening(WIDER / sqrt(num_blocks), num_blocks) / sqrt(num_blocks)
     return expm1(distance * error)
 

@@ -143,18 +143,15 @@ def with_user_metrics(record: RunRecord, definitions: Definitions) -> RunRecord:
     metrics, reasons = dict(record.metrics), {}
     for metric in user_metrics(definitions):
         column = metric.metric.column
+        metrics[column] = None
         try:
             metrics[column] = metric.compute(record)
-        except NoNumberError as error:
-            metrics[column] = None
-            reasons[f"{column}_reason"] = f"{metric.function} {error}"
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the code is the user's
-            metrics[column] = None
-            reasons[f"{column}_reason"] = (
-                f"{metric.function} raised {type(error).__name__}: {error}"
-            )
+            is_ours = isinstance(error, NoNumberError)
+            told = error if is_ours else f"raised {type(error).__name__}: {error}"
+            reasons[f"{column}_reason"] = f"{metric.function} {told}"
     return replace(record, metrics=metrics, environment=record.environment | reasons)
 
 
