@@ -92,8 +92,9 @@ def _forked(request: dict[str, Any], link: int, control: socket.socket) -> int:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if Path(f.filename).is_relative_to(request["root"])]
         where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-        lacks = str(error.filename or "") if isinstance(error, FileNotFoundError) else ""
-        channel.send(failed=f"{type(error).__name__}: {error}{where}", lacks=lacks)
+        if isinstance(error, FileNotFoundError):
+            where += "; `--link PATH` shows both sides what git does not track"
+        channel.send(failed=f"{type(error).__name__}: {error}{where}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,11 +1,10 @@
 """What `vitsweep judge` does: compose the cell, lay out both sides, hold the trial, keep its records."""
 
-import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count, islice
@@ -120,11 +119,6 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             _write_examples(cell, folder / "examples.pt")
         device = device_name(cell.resources.device) or cell.resources.device
         facts = {"cell_id": cell.cell_id, "device": device, "question": request.quality or "equal"}
-        asked = _digest_of(
-            run, base.tree, head.tree, [request.setup, request.examples, request.pythons]
-        )
-        for earlier in _answered(store, asked):
-            say(f"The same was asked before: {earlier}. It is measured again.")
         trial = Trial(
             base=base,
             head=head,
@@ -142,7 +136,6 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             verdict = trial.verdict()
         finally:
             (folder / "examples.pt").unlink(missing_ok=True)
-    verdict = replace(verdict, facts={**verdict.facts, "asked": asked})
     write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
     write_atomically(folder / "verdict.md", verdict.markdown())
     return Judged(verdict=verdict, folder=folder)
@@ -283,23 +276,6 @@ def _most_flops(cell: CellSpec, device: str) -> float:
         return 1e12 * max(profile.peak_tflops.values(), default=0.0) if profile else 0.0
     rates = matmul_rates(device, measure=True)
     return 1e9 * max(rates.values(), default=0.0) * cell.resources.threads_per_rank
-
-
-def _digest_of(run: dict[str, Any], base: Tree, head: Tree, more: Sequence[Any]) -> str:
-    """Return a hash of what is asked: both states, as they are laid out, and of what."""
-    given = {name: value for name, value in run.items() if name != "examples"}
-    text = json.dumps([given, sorted(base.files().items()), sorted(head.files().items()), more])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _answered(store: Store, asked: str) -> Iterator[str]:
-    """Yield answer and folder of the latest verdict on the same question, if there is one."""
-    for path in sorted((store.root.absolute() / "judged").glob("*/verdict.json"), reverse=True):
-        with suppress(ValueError, OSError):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found.get("asked") == asked:
-                yield f"{found['answer']}, in `{path.parent}`"
-                return
 
 
 def file_and_function(option: str, typed: str) -> tuple[str, str]:

@@ -206,25 +206,13 @@ class Side:
             except ValueError as error:
                 raise RunFailedError(f"{self._named} sent no JSON ({error}).") from error
             if "failed" in answer:
-                raise RunFailedError(
-                    f"{self._named} failed: {answer['failed']}{self._linked(answer.get('lacks', ''))}"
-                )
+                raise RunFailedError(f"{self._named} failed: {answer['failed']}")
             if not answer:
                 raise RunFailedError(
                     f"{self._named} ended early; its log is `{self.log}`.{self._last_words()}"
                 )
             answers.append(answer)
         return answers
-
-    def _linked(self, missing: str) -> str:
-        """Return the option that shows a side the file that it lacks, where its source has it; else ""."""
-        path = self.tree.root / missing
-        if not missing or not path.is_relative_to(self.tree.root):
-            return ""
-        name = path.relative_to(self.tree.root)
-        if not (self.tree.source / name).exists():
-            return ""
-        return f"; git does not track it: `--link {name.parts[0]}` shows it to both sides"
 
     def _cpu_seconds(self) -> float:
         """Return what the ranks and their children have spent so far."""

@@ -1,8 +1,8 @@
 """The two states of the code: git worktrees, the working tree, or folders as they are."""
 
-import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -167,13 +167,8 @@ def commit_of(repository: Path, text: str) -> str:
 
 def _worktree(repository: Path, root: Path, side: str, commit: str, typed: str) -> Tree:
     git(repository, "worktree", "add", "--detach", "--force", str(root), commit)
-    modules = git(root, "submodule", "status", check=False).splitlines()
-    notes = tuple(
-        f"{side}: the submodule `{line.split()[1]}` is empty: `--setup 'git submodule update --init'`"
-        for line in modules
-    )
     label = f"{typed} ({commit[:10]})" if not commit.startswith(typed) else commit[:10]
-    return Tree(side=side, root=root, label=label, source=repository, notes=notes)
+    return Tree(side=side, root=root, label=label, source=repository)
 
 
 def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -> Tree:
@@ -182,8 +177,8 @@ def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -
     # A commit of what is in the working tree, which no branch will know
     identity = ("-c", "user.name=vitsweep", "-c", "user.email=vitsweep@localhost")
     stash = git(repository, *identity, "stash", "create").strip() or commit_of(repository, "HEAD")
-    tree = _worktree(repository, root, HEAD, stash, WORKING_TREE)
-    notes = (*tree.notes, *_copy_untracked(repository, root))
+    _worktree(repository, root, HEAD, stash, WORKING_TREE)
+    notes = tuple(_copy_untracked(repository, root))
     return Tree(side=HEAD, root=root, label=WORKING_TREE, source=repository, notes=notes)
 
 
@@ -250,31 +245,14 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
 
 
 def require_function(option: str, file: str, name: str, tree: Tree) -> None:
-    """Refuse a function that a file does not name; the file is read and not run.
+    """Refuse a function whose name a file does not hold; the file is read and not run.
 
     Raises:
-        BadValueError: there is no such name in it.
+        BadValueError: it does not.
     """
-    try:
-        parsed = ast.parse((tree.root / file).read_bytes())
-    except (SyntaxError, ValueError):
-        return  # the run says it, with its line
-    named = {*_names(parsed)}
-    if named & {name, "*", "__getattr__", "globals"}:  # or one that nobody can read there
-        return
-    functions = [each.name for each in parsed.body if isinstance(each, ast.FunctionDef)]
-    has = ", ".join(f"`{each}`" for each in functions[:5]) or "none"
-    raise BadValueError(
-        f"`{option} {file}:{name}`: `{file}` of the {tree.side} ({tree.label}) has no `{name}`; "
-        f"its functions: {has}."
-    )
-
-
-def _names(parsed: ast.Module) -> Iterator[str]:
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).split(".")[0]
+    text = (tree.root / file).read_text(encoding="utf-8", errors="replace")
+    if not re.search(rf"\b{name}\b|import \*|__getattr__|globals", text):
+        raise BadValueError(
+            f"`{option} {file}:{name}`: `{file}` of the {tree.side} ({tree.label}) has no `{name}`: give the "
+            "name of a function in it."
+        )

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf, isfinite, nan
 from statistics import fmean, stdev
@@ -154,33 +154,13 @@ class Verdict:
 
     def markdown(self) -> str:
         """Return the verdict for a comment on a pull request."""
-        rows = [
-            "| | |",
-            "|---|---|",
-            f"| base | {_inline(self.base)} |",
-            f"| head | {_inline(self.head)} |",
-        ]
-        for name, found in (("speed", self.speed), ("repeated", self.repeated)):
-            if found is not None and found.num_blocks:
-                rows.append(f"| {name} | {found} over {count(found.num_blocks, 'block')} |")
-        if self.quality:
-            rows.append(f"| quality | {self.quality} |")
-        if self.equality:
-            rows.append(f"| proof | {self.equality} |")
-        for key, unit in (("memory_gib", "GiB"), ("flops_per_step", "FLOPs per step")):
-            if value := self.facts.get(key):
-                rows.append(f"| {unit} | {value['head']:.4g} (base {value['base']:.4g}) |")
-        first, _, rest = self.reason.partition("\n")
-        reason = f"\n\n{_inline(first)}" if first else ""
-        if rest:  # of the candidate's log; nothing in an indented block is Markdown
-            reason += "\n\n" + "\n".join(f"    {line}" for line in rest.splitlines())
-        notes = "".join(f"\n- {_inline(note)}" for note in self.notes)
-        return (
-            f"**{self.answer}**{reason}\n\n"
-            + "\n".join(rows)
-            + (f"\n{notes}" if notes else "")
-            + "\n"
-        )
+        first, _, log = self.reason.partition("\n")
+        said = [f"base: {self.base}", f"head: {self.head}", first]
+        said += replace(self, reason="").sentences[1:]
+        lines = [f"**{self.answer}**", "", *(f"- {_inline(text)}" for text in said if text)]
+        if log:  # of the candidate; nothing in an indented block is Markdown
+            lines += ["", *(f"    {line}" for line in log.splitlines())]
+        return "\n".join(lines) + "\n"
 
     def json(self) -> dict[str, Any]:
         """Return the verdict as JSON takes it; docs/judge.md names the keys."""
@@ -201,8 +181,8 @@ class Verdict:
 
 
 def _inline(text: str) -> str:
-    """Return text of a candidate as one line of a Markdown table that holds no HTML."""
-    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+    """Return text of a candidate as one line of Markdown that holds no HTML."""
+    return html.escape(" ".join(text.split()), quote=False)
 
 
 def _finite(tree: dict[str, Any]) -> dict[str, Any]:
