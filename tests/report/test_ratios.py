@@ -121,7 +121,7 @@ def test_commands_and_pages(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         shown = capsys.readouterr()
         assert not bare(shown.out + shown.err), words
     found = dict(files(here / "results"))
-    fewest = 6 if "gate" in extras.FEATURES else 3
+    fewest = 4 if "gate" in extras.FEATURES else 3
     assert sum("x [" in text for text in found.values()) >= fewest
     assert {path: bare(text) for path, text in found.items() if bare(text)} == {}
     assert not bare(vitsweep.load("s")._repr_html_())

@@ -387,6 +387,10 @@ _SHOWN: dict[str, Column] = {
 }
 
 
+NARROW = ("cell", "speedup A", "speedup B", "B over A", "claim")
+"""Columns that a terminal has room for; `changes.md` has all."""
+
+
 def write_changes(store_a: Store | Path, store_b: Store | Path) -> tuple[str, DataFrame, Path]:
     """Compare the speedups of two sweep folders: return a sentence, a table of text, and the folder of both.
 
@@ -410,4 +414,5 @@ def write_changes(store_a: Store | Path, store_b: Store | Path) -> tuple[str, Da
     text, folder = text_columns(named, _SHOWN), b.root / "report" / f"against_{a.name}"
     write_atomically(folder / "changes.csv", csv_text(table))
     write_atomically(folder / "changes.md", markdown(text))
-    return changes_in_words(named), text, folder
+    narrow = [heading for heading in NARROW if heading in text]
+    return changes_in_words(named), text[narrow], folder
