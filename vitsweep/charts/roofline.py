@@ -8,15 +8,13 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import MARKERS, Chart
+from vitsweep.charts.style import LINES, MARKERS, Chart
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.roofline import roofline, roofs
 from vitsweep.tables.sweep_tables import SweepTables
 
 MOST_CELLS = len(MARKERS)
 """Cells with a marker of their own; of more, the phases alone are told apart."""
-TOO_NEAR = 1.5
-"""Roofs within this factor have one text."""
 
 
 def table_of(tables: SweepTables) -> DataFrame:
@@ -67,25 +65,14 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     limits = by_dtype.median()  # measured rates differ a little from run to run
     left, right = axes.get_xlim()
     x = np.geomspace(left, right, 200)
-    texts: dict[float, list[str]] = {}
-    line: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
-    for key, some in limits.groupby(list(limits), sort=False, dropna=False):
-        peak, bandwidth = (float(str(limit)) for limit in key)
-        roof = np.minimum(
-            x * bandwidth / 1000 if bandwidth == bandwidth else np.inf,
-            np.full_like(x, peak if peak == peak else np.inf),
-        )
+    ends = limits.fillna(np.inf).groupby(list(limits), sort=False)
+    for (peak, bandwidth), some in ends:  # type: ignore[misc]
+        roof = np.minimum(x * bandwidth / 1000, peak)
+        rate = f"{peak:.3g} TFLOP/s" if np.isfinite(peak) else "memory bandwidth"
+        label = f"{rate}, {', '.join(map(str, some.index))}"
         if np.isfinite(roof).any():
-            axes.plot(x, roof, zorder=0.9, **line)
-        if peak == peak:
-            text = f"{peak:.3g} TFLOP/s, {', '.join(map(str, some.index))}"
-            near = next((at for at in texts if 1 / TOO_NEAR < at / peak < TOO_NEAR), peak)
-            texts.setdefault(near, []).append(text)
-    for peak, near_texts in texts.items():
-        label: dict[str, Any] = {"fontsize": 8.5, "ha": "right", "color": style.INK}
-        axes.annotate(
-            "; ".join(near_texts), (right, peak), (-2, 3), textcoords="offset points", **label
-        )
+            look: dict[str, Any] = {"color": style.INK, "linewidth": 1, "zorder": 0.9}
+            axes.plot(x, roof, linestyle=LINES[len(axes.lines) % len(LINES)], label=label, **look)
     axes.set_xlim(left, right)
 
 

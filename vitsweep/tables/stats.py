@@ -28,14 +28,6 @@ LEVEL = 0.05
 """A claim needs a Holm-adjusted p-value below it; the interval is the 95 % one."""
 
 
-def non_negative(matrix: Floats, values: Floats) -> Floats:
-    """Return x >= 0 with the least squares of matrix x - values (Lawson and Hanson)."""
-    from scipy.optimize import nnls
-
-    found: Floats = nnls(matrix, values)[0]
-    return found
-
-
 def assigned(costs: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return rows and columns of the assignment with the least sum of costs, (N, M)."""
     from scipy.optimize import linear_sum_assignment
