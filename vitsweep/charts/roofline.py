@@ -65,11 +65,13 @@ def _roofs(axes: Axes, points: DataFrame) -> None:
     limits = by_dtype.median()  # measured rates differ a little from run to run
     left, right = axes.get_xlim()
     x = np.geomspace(left, right, 200)
-    ends = limits.fillna(np.inf).groupby(list(limits), sort=False)
-    for (peak, bandwidth), some in ends:  # type: ignore[misc]
+    known: dict[tuple[float, float], list[str]] = {}
+    for dtype, ends in zip(limits.index, limits.fillna(np.inf).to_numpy(float), strict=True):
+        known.setdefault((float(ends[0]), float(ends[1])), []).append(str(dtype))
+    for (peak, bandwidth), dtypes in known.items():
         roof = np.minimum(x * bandwidth / 1000, peak)
         rate = f"{peak:.3g} TFLOP/s" if np.isfinite(peak) else "memory bandwidth"
-        label = f"{rate}, {', '.join(map(str, some.index))}"
+        label = f"{rate}, {', '.join(dtypes)}"
         if np.isfinite(roof).any():
             look: dict[str, Any] = {"color": style.INK, "linewidth": 1, "zorder": 0.9}
             axes.plot(x, roof, linestyle=LINES[len(axes.lines) % len(LINES)], label=label, **look)
