@@ -3,7 +3,7 @@
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -80,11 +80,6 @@ class CheckpointInfo:
     curve: list[dict[str, float]] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
-
-
-def newest(folders: Iterable[Path], name: str) -> Path | None:
-    """Return the first of the folders, given newest first, that holds a file of this name."""
-    return next((folder for folder in folders if (folder / name).is_file()), None)
 
 
 def step_folder(training: Path, step: int) -> Path:

@@ -22,7 +22,6 @@ from vitsweep.training.checkpoint_files import (
     MEASUREMENT_FILE,
     TrainingInterrupted,
     checkpoints_in,
-    newest,
     other_course,
     read_json,
     whole_checkpoints,
@@ -118,8 +117,9 @@ class CheckpointManager:
 
     def load_measurement(self) -> dict[str, Any] | None:
         """Return what an earlier attempt measured before it trained; the same on every rank."""
-        found = newest(self.earlier, MEASUREMENT_FILE)
-        return from_first(read_json(found / MEASUREMENT_FILE) if found else None)
+        files = (folder / MEASUREMENT_FILE for folder in self.earlier)
+        found = next((file for file in files if file.is_file()), None)
+        return from_first(read_json(found) if found else None)
 
     def save_measurement(self, measured: dict[str, Any], world: World) -> None:
         """Save the measurement before training begins, so that no attempt measures again."""

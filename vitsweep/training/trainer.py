@@ -39,16 +39,6 @@ WARM_UP_STEPS = 2
 """Steps before the recording: libraries choose kernels, the optimizer allocates its state."""
 
 
-class Recorder(Protocol):
-    """What records kernels; another one lets the rest be tested without a GPU."""
-
-    def warm_up(self, work: Callable[[], Tensor]) -> Tensor:
-        """Run `work` as it will be recorded, outside of a recording."""
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Record `work` without running it; return what replays it, and where its result will lie."""
-
-
 class CudaRecorder:
     """CUDA graphs, as in torch's "whole-network capture" (pytorch.org/docs/stable/notes/cuda.html)."""
 
@@ -91,7 +81,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self, step: Callable[[Iterator[MicroBatch]], Tensor], recorder: Recorder | None = None
+        self, step: Callable[[Iterator[MicroBatch]], Tensor], recorder: CudaRecorder | None = None
     ) -> None:
         self._step = step
         self._recorder = recorder or CudaRecorder()
