@@ -37,20 +37,17 @@ def num_oom_kills() -> int | None:
     Returns:
         None where the system does not say.
     """
-    with suppress(OSError, ValueError):
-        for line in PROC.read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                file = ROOT / path.lstrip("/") / "memory.events"
-            elif "memory" in controllers.split(","):
-                file = ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
-            else:
-                continue
-            if file.exists():
-                pairs = dict(
-                    entry.split() for entry in file.read_text(encoding="utf-8").splitlines()
-                )
-                return int(pairs["oom_kill"]) if "oom_kill" in pairs else None
+    with suppress(OSError, ValueError, KeyError):
+        lines = PROC.read_text(encoding="utf-8").splitlines()
+        groups = {names: path.lstrip("/") for _, names, path in (li.split(":", 2) for li in lines)}
+        of_memory = next((names for names in groups if "memory" in names.split(",")), "")
+        file = (
+            ROOT / "memory" / groups[of_memory] / "memory.oom_control"
+            if of_memory
+            else ROOT / groups[""] / "memory.events"
+        )
+        pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
+        return int(dict(pairs)["oom_kill"])
     return None
 
 
