@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from rich.console import Console
-
 from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
@@ -90,7 +88,7 @@ class BlockRunner:
         self._runner = Runner(self.store, place, self._stop_if_interrupted)
 
     def resume(
-        self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int, console: Console
+        self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int
     ) -> list[Block]:
         """Continue the trainings that were interrupted; return the blocks that they belong to."""
         lacking = runs_per_cell(plan, missing, cells_per_block)  # with the baselines beside them
@@ -101,10 +99,6 @@ class BlockRunner:
         )
         for training in interrupted:
             self.interrupted[training.run.block, training.run.cell_id] = training
-            console.print(
-                f"Training of cell {training.run.cell_id} continues: its last checkpoint is of step "
-                f"{training.saved_step}.",
-            )
         return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
 
     def saved_trainings(self, plan: SweepPlan) -> list[Attempt]:
@@ -252,7 +246,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
     announce(rounds, begin, sweep, console)
     runner = BlockRunner(sweep.store, sweep.code, rounds.earlier, rounds.is_bounded)
     runner.skipped |= set(begin.not_measured)
-    resumed = runner.resume(plan, *rounds.to_resume(), console)
+    resumed = runner.resume(plan, *rounds.to_resume())
     minutes = request.settings.minutes
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))

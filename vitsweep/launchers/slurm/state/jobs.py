@@ -13,20 +13,18 @@ several nodes mix.
 """
 
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
-from vitsweep.files import NAME, fits, open_safely, read_bytes, read_text
+from vitsweep.files import NAME, fits, read_bytes, read_text
 from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, read_lines
 from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
@@ -276,15 +274,10 @@ class JobArray:
             "job: somebody has changed it since, and nothing is run. Type the command again."
         )
 
-    def job(self, index: int, work: Work | None = None) -> "ArrayJob":
-        """Return one job of the array, of its work or else without reading that of the others."""
-        path = self.folder / "tasks.jsonl"
-        if work:
-            line = work.tasks.encode().splitlines()[index]
-        else:
-            with open(open_safely(path, os.O_RDONLY), "rb") as lines:
-                line = next(islice(lines, index, None), b"")
-        return ArrayJob(self, index, self._parsed(path, line))
+    def job(self, index: int, work: Work) -> "ArrayJob":
+        """Return one job of the array, of its work."""
+        line = work.tasks.encode().splitlines()[index]
+        return ArrayJob(self, index, self._parsed(self.folder / "tasks.jsonl", line))
 
     def _parsed(self, path: Path, text: bytes) -> dict[str, Any]:
         try:

@@ -1,6 +1,5 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -178,7 +177,7 @@ class _GridSubmission(_Submission):
         """Submit the runs that neither the store nor a live job has; return all live arrays, once."""
         if self._is_done:
             return []
-        self._is_done, begin, new = True, time.monotonic(), list[JobArray]()
+        self._is_done, new = True, list[JobArray]()
         for resources, jobs in self._pack().items():
             arrays = self.submit(resources, jobs)
             new += arrays
@@ -189,9 +188,6 @@ class _GridSubmission(_Submission):
                 f"about {max(job.minutes for job in jobs):.0f} min each, limit {resources.minutes} min: "
                 f"array {', '.join(array.slurm_id for array in arrays)}",
             )
-        if new:
-            seconds = time.monotonic() - begin
-            self._console.print(f"Submitted in {seconds:.1f} s.")
         return [*self.live_arrays(), *new]
 
     def _pack(self) -> dict[Request, list[PlannedJob]]:
