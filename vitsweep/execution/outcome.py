@@ -111,22 +111,15 @@ def publish(request: RunRequest, cell: CellSpec, failure: RunFailure | None) -> 
 
 
 def _publish_failure(request: RunRequest, cell: CellSpec, failure: RunFailure) -> RunRecord:
-    record = not_measured_record(request, failure, flatten(cell), cell.resources.device)
-    return Store(request.sweep_folder).publish(record)
-
-
-def not_measured_record(
-    request: RunRequest, failure: RunFailure, spec: dict[str, Any], device_type: str
-) -> RunRecord:
-    """Return the record of a run that was not measured."""
-    return request.record(
+    record = request.record(
         status=failure.status,
         reason=failure.reason,
         failed_rank=failure.rank,
-        spec=spec,
+        spec=flatten(cell),
         metrics=failure.peak,
-        environment={**request.environment, "device_type": device_type},
+        environment={**request.environment, "device_type": cell.resources.device},
     )
+    return Store(request.sweep_folder).publish(record)
 
 
 def failure_of(ends: Sequence[RankEnd], in_time: bool, timeout_min: float) -> RunFailure | None:

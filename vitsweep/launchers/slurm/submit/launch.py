@@ -91,45 +91,37 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
         VitsweepError: a value is wrong, Slurm refuses, rounds of jobs end without a single run, or
             another command runs rounds in the sweep.
     """
-    with ExitStack() as held, _launched(request, settings, held) as result:
-        yield result
-
-
-@contextmanager
-def _launched(
-    request: LaunchRequest, settings: SlurmSettings, held: ExitStack
-) -> Iterator[LaunchResult]:
-    """Do what `launch` says; `held` is what the command keeps until its end."""
-    search, minutes = request.settings.search, request.settings.minutes
-    typed = f"sweep.minutes={minutes:g}" if minutes else ""
-    if typed := f"sweep.search={search}" if search in extras.ROUNDS else typed:
-        check_rounds(settings, typed)
-    require_slurm()
-    console = request.console
-    with prepared(request) as sweep:
-        if typed:
-            held.enter_context(sweeps.only_rounds(sweep.store))
-        submission = (_RoundSubmission if typed else _GridSubmission)(
-            sweep, request, settings, typed
-        )
-        arrays = submission.next()
-    store, plan = sweep.store, sweep.plan
-    if not settings.wait:
-        console.print(_next_commands(store))
-        yield LaunchResult(store=store, plan=plan, submitted=True)
-        return
-    while arrays:
-        if not watch(store, plan, arrays, console):
-            again = ", and the same command goes on" if typed else ""
-            detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
-            console.print(detached)
-            yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True)
-            return
-        with sweeps.held(store, console):
+    with ExitStack() as held:
+        search, minutes = request.settings.search, request.settings.minutes
+        typed = f"sweep.minutes={minutes:g}" if minutes else ""
+        if typed := f"sweep.search={search}" if search in extras.ROUNDS else typed:
+            check_rounds(settings, typed)
+        require_slurm()
+        console = request.console
+        with prepared(request) as sweep:
+            if typed:
+                held.enter_context(sweeps.only_rounds(sweep.store))
+            submission = (_RoundSubmission if typed else _GridSubmission)(
+                sweep, request, settings, typed
+            )
             arrays = submission.next()
-    submission.announce_end()
-    with sweeps.held(store, console):
-        yield LaunchResult(store=store, plan=plan)
+        store, plan = sweep.store, sweep.plan
+        if not settings.wait:
+            console.print(_next_commands(store))
+            yield LaunchResult(store=store, plan=plan, submitted=True)
+            return
+        while arrays:
+            if not watch(store, plan, arrays, console):
+                again = ", and the same command goes on" if typed else ""
+                detached = f"Detached; the jobs continue{again}. {_next_commands(store)}"
+                console.print(detached)
+                yield LaunchResult(store=store, plan=plan, interrupted=True, submitted=True)
+                return
+            with sweeps.held(store, console):
+                arrays = submission.next()
+        submission.announce_end()
+        with sweeps.held(store, console):
+            yield LaunchResult(store=store, plan=plan)
 
 
 class _Submission:

@@ -178,19 +178,24 @@ def pack(
     order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
     minutes_of_run = expected.minutes
+
+    def planned(members: list[PlannedCell], group: SweepPlan) -> PlannedJob:
+        """Return the job of some cells of a group."""
+        missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
+        baselines = [group.entries[e.baseline_id] for e in members if e.baseline_id]
+        plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
+        of_job = (
+            *joined_looks(looks(plan_here, missing_here)),
+            *_with_first(blocks(plan_here, missing_here, cells_per_block, order), first),
+        )
+        minutes = sum(minutes_of_run[e.cell_id] for block in of_job for e in block.entries)
+        return PlannedJob(of_job, minutes, prune_slowdown)
+
     packed: dict[Request, list[PlannedJob]] = {}
     for request, members in groups(pending, settings).items():
         group = _with_baselines(plan, request, members, settings)
-        jobs = [
-            replace(
-                _planned_job(
-                    job, group, missing, minutes_of_run, cells_per_block, order, looks, first
-                ),
-                prune_slowdown=prune_slowdown,
-            )
-            for job in _bins(group, missing, minutes_of_run, settings, cells_per_block)
-        ]
-        jobs.sort(key=lambda job: -job.minutes)
+        bins = _bins(group, missing, minutes_of_run, settings, cells_per_block)
+        jobs = sorted((planned(job, group) for job in bins), key=lambda job: -job.minutes)
         if all(job.cells <= expected.known for job in jobs):
             request = request.for_work_of(LIMIT_MARGIN * jobs[0].minutes + START_MINUTES, settings)
         packed.setdefault(request, []).extend(jobs)
@@ -261,26 +266,6 @@ def _baseline_minutes(
     num_blocks = max(missing[entry.cell_id] for entry in part)
     baselines = {e.baseline_id for e in part if e.baseline_id} - {e.cell_id for e in part}
     return num_blocks * sum(minutes_of_run[baseline] for baseline in baselines)
-
-
-def _planned_job(
-    members: list[PlannedCell],
-    plan: SweepPlan,
-    missing: Mapping[str, int],
-    minutes_of_run: Mapping[str, float],
-    cells_per_block: int,
-    order: BalancedOrder,
-    looks: Looks,
-    first: Collection[str],
-) -> PlannedJob:
-    missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
-    baselines = [plan.entries[e.baseline_id] for e in members if e.baseline_id]
-    plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
-    planned = (
-        *joined_looks(looks(plan_here, missing_here)),
-        *_with_first(blocks(plan_here, missing_here, cells_per_block, order), first),
-    )
-    return PlannedJob(planned, sum(minutes_of_run[e.cell_id] for b in planned for e in b.entries))
 
 
 def _with_first(blocks: Iterable[Block], first: Collection[str]) -> Iterator[Block]:
