@@ -39,11 +39,12 @@ def test_no_circle_of_files() -> None:
 FRONT_DOORS = {"vitsweep", "vitsweep.extras"}
 """They name the types of what they offer."""
 FOR_TYPES = {
+    ("vitsweep.data.decoded_cache", "vitsweep.data.image_folder"),
     ("vitsweep.data.image_loader", "vitsweep.data.image_folder"),
     ("vitsweep.data.module_batches", "vitsweep.data.module_data"),
     ("vitsweep.model.user_module", "vitsweep.model.module_spec"),
 }
-"""A choice and what opens it: the two halves of one thing, one of which loads torch."""
+"""A choice and what opens it: the two halves of one thing, one of which loads torch or Pillow."""
 
 
 def test_no_circle_through_imports_for_types() -> None:
