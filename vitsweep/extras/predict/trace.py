@@ -115,7 +115,8 @@ def _operators(
         return total.kind, total.name, total.phase, total.dtype, len(total.shape)
 
     found = []
-    for rows in _together(few, more, alike, "shape"):
+    groups = _together(few, more, alike, "shape")
+    for rows in (each for sides in groups for each in _in_order(*sides)):
         sums: dict[str, Any] = {
             n: round(_sum(rows, n, linear)) for n in ("count", "flops", "bytes_moved")
         }
@@ -158,6 +159,16 @@ def _together(
             key = alike(row), getattr(row, size)
             groups[key if key in both else key[0]][side].append(row)
     return groups.values()
+
+
+def _in_order(
+    few: list[OperatorTotal], more: list[OperatorTotal]
+) -> list[tuple[list[OperatorTotal], list[OperatorTotal]]]:
+    """Pair lists of tensors, which are longer in the deeper model, by their order; as they are if more."""
+    if len(few) != len(more):
+        return [(few, more)]
+    ordered = (sorted(rows, key=lambda total: total.shape) for rows in (few, more))
+    return [([a], [b]) for a, b in zip(*ordered, strict=True)]
 
 
 def _sum(rows: tuple[list[Rows], list[Rows]], name: str, linear: Linear) -> float:
