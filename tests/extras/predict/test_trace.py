@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cells import GPU_NODE, cell, entry
+from tests.cells import GPU_NODE, cell
 from tests.flops import recomputed_score_flops
 from vitsweep.extras.predict.step_time import StepTrace
 from vitsweep.extras.predict.trace import trace_cell, trace_rank, traceable, traced_depths
@@ -29,13 +29,6 @@ def test_flops_and_parameters_equal_the_formula(choices: tuple[str, ...]) -> Non
     again = recomputed_score_flops(*shape) if each.attention.recomputes_scores else 0
     assert found.flops_per_step == each.images_per_step * (train_flops(*shape) + again)
     assert found.parameters == num_parameters(each.model, each.batch.resolution_px, pooling)
-
-
-def test_flops_of_convolutions_equal_the_formula() -> None:
-    each = entry(*PLAIN, "model=resnet_nano").spec
-    found = trace_cell(each)
-    wanted = train_flops(each.model, each.batch.resolution_px, each.classifier.pooling)
-    assert found.flops_per_step == each.images_per_step * wanted
 
 
 def test_a_collective_has_the_format_of_what_it_sums() -> None:
