@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
-from vitsweep.extras.predict.step_time import BY_WEIGHT, FRESH
-from vitsweep.extras.predict.timed_operators import Exchanges, Shapes
+from vitsweep.extras.predict.step_time import BY_WEIGHT, FRESH, Exchanges, Shapes
 from vitsweep.rates.reached import CHUNKS, SMALL_SIDE
 from vitsweep.world import World
 

@@ -25,6 +25,11 @@ BY_WEIGHT = "mm.t"
 ten times that of the gradient of the input, where a CPU emulates the format."""
 FRESH = "fresh memory"
 """Name of what stands among timed operators for memory that the system provides when it is written first."""
+Shapes = Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]
+"""dtype -> (name, shape) of products (`addmm`, `mm`, `mm.t`, `bmm`) and of `attention`, shapes as in
+`OperatorTotal`."""
+Exchanges = Sequence[tuple[str, str, int]]
+"""(name, dtype, bytes of the whole tensor) of collectives."""
 
 
 @dataclass(frozen=True, kw_only=True)

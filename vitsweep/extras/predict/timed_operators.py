@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -23,7 +23,9 @@ from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvou
 from vitsweep.extras.predict.step_time import (
     BY_WEIGHT,
     CollectiveTotal,
+    Exchanges,
     OperatorTotal,
+    Shapes,
     StepTrace,
 )
 from vitsweep.files import write_atomically
@@ -44,11 +46,6 @@ WAY = 2
 LARGEST_EXCHANGE = 1 << 24
 """Bytes of the largest collective that is timed; two sizes say how longer ones grow."""
 
-Shapes = Mapping[str, Sequence[tuple[str, tuple[int, ...]]]]
-"""dtype -> (name, shape) of products (`addmm`, `mm`, `mm.t`, `bmm`) and of `attention`, shapes as in
-`predict.step_time.OperatorTotal`."""
-Exchanges = Sequence[tuple[str, str, int]]
-"""(name, dtype, bytes of the whole tensor) of collectives."""
 Times = dict[str, list[dict[str, Any]]]
 """`operators` as `operators.operator_times` returns them, `collectives` as `operators.collective_times`."""
 NOTHING: Times = {"operators": [], "collectives": []}
