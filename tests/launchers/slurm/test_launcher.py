@@ -216,10 +216,11 @@ def test_a_folder_that_is_renamed_under_a_job_ends_it_in_words_and_is_not_made_a
     held.go_on()
     out, error = submitter.communicate(timeout=120)
     assert submitter.returncode == 2
-    assert f"`{root}` is gone: it was renamed or removed" in " ".join((out + error).split())
+    gone = f"results/{root.name}` is gone"
+    assert f"{gone}: it was renamed or removed" in " ".join((out + error).split())
     sweep.client.wait(job, "FAILED", seconds=90)
     [log] = moved.glob("jobs/*/*_log.out")
-    assert f"`{root}` is gone" in log.read_text()
+    assert gone in log.read_text()
     assert not root.exists()
 
 

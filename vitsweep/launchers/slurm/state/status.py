@@ -19,7 +19,7 @@ from vitsweep.execution.attempts import KILLED, unfinished
 from vitsweep.files import SweepGoneError
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
-from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import (
     REFRESH_SECONDS,
     JobState,
@@ -260,7 +260,7 @@ def cancel(store: Store, console: Console) -> int:
     if not live:
         console.print(f"No job of sweep {store.name} is waiting or running.")
         return 0
-    ids = [state.job.slurm_id for state in live if state.is_confirmed]
+    ids = _ids_to_cancel([state.job for state in live if state.is_confirmed])
     errors = scancel(ids) if ids else UNCONFIRMED
     if ids and REFUSED not in errors.lower():
         _wait_until_gone(store, live)
@@ -277,6 +277,17 @@ def cancel(store: Store, console: Console) -> int:
             "same command again, as the user who submitted them."
         )
     return 0
+
+
+def _ids_to_cancel(live: Sequence[ArrayJob]) -> list[str]:
+    """Name whole arrays where all their jobs are meant: of a part that waits Slurm forgets the index."""
+    counts = Counter(job.array.slurm_id for job in live)
+    whole = {
+        job.array.slurm_id
+        for job in live
+        if counts[job.array.slurm_id] == job.array.facts["num_jobs"]
+    }
+    return [*whole, *(job.slurm_id for job in live if job.array.slurm_id not in whole)]
 
 
 def _wait_until_gone(store: Store, cancelled: Sequence[JobState]) -> None:
