@@ -53,7 +53,7 @@ class Calls:
         [request] = self.requests
         return [entry.composed for entry in request.plan.named]
 
-    def plan(self, session: Session, _: Any) -> list[dict[str, Any]]:
+    def plan(self, session: Session, **_: Any) -> list[dict[str, Any]]:
         self.planned.append(session.plan)
         return [{"state": "runnable"} for _ in session.cells]
 

@@ -65,6 +65,7 @@ def race_table(race: Race) -> DataFrame:
     was dropped, or in which it ran last.
     """
     table = DataFrame([_row(cell, race) for cell in race.get("cells", ())], columns=COLUMNS)
+    table = table.astype({"to_leader": float, "last_block": float})
     place = table["state"].map(STATES.index)
     ordered = table.assign(_place=place, _left=-table["last_block"], _slow=-table["to_leader"])
     ordered = ordered.sort_values(["_place", "_left", "_slow"], kind="stable", ignore_index=True)
