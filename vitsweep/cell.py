@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from vitsweep.collectives.primitives import gathered
-from vitsweep.data.image_folder import named_damage
+from vitsweep.data.damaged_images import named_damage
 from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load

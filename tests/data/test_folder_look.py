@@ -10,8 +10,8 @@ from PIL import Image
 from tests.cells import THIS_LAPTOP, cell
 from tests.data.pictures import CLASSES
 from vitsweep.data import folder_look
+from vitsweep.data.damaged_images import read_damaged
 from vitsweep.data.folder_look import check_images
-from vitsweep.data.image_folder import read_damaged
 from vitsweep.errors import BadValueError
 
 SUFFIXES = ("jpg", "png", "webp", "bmp", "tif")

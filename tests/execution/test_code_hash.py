@@ -149,7 +149,7 @@ def test_what_every_rank_runs_is_code_of_every_cell_wherever_it_is_imported() ->
     files = code_of(spec_of()).files
     for inside_a_function in ("cell.py", "training/checkpoint_manager.py"):
         assert f"vitsweep/{inside_a_function}" in files
-    for not_run in ("spec/resolve.py", "execution/runner.py", "data/image_loader.py"):
+    for not_run in ("spec/resolve.py", "execution/runner.py", "data/image_folder.py"):
         assert f"vitsweep/{not_run}" not in files
 
 

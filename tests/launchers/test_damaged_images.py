@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.command import Command
-from vitsweep.data.image_folder import DAMAGED_LIST, read_damaged
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import run
-from vitsweep.data.image_folder import list_damaged, read_damaged
+from vitsweep.data.damaged_images import list_damaged, read_damaged
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.files import (

@@ -8,7 +8,7 @@ from rich.console import Console
 from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import print_lines
-from vitsweep.data.image_folder import DAMAGED_LIST, read_damaged
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.errors import was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line, store_of

@@ -16,15 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged, write_damaged
 from vitsweep.data.decoded_cache import decode, size_and_time
-from vitsweep.data.image_folder import (
-    DAMAGED_LIST,
-    Files,
-    ImageFolder,
-    files,
-    read_damaged,
-    write_damaged,
-)
+from vitsweep.data.image_folder import Files, ImageFolder, files
 from vitsweep.errors import BadValueError
 from vitsweep.files import cache_folder, read_bytes, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec

@@ -1,10 +1,8 @@
-"""A folder of images in ImageNet's layout, and which of its images are known to be damaged."""
+"""A folder of images in ImageNet's layout."""
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -14,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from annotated_types import Ge, Gt, Le
 
 from vitsweep.errors import BadValueError
-from vitsweep.files import append_line, remove, write_atomically
-from vitsweep.foreign import foreign, read_lines
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 
@@ -233,50 +229,3 @@ def _scanned(folder: Path) -> Any:
             f"`data.folder`: `{folder}` cannot be read ({error.strerror}), and without it labels would be "
             f"others: give the right to read it (`chmod -R a+rX {folder}`), or move it away."
         ) from error
-
-
-# The list of a sweep's images that cannot be read: `damaged_images.jsonl`, a line for each.
-
-
-DAMAGED_LIST = "damaged_images.jsonl"
-"""In a sweep's folder: `image`, a path, and `reason`."""
-OF_RANK = "damaged-{}.json"
-"""In the folder of an attempt: path -> reason of each image that a rank could not read."""
-
-
-def read_damaged(sweep: Path) -> dict[str, str]:
-    """Return path -> reason of the images that are listed."""
-    lines = read_lines(sweep / DAMAGED_LIST)
-    return {str(line.get("image")): str(line.get("reason")) for line in lines}
-
-
-def write_damaged(sweep: Path, found: Mapping[str, str]) -> None:
-    """List these images and no others; there is no list of none."""
-    lines = (json.dumps({"image": image, "reason": why}) + "\n" for image, why in found.items())
-    if found:
-        write_atomically(sweep / DAMAGED_LIST, "".join(lines))
-    else:
-        remove(sweep / DAMAGED_LIST)
-
-
-@contextmanager
-def named_damage(
-    damaged: Callable[[], Mapping[str, str]], folder: Path, rank: int
-) -> Iterator[None]:
-    """Leave what a rank could not read in the folder of its attempt, however the run ends."""
-    try:
-        yield
-    finally:
-        if found := damaged():
-            with suppress(OSError):  # a full disk, which the run itself will say
-                write_atomically(folder / OF_RANK.format(rank), json.dumps(found))
-
-
-def list_damaged(sweep: Path, attempt: Path) -> None:
-    """List what the ranks of an attempt could not read, each image once."""
-    for path in sorted(attempt.glob(OF_RANK.format("*"))):
-        with suppress(OSError, ValueError):
-            found = foreign(path)
-            for image in found.keys() - read_damaged(sweep).keys() if type(found) is dict else ():
-                append_line(sweep / DAMAGED_LIST, {"image": image, "reason": str(found[image])})
-        remove(path)

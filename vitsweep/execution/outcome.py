@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitsweep.data.image_folder import list_damaged
+from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.files import read_text, remove, write_atomically

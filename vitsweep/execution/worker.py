@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitsweep.data.image_folder import list_damaged
+from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.outcome import (
     EXIT_SAVED,
