@@ -6,7 +6,6 @@ from pathlib import Path
 from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
-from vitsweep.console import open_console
 from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
 from vitsweep.launchers.local import BlockRunner
@@ -83,6 +82,6 @@ def test_the_interrupted_training_of_an_added_baseline_goes_on(tmp_path: Path) -
     attempt(Store(tmp_path), baseline, 1, 3, code=plan.entries[baseline].code.hash)
 
     runner = BlockRunner(Store(tmp_path), {})
-    [block] = runner.resume(plan, {fsdp: 1}, 8, open_console())
+    [block] = runner.resume(plan, {fsdp: 1}, 8)
     assert (block.name, {e.cell_id for e in block.entries}) == ("b0", {fsdp, baseline})
     assert list(runner.interrupted) == [("b0", baseline)]
