@@ -36,10 +36,10 @@ from vitsweep.tables.stats import (
 from vitsweep.tables.sweep_tables import SweepTables
 
 if "gate" in extras.FEATURES:
-    UNDECIDED, WORSE, gate, verdicts = (
-        extras.load(f"gate.gate:{name}") for name in ("UNDECIDED", "WORSE", "gate", "verdicts")
+    gate = extras.load("gate.gate:gate")
+    UNDECIDED, WORSE, verdicts, welch = (
+        extras.load(f"gate.diff:{name}") for name in ("UNDECIDED", "WORSE", "verdicts", "welch")
     )
-    welch = extras.load("gate.sweep_diff:welch")
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
@@ -269,14 +269,22 @@ def judged(kept: Floats, now: Floats, tolerance: float) -> DataFrame:
     """Return rows and verdicts of many gates over logs, gates x cells x blocks; cell 0 is the baseline."""
     sides = []
     for side in (kept, now):
-        ratios = (side[:, 1:] - side[:, :1]).reshape(-1, side.shape[-1])
-        row = np.repeat(np.arange(len(ratios)), side.shape[-1])
-        sides.append(moments(Series(ratios.ravel()).groupby(row)))
-    found = welch(*sides, LEVEL / kept.shape[1])
+        logs = np.concatenate([side[:, :1], side[:, 1:] - side[:, :1]], axis=1)
+        row = np.repeat(np.arange(logs[..., 0].size), logs.shape[-1])
+        sides.append(moments(Series(logs.ravel()).groupby(row)))
+    found = welch(*sides)
+    middle, error, degrees = (found[c] for c in ("middle", "error", "degrees"))
+    beyond = (middle.abs() + np.log(1 - tolerance)).clip(lower=0)
+    p_values = np.reshape(two_sided(beyond, error, degrees), (len(kept), -1))
+    half = half_width(error, degrees, np.concatenate([adjusted(p)[1] for p in p_values]))
+    found = found.assign(
+        ratio=np.exp(middle), low=np.exp(middle - half), high=np.exp(middle + half)
+    )
     facts = {"metric": "speedup", "better": "higher", "limit": 1 - tolerance, "of_baseline": False}
     facts |= {f"{fact}_{side}": value for side in ("kept", "now")
               for fact, value in (("status", "measured"), ("count", 5), ("lost_share", 0))}  # fmt: skip
     table = found.rename(columns={"low": "ratio_low", "high": "ratio_high"}).assign(**facts)
+    table = table[np.arange(len(table)) % kept.shape[1] > 0].reset_index(drop=True)
     return table.assign(verdict=verdicts)
 
 
