@@ -1,5 +1,6 @@
 """The field's words lead to what vitsweep has for them; names that are gone say so; numbers have units."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_names_that_are_gone_are_few_and_stand_in_the_page_of_what_is_left_out()
         assert name.removeprefix("python -m vitsweep ") in LEFT_OUT, name
         assert instead.strip() == instead
         assert not instead.endswith(".")
+
+
+def test_the_settings_to_use_instead_of_a_name_that_is_gone_compose() -> None:
+    others = {True: ["hydra/launcher=slurm"], False: []}
+    for instead in gone_names().values():
+        for words in re.findall(r"`([^`]+)`", instead):
+            key, is_setting, _ = words.partition("=")
+            if is_setting and not key.isupper() and " " not in key:
+                first = words if "{" in words else words.partition(",")[0]
+                composer().compose([*others["hydra.launcher" in key], *first.split()])
 
 
 def test_no_name_that_is_gone_is_there() -> None:

@@ -161,7 +161,7 @@ def reports(work: Path, target: Path) -> None:
 
 
 class _Page(HTMLParser):
-    """The words of a page without its drawings and code; sort keys and data of the explorer too."""
+    """The words of a page without its drawings and code; sort keys too."""
 
     def __init__(self) -> None:
         super().__init__()

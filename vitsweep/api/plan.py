@@ -59,7 +59,6 @@ def machine_with(profile: Profile) -> Machine:
 
 MB = 1e6
 NOT_VALUES = ("settings", "reasons", "overrides")
-NOT_COLUMNS = (*NOT_VALUES, "cell_id", "is_baseline")
 
 
 def _sent_megabytes(rows: DataFrame) -> list[str]:

@@ -239,13 +239,6 @@ def text_columns(
     return text.loc[:, [c for c in text if c in always or (text[c] != "").any()]]
 
 
-def any_value(value: Any) -> str:
-    """Return a value of an unknown column: numbers with four digits, counts with separators."""
-    if isinstance(value, float):
-        return number(value, 4)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)
-
-
 def markdown(text: DataFrame) -> str:
     """Return a table of text as GitHub Markdown."""
     lines = [
