@@ -10,6 +10,7 @@ from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.blocks import ROW
+from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.speedup import Families, compare_rows
 from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed
 
@@ -39,7 +40,8 @@ def cells(
     median over the runs, which `unadjusted_images_per_second` has for every cell.
 
     Other metrics are the median over the cell's counted runs (all of them where none was measured:
-    the peak memory of a run that ran out of memory is a result); `throughput_spread` is the relative
+    the peak memory of a run that ran out of memory is a result); `peak_gib` is that of the memory which
+    the device has; `throughput_spread` is the relative
     standard deviation of images/s over them; a validity flag is set where any of these runs had it,
     but `drifting` where most had it: warm-up shows in every run, a passing disturbance in one; spec
     and environment are those of the latest run, of those that were measured if any was. `blocks` counts
@@ -74,7 +76,7 @@ def cells(
     )
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
     rows.attrs = runs.attrs  # which grouping and merging lose
-    return rows.pipe(in_record_order).pipe(typed)
+    return rows.assign(peak_gib=peaks_gib(rows)).pipe(in_record_order).pipe(typed)
 
 
 def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFrame:

@@ -9,7 +9,6 @@ from pandas import DataFrame, Series
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import heading
 from vitsweep.results.record import Status
-from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     number,
     plain,
@@ -51,7 +50,7 @@ def limits(cells: DataFrame, key: str) -> DataFrame:
         return DataFrame(columns=["fits", "fails_at", *AT_THE_LIMIT, "ended"])
     same = [c for c in spec_columns(cells) if c != key and c not in FOLLOWING]
     names = [c for c in varying_columns(cells) if c in same]
-    cells = cells.assign(_peak_gib=peaks_gib(cells), **{key: _numbers(cells[key], key)})
+    cells = cells.assign(**{key: _numbers(cells[key], key)})
     group = comparable(cells[same]).agg("|".join, axis=1) if same else Series("", cells.index)
     rows = [_row(some, key, names) for _, some in cells.groupby(group, sort=False)]
     columns = [*names, "fits", "fails_at", *AT_THE_LIMIT, "ended"]
@@ -72,7 +71,7 @@ def _row(cells: DataFrame, key: str, names: list[str]) -> dict[str, Any]:
     }
     if len(measured):
         best = cells.iloc[int(values.where(kinds == Status.measured).argmax())]
-        row |= {c: best.get(c) for c in AT_THE_LIMIT} | {"peak_gib": best["_peak_gib"]}
+        row |= {c: best.get(c) for c in AT_THE_LIMIT}
     return row
 
 
