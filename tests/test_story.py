@@ -45,7 +45,7 @@ def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
     first = vitsweep.runs()
 
     again = vitsweep("-m", "sharding=ddp")
-    assert "measured already" in again.stdout
+    assert "measured already" in again.stderr
     assert len(vitsweep.runs()) == len(first) == 1
 
     wider = vitsweep("-m", "sharding=ddp,fsdp")

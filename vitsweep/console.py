@@ -43,7 +43,8 @@ class CommandConsole(Console):
 def open_console(*, stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, or wide enough for a table elsewhere.
 
-    It prints text as it is: `[fp8]` is no style, and no number is coloured.
+    Results go to stdout, progress and notes to stderr. Text is printed as it is: `[fp8]` is no style,
+    and no number is coloured.
     """
     stream: Any = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH_IN_A_FILE
@@ -56,19 +57,6 @@ def open_console(*, stderr: bool = False) -> Console:
         highlight=False,
         stderr=stderr,
     )
-
-
-def beside_results(console: Console) -> Console:
-    """Return where progress goes: to stderr while results go to stdout, else where they go.
-
-    Args:
-        console: of the results; a quiet one shows no progress either.
-    """
-    if not isinstance(console, CommandConsole) or console.stderr:
-        return console
-    other = open_console(stderr=True)
-    other.quiet = console.quiet
-    return other
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:

@@ -47,7 +47,7 @@ def test_the_first_block_ends_slow_cells_and_lengthens_the_runs_of_uneven_ones(
     blocks = vitsweep.cells().set_index("cell_id")["blocks"].drop(slow)
     assert (blocks >= 5).all()
     again = vitsweep("-m", *POLICY)
-    assert "Everything that was asked for is measured already." in again.stdout
+    assert "Everything that was asked for is measured already." in again.stderr
 
 
 def _median(run: RunRecord) -> float:

@@ -206,6 +206,6 @@ def test_a_machine_is_one_for_all_cells():
 def test_plan_prints_what_another_machine_would_run(tmp_path):
     words = ("plan", "-m", "+sweep=first", "--hardware", "h200", "--no-predict")
     done = Command(tmp_path)(*words, quick=False)
-    assert done.stdout.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images per rank;")
+    assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images per rank;")
     assert "first-cuda on NVIDIA H200" in done.stdout
     assert "baseline: tf32 · ddp · adamw_loop" in done.stdout

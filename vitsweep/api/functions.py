@@ -442,4 +442,4 @@ def positive(name: str, value: Any) -> float:
 
 
 def _console(show: bool) -> Console:
-    return open_console() if show else Console(quiet=True)
+    return open_console(stderr=True) if show else Console(quiet=True)

@@ -30,7 +30,6 @@ from vitsweep.composition.overrides import (
     without_noted,
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.console import beside_results
 from vitsweep.errors import BadValueError
 from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.limit_search import Searches, limit_of
@@ -118,7 +117,7 @@ class Session:
             BadValueError: a value is wrong; all wrong values of all cells are named.
         """
         if own := self._own_code():
-            beside_results(self.console).print(f"Importing and trying {own}.")
+            self.console.print(f"Importing and trying {own}.")
         return self.planned_for(self.machine)
 
     def _own_code(self) -> str:

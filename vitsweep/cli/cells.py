@@ -63,7 +63,7 @@ class Line:
             NotOursError: Hydra alone can run them.
             VitsweepError: what was typed is wrong.
         """
-        conf, console = (self.config_dir, self.config_name), open_console()
+        conf, console = (self.config_dir, self.config_name), open_console(stderr=True)
         console.quiet = self.is_quiet
         return open_session(self.overrides, console, *conf, command="", machine=machine)
 
@@ -169,7 +169,6 @@ def finish(session: Session) -> int:
         from vitsweep.cli.summary import summarize_limits
 
         found = search_limits(session, searches)
-        session.console.quiet = False
         summarize_limits(session, searches.key)
         ended = all(not search.failure for search in found)
         return ExitCode.ok if ended else ExitCode.not_all_measured
@@ -177,7 +176,6 @@ def finish(session: Session) -> int:
         # loads the charts, for which no mistake waits
         from vitsweep.cli.summary import summarize
 
-        session.console.quiet = False
         rows = summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )

@@ -112,10 +112,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     as_json = VERBS["compare"].read(arguments).json
     planned = plan_pair(comparison_request(arguments))  # no mistake waits for pandas and the charts
-    console, settings = open_console(), planned.settings
-    with compared_settings(planned, console) as (launched, result):
+    progress, settings = open_console(stderr=True), planned.settings
+    with compared_settings(planned, progress) as (launched, result):
         said = result.sentences
-        summarize(launched, console, planned.tracker, with_report=settings.report, said=said)
+        summarize(launched, progress, planned.tracker, with_report=settings.report, said=said)
     if as_json:
         print_json(**compared(result))
     return result.stop_reason.exit_code

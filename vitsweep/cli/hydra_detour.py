@@ -141,9 +141,9 @@ def run_part(arguments: Sequence[str]) -> int:
     result, settings = measured
     from vitsweep.cli.summary import summarize  # charts, which rank 0 alone needs
 
-    console = open_console()
-    with held(result.store, console):
-        return exit_code(summarize(result, console, with_report=settings.report))
+    progress = open_console(stderr=True)
+    with held(result.store, progress):
+        return exit_code(summarize(result, progress, with_report=settings.report))
 
 
 def run_composed() -> None:
@@ -177,7 +177,8 @@ def sweep_in_hydra(
     """
     composer = composer_of(config, loader)
     if isinstance(launcher, CellLauncher):
-        if code := finish(session_of(arguments, config, composer, launcher, open_console())):
+        progress = open_console(stderr=True)
+        if code := finish(session_of(arguments, config, composer, launcher, progress)):
             raise SystemExit(code)
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())
@@ -195,14 +196,14 @@ def _summarize_stock(
     """Show what a stock launcher ran, or say how to see it where the cells ran on other nodes."""
     from vitsweep.cli.summary import summarize
 
-    settings, console = sweep_settings(config), open_console()
+    settings, progress = sweep_settings(config), open_console(stderr=True)
     plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
     if not plan.entries.keys() <= set(store.cell_ids()):
-        console.print(f"`vitsweep report {sweep_argument(store)}` shows what was measured.")
+        progress.print(f"`vitsweep report {sweep_argument(store)}` shows what was measured.")
         return
-    with held(store, console):
+    with held(store, progress):
         result = LaunchResult(store=store, plan=plan)
-        rows = summarize(result, console, config.get("tracker"), with_report=settings.report)
+        rows = summarize(result, progress, config.get("tracker"), with_report=settings.report)
     if code := exit_code(rows):
         raise SystemExit(code)
 

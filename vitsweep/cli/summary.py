@@ -7,7 +7,7 @@ from rich.console import Console
 
 from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
-from vitsweep.console import print_lines
+from vitsweep.console import open_console, print_lines
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.errors import was_terminated
 from vitsweep.launchers.base import LaunchResult
@@ -36,7 +36,7 @@ def show_search(found: SearchResult, console: Console) -> None:
 
 def summarize(
     result: LaunchResult,
-    console: Console,
+    progress: Console,
     tracker: Mapping[str, Any] | None = None,
     *,
     with_report: bool = True,
@@ -46,7 +46,7 @@ def summarize(
 
     Args:
         result: of the launcher.
-        console: where the table is shown.
+        progress: where it is said that charts are drawn; all else is a result, and goes to stdout.
         tracker: the composed `tracker` node; its mirror is made last, from the records.
         with_report: draw the charts and the page as well.
         said: the result in sentences, in place of the answer and what to type next.
@@ -56,7 +56,7 @@ def summarize(
     """
     if result.submitted:
         return submitted_rows(result.plan)
-    store, (tables, mine) = result.store, collected(result)
+    store, (tables, mine), console = result.store, collected(result), open_console()
     console.print()
     if found := search_result(tables):
         show_search(found, console)
@@ -79,7 +79,7 @@ def summarize(
         )
         return rows_of(mine, result.plan)
     if with_report and (mine["status"] == Status.measured).any():
-        console.print("Drawing the charts of the report.")
+        progress.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
     if message := mirror(store, named_rows(mine), tracker or {}, said):
@@ -90,7 +90,7 @@ def summarize(
 
 def summarize_limits(session: Session, key: str) -> None:
     """Show the largest value of `key` that each cell of a search could train with."""
-    store, console = store_of(session.settings), session.console
+    store, console = store_of(session.settings), open_console()
     tables = collect(store)
     table = limits(tables.cells, key)
     console.print()

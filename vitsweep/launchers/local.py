@@ -220,9 +220,9 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         VitsweepError: the cell was not measured; its record says so as well.
     """
     machine = Machine.here()
-    plan = plan_of([cell], machine, composer)
+    plan, console = plan_of([cell], machine, composer), open_console(stderr=True)
     request = LaunchRequest(
-        plan=plan, machine=machine, settings=settings, console=open_console(), hydra=composer.words
+        plan=plan, machine=machine, settings=settings, console=console, hydra=composer.words
     )
     sweep = frozen_sweep(request)
     _run(sweep, request)

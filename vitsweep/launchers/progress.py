@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 
 from vitsweep.console import (
-    beside_results,
     can_be_redrawn,
     notebook_line,
     periodic_status,
@@ -46,7 +45,7 @@ class Progress:
     """State of every cell, and how long the rest will take.
 
     Args:
-        console: of the results; progress goes beside them, to stderr.
+        console: where progress goes.
         labels: cell id -> what tells it apart.
         total_runs: runs of this command.
         seconds: budget of this command.
@@ -55,7 +54,7 @@ class Progress:
     def __init__(
         self, console: Console, labels: dict[str, str], total_runs: int, seconds: float = inf
     ) -> None:
-        self.console = beside_results(console)
+        self.console = console
         self._labels = labels
         self._states = dict.fromkeys(labels, WAITING)
         self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}

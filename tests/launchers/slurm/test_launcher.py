@@ -177,7 +177,7 @@ def test_large_groups_are_cut_and_nothing_is_submitted_twice(sweep: Sweep) -> No
     assert [len(list(array.jobs())) for array in arrays] == [2, 1]  # oldest first
 
     again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
-    assert "3 runs are in live jobs of this sweep already" in again.stdout
+    assert "3 runs are in live jobs of this sweep already" in again.stderr
     assert len(sweep.arrays) == 2
     assert "waiting 3" in sweep.command("status", quick=False).stdout
 

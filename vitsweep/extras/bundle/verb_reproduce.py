@@ -86,7 +86,7 @@ def _measured(store: Store, claims: Sequence[Claim], bundle: Path, minutes: floa
     def ended(one: Reproduction) -> None:
         print_lines(console, [f"{one.claim.cell}: {one.verdict}. {one.note}".rstrip()])
 
-    rows, folder = reproduce(store, claims, minutes, console, ended)
+    rows, folder = reproduce(store, claims, minutes, open_console(stderr=True), ended)
     console.print(TextTable(as_table(rows)))
     if folder is not None:
         collect(Store(folder))

@@ -84,12 +84,11 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = VERBS["explain"].parser()
     asked = options.read(arguments)
-    console = open_console(stderr=asked.json)
     if len(asked.settings) == 1:
         _refuse_options_of_two(options, asked)
         found, stop_reason = explain_cell(find_sweep(asked.sweep), *asked.settings), None
     elif asked.settings:
-        found, stop_reason = _of_two(asked, console)
+        found, stop_reason = _of_two(asked, open_console(stderr=True))
     else:
         raise VitsweepError(
             "`explain` needs two settings or cells, A and B (an empty one, `''`, is the default), or one "
@@ -98,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
     if asked.json:
         print_json(**found.explanation.json())
     else:
-        _show(found, console, asked)
+        _show(found, open_console(), asked)
     return stop_reason.exit_code if stop_reason else ExitCode.ok
 
 

@@ -114,10 +114,10 @@ def run(arguments: Sequence[str]) -> int:
         VitsweepError: what was typed is wrong, or cannot be judged.
     """
     request, as_json, markdown = judge_request(arguments)
-    console = open_console(stderr=as_json)
+    console = open_console()
     try:
         with interrupts_to(signal.default_int_handler):
-            judged = judge(request, console.print)
+            judged = judge(request, open_console(stderr=True).print)
     except KeyboardInterrupt:
         print("Stopped without a verdict; the same command begins anew.", file=sys.stderr)
         return ExitCode.interrupted
