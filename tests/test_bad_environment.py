@@ -58,7 +58,7 @@ ENVIRONMENTS = [
     pytest.param(PLAN, {"HOME": "/proc"}, 0, "runnable 3", marks=full),
     pytest.param(f"{PLAN} \"sweep.name='über'\"", ASCII, 2, "must name a folder", marks=full),
     pytest.param(f"{ONE_CELL} \"sweep.question='ü ☃'\"", ASCII, 0, "img/s", marks=full),
-    pytest.param(f"{ONE_CELL} | head -1", {}, 0, "1 cell in results/vit_nano", marks=full),
+    pytest.param(f"{ONE_CELL} | head -2", {}, 0, "Sweep vit_nano", marks=full),
     pytest.param(ONE_CELL, {"HOME": "/proc", "TMPDIR": "/nosuch"}, 0, "img/s", marks=full),
     pytest.param(f"{ONE_CELL} measurement.timeout_min=1e-4", {}, 3, "timed_out", marks=full),
     pytest.param(f"cd /proc && {ONE_CELL}", {}, 2, "`sweep.folder=DIR`", marks=full),
