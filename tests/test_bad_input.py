@@ -39,7 +39,7 @@ HUGE = 10**30
 
 REFUSED_BEFORE_HYDRA = [
     ("", "plna", "did you mean `python -m vitsweep plan`?"),
-    ("", "precision", "`precision` is neither an override"),
+    ("", "precision", "`precision` has no value: type `precision=...`"),
     ("", "help", "did you mean `python -m vitsweep --help`?"),
     ("", "--verison", "did you mean `--version`?"),
     ("", "--precision O1", "did you mean `precision=O1`?"),
@@ -48,7 +48,7 @@ REFUSED_BEFORE_HYDRA = [
     ("", "precision=O9", "`precision` has no choice `O9`; it has `O0`, `O1`, "),
     ("", "precision=01", "did you mean `precision=O1`?"),
     ("", "++sweep=first", "a named sweep is `+sweep=first`"),
-    ("", "optimizer.lr", "did you mean `optimizer.learning_rate=...`?"),
+    ("", "optimizer.lr", "`python -m vitsweep show optimizer` lists what there is"),
     ("", "optimizer.lr=0.1", "did you mean `optimizer.learning_rate=0.1`?"),
     ("", "-m precision=O1, O2", "no space after a comma"),
     ("", "precision=O1,O2", "add `-m`"),
@@ -179,7 +179,7 @@ REFUSED_IN_A_PLAN = [
     ("~sweep.name", "`sweep.name` is missing"),
     ("~batch.images_per_step", "`batch.images_per_step` is missing"),
     ("~nosuch", "`~nosuch` cannot be composed: Could not delete from config. 'nosuch' does not"),
-    ("precision=[O1,O2]", "sweep over several with `-m precision=a,b`"),
+    ("precision=[O1,O2]", "sweep over several with `-m precision=O1,O2`"),
     ("precision=null", "`precision` has no choice `null`"),
     ("precision=", "`precision` has no choice ``"),
     ("precision=O9", "`precision` has no choice `O9`"),

@@ -87,16 +87,18 @@ def test_every_answer_of_the_table_is_there_and_composes() -> None:
             value = "1" if not any(map(key.startswith, NUMBERS)) else "0.5"
             value = "true" if key.endswith((".trace", ".reshard_after_forward")) else value
             value = "/a" if key.endswith((".name", ".folder", ".resume_from")) else value
+            value = "first" if words.startswith("+sweep") else value
             if "data.folder" in words:  # which must be there
                 words = words.split()[0]
             if not composer().takes(words.replace("*", value), others):
                 wrong.append(words)
     assert not wrong
+    options = {o for v in VERBS.values() for o in v.parser()._option_string_actions}
     for answer in table["verbs"]:
         rest = _words(answer).removeprefix("python -m vitsweep").split()
-        assert not rest or rest[0] in (*VERBS, "*", "-m", "--help", "--version")
+        assert not rest or rest[0] in (*VERBS, *options, "*", "-m", "--help", "--version")
     assert all(
-        group in (*composer().default_choices, "resources.device", "hydra/launcher")
+        group in (*composer().default_choices, "resources.device", "hydra/launcher", "--hardware")
         for group in table["groups"]
     )
     names = [plain(name) for others in table["choices"].values() for name in others]
@@ -137,6 +139,13 @@ launcher=slurm -> `hydra/launcher=slurm`?
 --dry-run precision=O1,O2 -> `python -m vitsweep plan -m precision=O1,O2`?
 --fp16 precision=O2 -> `precision=O1`?
 --batch-size 8 -> or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
+-b 8 -> or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
+trainer.precision=16-mixed -> `precision=O1`?
+zero_optimization.stage=3 -> `sharding=fsdp`?
+--seed 3 -> `seed=3`?
+opt=Lion -> `adamw_fused`.
+precision:O1 -> `precision=O1`?
++experiment=first -> a named sweep: `+sweep=first` or a name: `sweep.name=first`?
 train seed=3 -> `python -m vitsweep -m seed=3` or to an accuracy: `python -m vitsweep -m seed=3 task=train`?
 """
 """What is typed after `-m` -> how the sentence ends."""
@@ -171,6 +180,8 @@ def test_a_number_with_a_unit_is_the_plain_number_where_the_key_has_that_unit() 
         ("sweep.indifference", "5%", "0.05"),
         ("--width", "5%", "0.05"),
         ("--minutes", "1h", "60"),
+        ("hydra.launcher.timeout_min", "1-02:30:00", "1590"),
+        ("batch.resolution_px", "01:00:00", "3600s"),
         ("sweep.minutes", "5GB", "5GB"),
         ("model.width", "5%", "5%"),
         ("seed", "5min", "5min"),

@@ -30,9 +30,11 @@ def gone_names() -> Mapping[str, str]:
 
 def gone(typed: str) -> str:
     """Say what to use instead of a name that earlier versions had; nothing for any other."""
-    names = gone_names()
-    name = next((n for n in (typed, typed.partition("=")[0]) if n in names), None)
-    return f"; `{name}` was left out: {names[name]}." if name else ""
+    names = {plain(name): name for name in gone_names()}
+    name = next(
+        (names[p] for n in (typed, typed.partition("=")[0]) if (p := plain(n)) in names), ""
+    )
+    return f"; `{name}` was left out: {gone_names()[name]}." if name else ""
 
 
 @cache
@@ -60,10 +62,11 @@ def suggestions(typed: str, rest: str = "") -> list[str]:
         groups = [
             group
             for group, others in table["groups"].items()
-            if "." not in key and names & {plain(other) for other in others}
+            if names & {plain(other) for other in (group, *others)} and group != key
         ]
         for group in (key, *groups):
-            own = [f"{group}={value}"] if group != key and value.lower() not in YES else []
+            is_said = "." in key or group in (key, "--hardware") or value.lower() in YES
+            own = [] if is_said else [f"{group}={value}"]
             answers += _chosen(group, value) or own
     if not answers and (value.lower() in YES or not equals):
         answers = [a for name in names for a in _chosen("", name)]
@@ -123,6 +126,8 @@ def did_you_mean(
     by_letters = {plain(name): name for name in valid}
     same = [by_letters[plain(word)]] if plain(word) in by_letters else []
     answers = [as_typed(name) for name in same] or suggestions(as_typed(word), rest)
+    if instead := next(filter(None, map(gone, answers)), ""):
+        return instead
     answers = [answer for answer in answers if fits(_words(answer))]
     if not answers and plain(word):
         close = get_close_matches(plain(word), by_letters, n=1, cutoff=0.7)
@@ -153,6 +158,7 @@ _KINDS: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
 _SHARES = re.compile(
     r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--width"
 )
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+|%)")
 
 
@@ -164,6 +170,9 @@ def plain_number(key: str, text: str) -> str:
             `memory_gib_per_rank`).
         text: as typed, such as `2h` or `5%`.
     """
+    if clock := _CLOCK.fullmatch(text):  # of Slurm: [days-]hours:minutes:seconds
+        parts = zip(clock.groups(), (86400, 3600, 60, 1), strict=True)
+        return plain_number(key, f"{sum(int(part or 0) * size for part, size in parts)}s")
     found = _NUMBER.fullmatch(text)
     if not found:
         return text

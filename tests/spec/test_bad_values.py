@@ -36,7 +36,7 @@ WHOLE = "a whole number is needed."
         (f"seed={2**63}", f"`seed={2**63}`: must be at most {2**63 - 1}."),
         (f"batch.images_per_step={10**30}", f"must be at most {2**63 - 1}."),
         ("~precision", "`~precision` removes a group, but a cell has one choice of `precision`"),
-        ("precision=[O1,O2]", "sweep over several with `-m precision=a,b`."),
+        ("precision=[O1,O2]", "sweep over several with `-m precision=O1,O2`."),
         ("task.epochs=-1", "`task.epochs=-1`: must be at least 0."),
         ("task.label_smoothing=2", "`task.label_smoothing=2`: must be at most 1.0."),
         ("measurement.blocks=0", "`measurement.blocks=0`: must be at least 1."),

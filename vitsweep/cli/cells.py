@@ -34,6 +34,7 @@ HYDRA_FLAGS = (
     "--shell-completion", "--config-dir", "--config-name", "--config-path", "--experimental-rerun",
 )  # fmt: skip
 """Long options that Hydra knows."""
+SHORT_FLAGS = ("-c", "-i", "-p", "-sc", "-cp")
 
 
 @dataclass
@@ -98,7 +99,7 @@ def read_line(arguments: Sequence[str]) -> Line:
             line.is_quiet = True
         elif flag in CONFIG_FLAGS:
             setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
-        elif word.startswith("--") and flag not in HYDRA_FLAGS:
+        elif word.startswith("-") and flag not in (*HYDRA_FLAGS, *SHORT_FLAGS):
             follows = "" if equals else next(words, "")
             is_value = follows and not follows.startswith("-") and "=" not in follows
             meant = _meant_option(flag, follows if is_value else value, arguments)
@@ -236,9 +237,12 @@ def _refuse_words(arguments: Sequence[str]) -> None:
 
 def _hint(word: str) -> str:
     """Say what a group or a key without a value lacks; nothing of another word."""
-    group = word.lstrip("+").partition(".")[0]
+    key, colon, value = word.partition(":")
+    group = key.lstrip("+").partition(".")[0]
     if group not in groups():
         return ""
+    if colon and _composer().takes(f"{key}={value}"):
+        return f"is no override; did you mean `{key}={value}`?"
     return (
         f"has no value: type `{word}=...`; `python -m vitsweep show {group}` lists what there is."
     )

@@ -173,7 +173,8 @@ class Options(ArgumentParser):
         """
         unknown = message.partition("unrecognized arguments: ")[2].split()
         option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
-        meant = did_you_mean(option, self._option_string_actions, str)
+        there = self._option_string_actions
+        meant = did_you_mean(option, there, str, fits=there.__contains__) if option else ""
         text = f"{message[:1].upper()}{message[1:]}{meant}"
         raise VitsweepError(f"{text}\n{self.format_usage().strip()}")
 

@@ -178,7 +178,7 @@ def _require_single_choices(composed: ComposedCell) -> None:
             continue
         raise BadValueError(
             f"`{text}` {fault}, but a cell has one choice of `{group}`: leave it out for the "
-            f"default, or sweep over several with `-m {group}=a,b`."
+            f"default, or sweep over several with `-m {group}={value.strip('[]') or 'a,b'}`."
         )
 
 
