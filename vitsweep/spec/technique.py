@@ -441,7 +441,7 @@ NOT_SET_HERE = {
     r"|TORCHRUN_\w*|(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX|OMPI|FLUX|PBS|LSB)_\w*": "the launcher sets it",
     r"LD_\w*|GLIBC_TUNABLES|BASH_ENV|ENV|IFS": "it loads code into every process: put it before the command",
     r"PYTHON\w*|PATH|HOME|TMPDIR|XDG_\w*|USER|SHELL": "it says which code and files a rank finds",
-    r"(\w*_)?(TOKEN|SECRET|PASSWORD|KEY)": "a secret would stand in every record",
+    r"\w*(SECRET|PASSW|SSHPASS)\w*|(\w*_)?(TOKEN|KEY|PAT)(_ID)?": "a secret would stand in every record",
 }
 """Pattern of names -> why a cell cannot set them."""
 

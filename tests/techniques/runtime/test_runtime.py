@@ -100,6 +100,8 @@ def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
         ("{CUDA_VISIBLE_DEVICES:0}", "`CUDA_VISIBLE_DEVICES` cannot"),
         ("{VITSWEEP_PREDICT:never}", "vitsweep sets it"),
         ("{HF_TOKEN:a}", "a secret would stand in every record"),
+        ("{PGPASSWORD:a}", "a secret would stand in every record"),
+        ("{AWS_ACCESS_KEY_ID:a}", "a secret would stand in every record"),
         ("{A:1.0}", "put it into quotes, as in `A:'1.0'`"),
         ("{A:'b\tc'}", "must be one line of printable characters"),
         ("{}", "names no variable: use null"),
