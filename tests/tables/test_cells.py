@@ -224,6 +224,17 @@ def test_a_field_set_beside_another_choice_is_part_of_the_name() -> None:
     assert varying_columns(runs) == ["precision", "sharding", cut]
 
 
+def test_a_field_typed_beside_choices_that_vary_is_part_of_their_names() -> None:
+    """What the YAML of each choice says is not: `sgd_loop` has another learning rate."""
+    rate, decay = "optimizer.learning_rate", "optimizer.weight_decay"
+    rows = [("adamw_loop", 1e-3, 0.05), ("adamw_fused", 1e-4, 0.05), ("sgd_loop", 0.1, 0.0005)]
+    runs = table(*(run(name, optimizer=name, **{rate: lr, decay: kept}) for name, lr, kept in rows))
+    names = names_by_id(cells(runs, dict.fromkeys((name for name, *_ in rows), "adamw_loop")))
+    assert names["adamw_fused"] == "adamw_fused + learning_rate=0.0001"
+    assert varying_columns(runs) == ["optimizer", rate]
+    assert varying_columns(runs[runs["optimizer"] != "adamw_fused"]) == ["optimizer"]
+
+
 @pytest.mark.parametrize(
     ("causes", "flagged"), [(["data", "data", None], True), (["data", None, None], False)]
 )

@@ -14,7 +14,7 @@ from vitsweep.results.metrics import Kind, columns, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS, GROUPS_WITH_NAME
 from vitsweep.spec.measurement import OF_COMMAND
-from vitsweep.spec.menu import choices, plain_choice
+from vitsweep.spec.menu import choices, content_of, plain_choice
 from vitsweep.tables.formatting import BASELINE, plain, text_rows, value_label
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -25,6 +25,12 @@ CHOICES = (*GROUPS, *GROUPS_WITH_NAME)
 
 SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 """Spec columns that a user sets, besides the choices of groups."""
+CHOSEN_BY = {
+    "world_size": ("resources",),
+    "images_per_step": ("batch", "world_size"),
+    "resolution_px": ("batch",),
+}
+"""Size -> columns of which it may be a consequence; another one that varies is named."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
 FROM_OTHERS = ("optimizer.eps", "sharding.gradient_as_bucket_view")
@@ -75,7 +81,7 @@ def _once(function: Callable[[DataFrame], Found]) -> Callable[[DataFrame], Found
 def varying_columns(table: DataFrame) -> list[str]:
     """Return the spec columns that distinguish the cells: the choices that vary, then other columns.
 
-    A field determined by its own choice (`precision.master_weights` by `precision`) is left out, and
+    A field that its own choice says (`precision.master_weights` by `precision`) is left out, and
     so is a size determined by the columns before it (`num_tokens` by `resolution_px`). Fields of
     techniques and models, and the resolution, are kept also where they vary together (a learning
     rate and a weight decay) or with other choices (`layout.patch_embedding` and `precision`): the table
@@ -94,14 +100,26 @@ def varying_columns(table: DataFrame) -> list[str]:
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
         is_kept = not _follows(by_choices if was_set else by_kept, codes[column])
-        if was_set and "." in column and column not in FROM_OTHERS and not is_kept:
+        own = CHOSEN_BY.get(column, (column.partition(".")[0],) * was_set)
+        if own and column not in FROM_OTHERS and not is_kept:
             known = table[column].notna().to_numpy()  # a refused cell may lack the field
-            own = codes.get(column.partition(".")[0], one_group)
-            is_kept = not _follows(_grouped(one_group[known], own[known]), codes[column][known])
+            said = _grouped(one_group[known], *(codes[c][known] for c in own if c in codes))
+            is_kept = not _follows(said, codes[column][known]) or _is_typed(table, column)
         if is_kept:
             kept.append(column)
             by_kept = _grouped(by_kept, codes[column])
     return kept
+
+
+def _is_typed(table: DataFrame, column: str) -> bool:
+    """Return whether a field has another value than the YAML of its choice says; `auto` says none."""
+    group, _, key = column.partition(".")
+    rows = table[[group, column]].dropna() if group in table else DataFrame()
+    for choice, value in rows.itertuples(index=False):
+        said = content_of(group, choice).get(key, "auto") if choice in choices(group) else "auto"
+        if said != "auto" and plain(said) != plain(value):
+            return True
+    return False
 
 
 def _grouped(groups: NDArray[np.int64], *columns: NDArray[np.int64]) -> NDArray[np.int64]:
