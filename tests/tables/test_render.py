@@ -226,8 +226,8 @@ def test_a_row_of_one_look_says_what_it_showed() -> None:
     assert "[1]" not in text
 
 
-def test_a_row_whose_parameters_are_gathered_in_float32_says_so() -> None:
-    """FSDP gathers what autocast leaves in float32."""
+def test_a_row_whose_parameters_are_gathered_in_float32_or_not_at_all_says_so() -> None:
+    """FSDP gathers what autocast leaves in float32, and nothing on one rank."""
     told = "`sharding=fsdp` gathers float32 parameters: `precision=bf16_masters` gathers half"
     for sharding, autocast, ranks in (
         ("fsdp", True, 8),
@@ -240,8 +240,9 @@ def test_a_row_whose_parameters_are_gathered_in_float32_says_so() -> None:
         found = compared(
             [run("base", f"b{block}", 1000, minute=block, **spec) for block in range(5)]
         )
-        is_told = told in " ".join(printed(CellTable(found, "one"), 200).split())
-        assert is_told == ((sharding, autocast, ranks) == ("fsdp", True, 8))
+        text = " ".join(printed(CellTable(found, "one"), 200).split())
+        assert (told in text) == ((sharding, autocast, ranks) == ("fsdp", True, 8))
+        assert ("`sharding=fsdp` on one rank shares nothing" in text) == (ranks == 1)
 
 
 def test_rows_of_several_devices_say_which() -> None:

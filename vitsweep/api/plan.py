@@ -22,6 +22,7 @@ from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings, cell_table
 from vitsweep.rates.profile import Profile, profile_named
 from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import (
     Column,
@@ -33,7 +34,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.notes import reason_lines
-from vitsweep.tables.render import TextTable, baseline_line, common_settings, pick
+from vitsweep.tables.render import TextTable, baseline_line, common_settings, pick, technique_notes
 
 RUNNABLE = "runnable"
 CORES_PER_GPU = 12
@@ -169,7 +170,9 @@ def plan(
         if not device:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
-        for sentence in filter(None, (_shared_machine(found.plan, node), _crossing(found.plan))):
+        notes = [n for e in found.plan.runnable for n in technique_notes(flatten(e.spec))]
+        own = (_shared_machine(found.plan, node), _crossing(found.plan))
+        for sentence in filter(None, (*own, *dict.fromkeys(notes))):
             console.print(sentence)
         if found.detectable_effect:
             console.print(found.detectable_effect)

@@ -189,6 +189,15 @@ class Sharding(Technique):
     shards_optimizer: ClassVar[bool] = False
     """True where ranks hold whole parameters, and update and keep the optimizer state of slices only."""
 
+    @classmethod
+    def note(cls, row: Mapping[Any, Any]) -> str:
+        """Say of what shards that one rank shares nothing."""
+        shards = cls.shards_parameters or cls.shards_optimizer
+        if not shards or str(row.get("world_size")) not in ("1", "1.0"):
+            return ""
+        name = row["sharding"]
+        return f"`sharding={name}` on one rank shares nothing: it adds overhead only."
+
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from that with exact gradients."""
         return 0.0

@@ -361,14 +361,19 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
     marks = []
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
-        kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
-        texts = [*map(_one_line, (row["reason"], further(row))), *(k.note(row) for k in kinds if k)]
+        texts = [*map(_one_line, (row["reason"], further(row))), *technique_notes(row)]
         texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
         found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
     return marks, notes
+
+
+def technique_notes(row: Mapping[Any, Any]) -> list[str]:
+    """Return what the techniques of a row have to say about it."""
+    kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
+    return [note for kind in kinds if kind and (note := kind.note(row))]
 
 
 def _not_proved(proved: object) -> str:

@@ -58,8 +58,9 @@ class Fsdp(Sharding):
     @classmethod
     def note(cls, row: Mapping[Any, Any]) -> str:
         """Say that float32 is gathered although products are computed in half precision."""
-        if row.get("precision.patch_torch_functions") is not True or row.get("world_size") == 1:
-            return ""
+        alone = super().note(row)
+        if alone or row.get("precision.patch_torch_functions") is not True:
+            return alone
         return (
             f"Under autocast (`precision={row['precision']}`) `sharding={row['sharding']}` gathers float32 "
             "parameters: `precision=bf16_masters` gathers half the bytes."
