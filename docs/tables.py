@@ -77,8 +77,8 @@ def menu() -> str:
 
 
 def choices(group: str) -> str:
-    """Return every choice of a group with its comment."""
-    default = plain_choice(group)
+    """Return every choice of a group with its comment; those of `machine` say when each is the default."""
+    default = plain_choice(group) if group != "machine" else ""
     rows = (
         (
             f"`{group}={name}`" + (" (default)" if name == default else ""),

@@ -119,6 +119,14 @@ def test_the_largest_cell_fits_into_the_share_of_the_memory():
         ("vit_base", 32),
     ]
     assert sizes("machine.memory_share=0.1")["batch.images_per_step"] == "64"
+    assert sizes("machine.images_per_rank=[48]")["batch.images_per_step"] == "48", (
+        "without machine=cuda"
+    )
+    with pytest.raises(BadValueError, match=r"changes no cell: `machine=cpu`.*`machine=cuda` too"):
+        cells_for(["machine.images_per_rank=[48]"], COMPOSER, CPU)
+    small = replace(ONE_H200, least_gib=28.7)
+    assert "images (ViT-B/16 needs 66 GiB of 29); " in defaults(["+sweep=meta_speedups"], small)[2]
+    assert "needs" not in defaults(["model=vit_large"], replace(small, least_gib=3))[2]
 
 
 def test_named_sweeps_have_a_part_for_gpus():

@@ -45,9 +45,9 @@ class MachineSizes:
 
     name: str
     models: tuple[str, ...]
-    data: str | None = None
-    images_per_rank: tuple[Annotated[int, Gt(0)], ...] = ()
-    memory_share: Annotated[float, Gt(0), Le(1)] = 1.0
+    data: str | None
+    images_per_rank: tuple[Annotated[int, Gt(0)], ...]
+    memory_share: Annotated[float, Gt(0), Le(1)]
 
 
 def machine_sizes(node: Mapping[str, Any]) -> MachineSizes:
@@ -101,11 +101,11 @@ def cells_for(
         return parts[-1][0]
 
     cells = expand(typed.overrides, composer, part)
-    sized = _sized(cells, typed)
+    sized, too_large = _sized(cells, typed)
     [(sweep, has_part)] = parts
     sweep = sweep | {"name": sized[0].tree["sweep"]["name"]}
     follows = has_part or sized is not cells
-    return sized, sweep, partial(_sentence, typed if follows else None)
+    return sized, sweep, partial(_sentence, typed if follows else None, too_large)
 
 
 def with_sizes(
@@ -120,8 +120,8 @@ def with_sizes(
         machine: node on which they will run.
     """
     typed = _typed(overrides, composer, machine)
-    sized = _sized(cells, typed)
-    return sized, partial(_sentence, typed if sized is not cells else None)
+    sized, too_large = _sized(cells, typed)
+    return sized, partial(_sentence, typed if sized is not cells else None, too_large)
 
 
 def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _Typed:
@@ -136,7 +136,13 @@ def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _T
     rest = [text for text in overrides if text not in own]
     device = "cpu" if "resources.device=cpu" in rest else machine.device
     composed = composer.compose([f"{GROUP}={device}", *own])
-    return _Typed(composer, rest, machine, machine_sizes(composed.tree[GROUP]))
+    sizes = machine_sizes(composed.tree[GROUP])
+    if own and own != [f"{GROUP}={sizes.name}"] and not sizes.models:
+        raise BadValueError(
+            f"`{' '.join(own)}` changes no cell: `{GROUP}={sizes.name}` leaves sizes to `config.yaml`. Type "
+            f"`{GROUP}=cuda` too, or a size itself, such as `batch.images_per_step=64`."
+        )
+    return _Typed(composer, rest, machine, sizes)
 
 
 # The part of a named sweep.
@@ -187,22 +193,27 @@ def _unsharded(cells: Sequence[str | Sequence[str]]) -> list[list[str]]:
 # Model, data and images per rank.
 
 
-def _sized(cells: list[ComposedCell], typed: _Typed) -> list[ComposedCell]:
-    """Return the cells with the sizes of the machine where nobody set them."""
+def _sized(cells: list[ComposedCell], typed: _Typed) -> tuple[list[ComposedCell], str]:
+    """Return the cells with the sizes of the machine where nobody set them, and why not a larger model's."""
     sizes = typed.sizes
+    too_large: list[str] = []
     for model in sizes.models:
         added = list(_added(cells, typed, model))
         if not added:
-            return cells
+            break
         counts = sizes.images_per_rank if added[-1] == "batch.scope=per_replica" else (None,)
         specs = _specs(_with(cells, added, typed.composer), typed)
+        free = free_gpu_gib() if typed.machine.described_by == HERE else typed.machine.least_gib
         for images in counts:
-            fits = _fits(specs, images, typed)
-            is_last = images == counts[-1] and (fits is None or model == sizes.models[-1])
+            needed = _gib(specs, images) if free else None
+            fits = needed is not None and needed <= sizes.memory_share * (free or 0)
+            is_last = images == counts[-1] and (needed is None or model == sizes.models[-1])
             if fits or is_last:
                 texts = [f"batch.images_per_step={images}"] if images else []
-                return _with(cells, [*added, *texts], typed.composer)
-    return cells
+                return _with(cells, [*added, *texts], typed.composer), ", ".join(too_large)
+        if added[0] == f"model={model}":
+            too_large.append(f"{_title(model)} needs {needed:.0f} GiB of {free:.0f}")
+    return cells, ""
 
 
 def _added(cells: Sequence[ComposedCell], typed: _Typed, model: str) -> Iterator[str]:
@@ -240,21 +251,19 @@ def _specs(cells: Sequence[ComposedCell], typed: _Typed) -> list[CellSpec]:
     return [entry.spec for entry in plan.runnable]
 
 
-def _fits(specs: Sequence[CellSpec], images: int | None, typed: _Typed) -> bool | None:
-    """Tell whether the largest cell needs at most its share of the memory; None where either is unknown."""
-    gib = free_gpu_gib() if typed.machine.described_by == HERE else typed.machine.least_gib
-    if gib is None or not all(isinstance(spec.model, TransformerSpec) for spec in specs):
+def _gib(specs: Sequence[CellSpec], images: int | None) -> float | None:
+    """Return the GiB of the largest cell by the memory formula; None where it knows none."""
+    if not all(isinstance(spec.model, TransformerSpec) for spec in specs):
         return None
     if images:
         specs = [replace(s, batch=replace(s.batch, images_per_step=images)) for s in specs]
-    most = typed.sizes.memory_share * gib * 2**30
-    return all(memory(Sizes.of(spec)).peak <= most for spec in specs)
+    return max((memory(Sizes.of(spec)).peak / 2**30 for spec in specs), default=0.0)
 
 
 # The line that says it.
 
 
-def _sentence(typed: _Typed | None, plan: SweepPlan) -> str:
+def _sentence(typed: _Typed | None, too_large: str, plan: SweepPlan) -> str:
     specs = [entry.spec for entry in plan.runnable]
     if not typed or not specs:
         return ""
@@ -267,8 +276,8 @@ def _sentence(typed: _Typed | None, plan: SweepPlan) -> str:
     images = _span({spec.batch.images_per_step for spec in specs})
     others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
     return (
-        f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}; "
-        f"{others} for the other"
+        f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}"
+        f"{f' ({too_large})' * bool(too_large)}; {others} for the other"
     )
 
 
