@@ -28,7 +28,7 @@ SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
 CHOSEN_BY = {
     "world_size": ("resources",),
     "images_per_step": ("batch", "world_size"),
-    "resolution_px": ("batch",),
+    "resolution_px": ("batch", "data"),
 }
 """Size -> columns of which it may be a consequence; another one that varies is named."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
