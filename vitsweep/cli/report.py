@@ -1,4 +1,4 @@
-"""`vitsweep report`: tables, charts and one HTML page of a sweep, or of two compared."""
+"""`vitsweep report`: tables, charts and one HTML page of a sweep; what changed between two."""
 
 from collections.abc import Sequence
 
