@@ -127,12 +127,6 @@ def digest(parts: Mapping[str, Any]) -> str:
 # Secrets that are typed or stand in the environment, and must not get into files or jobs.
 
 MASK = "***"
-SECRET_NAME = re.compile(
-    r"SECRET|PASSW|PASSPHRASE|CRED|BEARER|WEBHOOK|TOKEN(?!I[SZ])"  # anywhere: PGPASSWORD, MYCREDS
-    r"|(^|_)(API_?)?(KEY|PASS|PAT|AUTH|DSN|PW)S?(_|$)|[A-Z]PASS$|_PWD$",
-    re.I,
-)
-"""Names of variables that hold secrets: WANDB_API_KEY, SSHPASS, GITHUB_PAT; not TOKENIZERS_PARALLELISM."""
 SECRET_VALUE = re.compile(
     r"(?<=://)[^/@\s]+(?=@)"  # a URL with a password or a key in it
     r"|(?<=//hooks\.slack\.com/)\S+"

@@ -450,9 +450,14 @@ NOT_SET_HERE = {
     r"|TORCHRUN_\w*|(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX|OMPI|FLUX|PBS|LSB)_\w*": "the launcher sets it",
     r"LD_\w*|GLIBC_TUNABLES|BASH_ENV|ENV|IFS": "it loads code into every process: put it before the command",
     r"PYTHON\w*|PATH|HOME|TMPDIR|XDG_\w*|USER|SHELL": "it says which code and files a rank finds",
-    r"\w*(SECRET|PASSW|SSHPASS)\w*|(\w*_)?(TOKEN|KEY|PAT)(_ID)?": "a secret would stand in every record",
 }
 """Pattern of names -> why a cell cannot set them."""
+SECRET_NAME = re.compile(
+    r"SECRET|PASSW|PASSPHRASE|CRED|BEARER|WEBHOOK|TOKEN(?!I[SZ])"  # anywhere: PGPASSWORD, MYCREDS
+    r"|(^|_)(API_?)?(KEY|PASS|PAT|AUTH|DSN|PW)S?(_|$)|[A-Z]PASS$|_PWD$",
+    re.I,
+)
+"""Names of variables that hold secrets: WANDB_API_KEY, SSHPASS, GITHUB_PAT; not TOKENIZERS_PARALLELISM."""
 
 
 def _texts(value: Any) -> Any:
@@ -476,6 +481,8 @@ def _problem(name: str, value: Any) -> str:
     for pattern, why in NOT_SET_HERE.items():
         if re.fullmatch(pattern, name, re.ASCII | re.IGNORECASE):
             return f"`{name}` cannot be set for a cell: {why}"
+    if SECRET_NAME.search(name):
+        return f"`{name}` cannot be set for a cell: a secret would stand in every record"
     if not isinstance(value, str):
         return f"the value of `{name}` must be a text: put it into quotes, as in `{name}:'1.0'`"
     if not value.isprintable():

@@ -102,6 +102,7 @@ def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
         ("{HF_TOKEN:a}", "a secret would stand in every record"),
         ("{PGPASSWORD:a}", "a secret would stand in every record"),
         ("{AWS_ACCESS_KEY_ID:a}", "a secret would stand in every record"),
+        ("{DB_PASS:a}", "a secret would stand in every record"),
         ("{A:1.0}", "put it into quotes, as in `A:'1.0'`"),
         ("{A:'b\tc'}", "must be one line of printable characters"),
         ("{}", "names no variable: use null"),

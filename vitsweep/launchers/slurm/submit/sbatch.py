@@ -24,9 +24,10 @@ from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, gro
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_looks
 from vitsweep.planning.pending import has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.provenance import SECRET_NAME, SECRET_VALUE
+from vitsweep.results.provenance import SECRET_VALUE
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.spec.technique import SECRET_NAME
 
 Looks = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
 
