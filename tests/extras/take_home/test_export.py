@@ -28,7 +28,7 @@ from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.comparison import compared as compared_turns
 from vitsweep.world import World
 
-OWN = ("model=module", "model.target=tests.user_modules.build", "batch.images_per_step=16")
+OWN = ("model=module", "model.target=tests.user_modules.build_model", "batch.images_per_step=16")
 TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
 FOCAL = "model.loss=tests.user_modules.focal"
 CELLS = (

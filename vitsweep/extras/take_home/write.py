@@ -109,12 +109,16 @@ def _imports(code: str, own: Sequence[str]) -> list[list[str]]:
 
 
 def _from(paths: Sequence[str]) -> list[str]:
-    """Return the lines that import functions by their paths."""
+    """Return the lines that import functions by their paths, under names that the file has not."""
     names: dict[str, list[str]] = {}
     for path in sorted(paths):
         module, _, name = path.rpartition(".")
-        names.setdefault(module, []).append(name)
+        names.setdefault(module, []).append(f"{name} as {_own(path)}")
     return [_wrapped(module, found) for module, found in names.items()]
+
+
+def _own(path: str) -> str:
+    return f"own_{path.rpartition('.')[2]}"
 
 
 def _root(module: str) -> str:
@@ -182,7 +186,7 @@ def _known(cell: CellSpec) -> dict[str, Any]:
         "choice": sharding,
         "model": model,
         "own_imports": [path for path in (model["imported"], own_loss) if path],
-        "own_loss": own_loss and own_loss.rpartition(".")[2],
+        "own_loss": own_loss and _own(own_loss),
         "threads": cell.resources.threads_per_rank if on_cpu else None,
         "cast": cast,
         "cast_images": None if plan.param_dtype == "float32" else plan.param_dtype,
@@ -311,7 +315,7 @@ def _imported(spec: ModuleSpec, side: int) -> dict[str, Any]:
     else:
         assert spec.target is not None
         own = spec.target
-        call = _call(f"model = {own.rpartition('.')[2]}", [], named)
+        call = _call(f"model = {_own(own)}", [], named)
         frozen = [name for name, part in module.named_modules() if not part.training]
         for line in (
             "model.train()",
