@@ -243,9 +243,8 @@ def _hint(word: str) -> str:
         return ""
     if colon and _composer().takes(f"{key}={value}"):
         return f"is no override; did you mean `{key}={value}`?"
-    return (
-        f"has no value: type `{word}=...`; `python -m vitsweep show {group}` lists what there is."
-    )
+    typed = f"type `{word}=...`; " if key == group else ""  # a key may not exist
+    return f"has no value: {typed}`python -m vitsweep show {group}` lists what there is."
 
 
 def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
