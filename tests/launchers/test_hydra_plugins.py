@@ -188,6 +188,21 @@ def test_stock_submitit_is_refused_what_it_would_ignore(
     assert "`resources.nodes` vary over the cells" in capsys.readouterr().err
 
 
+def test_stock_submitit_without_slurm_ends_in_a_sentence(
+    calls: Calls,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in ("sbatch", "srun"):
+        (tmp_path / command).write_text("#!/bin/sh\necho no such cluster >&2; exit 1\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(SystemExit, match="2"):
+        calls.multirun("precision=O1,O2", "hydra/launcher=submitit_slurm")
+    assert "submitit did not run the cells: no such cluster" in capsys.readouterr().err
+
+
 def test_a_mistake_ends_with_a_sentence_and_status_2(
     calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,13 +226,22 @@ def _launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: Dic
     """Hand the overrides of all cells to a launcher of Hydra's own (basic, joblib, submitit).
 
     Raises:
-        BadValueError: cells ask for different resources, which stock submitit would ignore.
+        BadValueError: cells ask for different resources, which stock submitit would ignore; or submitit
+            cannot reach Slurm.
     """
     if "submitit" in str(OmegaConf.select(config, "hydra.launcher._target_")):
         _refuse_varying_resources(cells)
     # a cell alone cannot tell it
     name = value_override("sweep.name", cells[0].tree["sweep"]["name"])
-    return launcher.launch([[*cell.overrides, name] for cell in cells], initial_job_idx=0)
+    try:
+        return launcher.launch([[*cell.overrides, name] for cell in cells], initial_job_idx=0)
+    except RuntimeError as error:  # submitit's: sbatch failed, or there is no srun
+        if type(error).__name__ != "FailedJobError" and "srun" not in str(error):
+            raise
+        raise BadValueError(
+            f"submitit did not run the cells: {str(error).splitlines()[0]}. Run them here "
+            "(`hydra/launcher=local`), or see what `python -m vitsweep doctor` says of Slurm."
+        ) from error
 
 
 def _refuse_varying_resources(cells: Sequence[ComposedCell]) -> None:
