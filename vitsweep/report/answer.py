@@ -69,7 +69,8 @@ MOST = 8
 def question(cells: DataFrame, replicated: str = "") -> str:
     """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice."""
     groups = [c.replace("_", " ") for c in varying_columns(cells) if c != replicated]
-    what = f"combination of {', '.join(groups)}" if groups else "setting"
+    kind = "combination" if len(groups) > 1 else "setting"
+    what = f"{kind} of {', '.join(groups)}" if groups else kind
     what = "combination of techniques" if len(groups) > MOST_GROUPS else what
     return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
 
