@@ -55,7 +55,7 @@ def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
     assert matplotlib.colors.to_hex(base.get_facecolor()) == style.BASELINE
     assert same.get_hatch()
     legend = [t.get_text() for t in axes.figure.legends[0].get_texts()]
-    assert legend == ["O2", "bf16", "hatched: no difference shown"]
+    assert legend == ["O2", "bf16", "hatched: nothing is claimed"]
     assert axes.figure.legends[0].get_title().get_text() == "precision"
 
 

@@ -40,7 +40,7 @@ def draw(cells: DataFrame) -> Figure:
     over = "repetitions" if "replicated" in cells else "blocks"
     bars = Bars(
         column="speedup", low="speedup_low", high="speedup_high", group=first_group(cells), note=_note,
-        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: no difference shown",
+        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: nothing is claimed",
         mark="published", reference=1.0, label=f"{style.axis_label('speedup')}, 95 % interval over {over}",
     )  # fmt: skip
     return bars.draw(
