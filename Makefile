@@ -4,12 +4,13 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+DURATIONS := --durations=20 --junit-xml=.pytest_cache/durations.xml
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Tests start some hundred processes: without its bytecode on disk each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help sweep test test-fast test-full check docs fix slurm-demo bench bench-gpu rehearse-gpu clean
+.PHONY: help sweep test test-fast test-extras test-full check docs fix slurm-demo bench bench-gpu rehearse-gpu clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -31,11 +32,14 @@ help:  ## this list
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
 	$(BIN)/python -m vitsweep -m +sweep=first
 
-test: .venv/installed-tests  ## the tests, 18 minutes on 2 cores where bfloat16 is emulated, fewer elsewhere
-	$(PYTEST) $(WORKERS) -m "not full" --durations=50
+test: .venv/installed-tests  ## the core's tests and one of each optional feature, 9 minutes on 2 cores
+	$(PYTEST) $(WORKERS) $(DURATIONS) -m "not full and not extra"
 
-test-fast: .venv/installed-tests  ## the tests without the long ones, 9 minutes on 2 cores
-	$(PYTEST) $(WORKERS) -m "not slow and not full"
+test-fast: .venv/installed-tests  ## those without the long ones, 5 minutes on 2 cores
+	$(PYTEST) $(WORKERS) -m "not slow and not full and not extra"
+
+test-extras: .venv/installed-tests  ## all tests of the optional features, or of the folders EXTRAS=...
+	$(PYTEST) $(WORKERS) $(DURATIONS) -m "not full" $(or $(EXTRAS),tests/extras)
 
 test-full: .venv/installed-tests  ## with cross products and long statistics
 	$(PYTEST)

@@ -20,6 +20,9 @@ import torch
 from tests.command import Command
 from vitsweep.execution.rank_processes import PRELOADED, fork_server, start_fork_server
 
+EXTRAS = Path(__file__).parent / "extras"
+"""A folder of tests for each optional feature; files of this folder itself are of the core."""
+
 
 def pytest_configure() -> None:
     gc.disable()  # until the tests are collected: nothing that is imported becomes free
@@ -44,10 +47,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs more GPUs than there are; files with the slowest tests come first.
+    """Mark tests of optional features, skip what needs more GPUs than there are; slow files come first.
 
     Workers take whole files in this order: a long one at the end would leave the others idle.
     """
+    for item in items:
+        if EXTRAS in item.path.parents[1:] and not item.get_closest_marker("smoke"):
+            item.add_marker("extra")
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -min(num_slow[item.path], 3))
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -46,6 +46,7 @@ def copy(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "first"))
 
 
+@pytest.mark.smoke
 def test_a_bundle_is_the_same_for_the_same_sweep_and_its_check_finds_nothing(
     sweep: Store, tmp_path: Path
 ) -> None:

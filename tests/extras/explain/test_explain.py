@@ -68,6 +68,7 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     assert all(row["flops"] > 0 for row in alone["phases"])
 
 
+@pytest.mark.smoke
 def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     assert lines[1].startswith("plain (plain): throughput at 1.00x [")
 
 
+@pytest.mark.smoke
 def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     measured("now", SPEEDS | {"plain": (80, 81, 79, 80)})
     assert gate("now", "--against", "results/kept", "--metric", "img/s") == 1

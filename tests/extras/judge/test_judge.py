@@ -30,6 +30,7 @@ def judged(
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.smoke
 def test_a_slow_base_and_a_faster_working_tree(
     project: Path,
     capsys: pytest.CaptureFixture[str],

@@ -18,6 +18,7 @@ from vitsweep.results.store import Store
 from vitsweep.tables.sweep_tables import tables_of
 
 
+@pytest.mark.smoke
 def test_table_and_method_say_what_was_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

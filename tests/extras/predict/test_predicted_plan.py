@@ -14,6 +14,7 @@ from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import HERE, Machine
 
 
+@pytest.mark.smoke
 def test_a_plan_predicts_and_writes_all_columns(
     vitsweep: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def choices_of(plan: SweepPlan, cell_id: str) -> tuple[str, ...]:
     return found["precision"], found["optimizer"], found["memory"]
 
 
+@pytest.mark.smoke
 def test_a_race_ends_with_the_best_cell_and_tells_what_became_of_the_others(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def drawn(ranks: int, count: int) -> list[CellSpec]:
     return found
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", CELLS, ids=["one_rank", "two_ranks"])
 def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(
