@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitsweep.composition.composer import Composer
 from vitsweep.data.decoded_cache import as_rgb, cut, random_box
-from vitsweep.data.image_folder import Files, files
+from vitsweep.data.folder_files import Files, files
 from vitsweep.data.image_loader import DEVIATION, MEAN
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.resources import AXES, Machine, MeshShape

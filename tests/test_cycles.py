@@ -38,13 +38,6 @@ def test_no_circle_of_files() -> None:
 
 FRONT_DOORS = {"vitsweep", "vitsweep.extras"}
 """They name the types of what they offer."""
-FOR_TYPES = {
-    ("vitsweep.data.decoded_cache", "vitsweep.data.image_folder"),
-    ("vitsweep.data.image_loader", "vitsweep.data.image_folder"),
-    ("vitsweep.data.module_batches", "vitsweep.data.module_data"),
-    ("vitsweep.model.user_module", "vitsweep.model.module_spec"),
-}
-"""A choice and what opens it: the two halves of one thing, one of which loads torch or Pillow."""
 
 
 def test_no_circle_through_imports_for_types() -> None:
@@ -55,7 +48,7 @@ def test_no_circle_through_imports_for_types() -> None:
         path = next(path for path in paths if module_of(path) == name)
         tree = ast.walk(ast.parse(path.read_text()))
         named = {str(node.module) for node in tree if isinstance(node, ast.ImportFrom)}
-        known = {module for module in named & graph.keys() if (name, module) not in FOR_TYPES}
+        known = named & graph.keys()
         is_spec = name.startswith("vitsweep.spec.")
         graph[name] |= {m for m in known if not (is_spec and m.startswith("vitsweep.spec."))}
     assert first_circle(graph) == []

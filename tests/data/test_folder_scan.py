@@ -8,8 +8,8 @@ import pytest
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell
 from tests.data.pictures import CLASSES, write_folder
-from vitsweep.data import image_folder
-from vitsweep.data.image_folder import class_names, count_up_to, files
+from vitsweep.data import folder_files
+from vitsweep.data.folder_files import class_names, count_up_to, files
 from vitsweep.errors import BadValueError
 
 
@@ -47,8 +47,8 @@ def test_other_files_hidden_files_and_upper_case_suffixes(tmp_path):
 def test_a_thousand_cells_look_once(tmp_path, monkeypatch):
     write_folder(tmp_path)
     looks = []
-    listing = image_folder._folders
-    monkeypatch.setattr(image_folder, "_folders", lambda root: looks.append(root) or listing(root))
+    listing = folder_files._folders
+    monkeypatch.setattr(folder_files, "_folders", lambda root: looks.append(root) or listing(root))
     data = folder_of(tmp_path)
     for _ in range(1000):
         assert data.num_classes == 3

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.data.cells_and_worlds import world
 from tests.data.test_module_data import planned
 from tests.user_data import SHOWN
-from vitsweep.data.module_batches import _INSPECTED
+from vitsweep.data.module_data import _INSPECTED
 from vitsweep.spec.generators import kept_generators, seeded_generators
 
 HELD_OUT = "++data.test_arguments.part=test"

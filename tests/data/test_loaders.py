@@ -18,7 +18,7 @@ from tests.data.cells_and_worlds import cell, world
 from tests.data.pictures import picture, truncate, write_folder
 from vitsweep.data import decoded_cache as cache_module
 from vitsweep.data.decoded_cache import DecodedImages
-from vitsweep.data.image_folder import files
+from vitsweep.data.folder_files import files
 from vitsweep.errors import BadValueError
 
 

@@ -21,18 +21,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitsweep.data.folder_files import Files
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import PixelCache
-
-if TYPE_CHECKING:
-    from vitsweep.data.image_folder import Files
 
 # How an image of any format becomes pixels, and which part of it a training or test image.
 
@@ -224,7 +222,7 @@ SAMPLE = 64
 """Images whose checksums are compared whenever a process opens the files."""
 
 
-def decoded_images(files: "Files", cache: PixelCache) -> DecodedImages:
+def decoded_images(files: Files, cache: PixelCache) -> DecodedImages:
     """Return the pixels of a split; whoever comes first decodes them, and all others wait for it.
 
     Finished pixels are read without a lock, so that their folder may be read-only.
@@ -267,7 +265,7 @@ def decoded_images(files: "Files", cache: PixelCache) -> DecodedImages:
     return DecodedImages(folder)
 
 
-def _name(files: "Files", shorter_side_px: int | None) -> str:
+def _name(files: Files, shorter_side_px: int | None) -> str:
     """Return the name of a folder: one per split and size."""
     split = Path(files.folder).absolute()
     place = hashlib.sha256(os.fsencode(split)).hexdigest()[:8]
@@ -290,7 +288,7 @@ def _remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _difference(folder: Path, files: "Files", all_pixels: bool) -> str:
+def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
     """Return how the decoded images differ from the files or from what was written, "" where they do not.
 
     Args:
@@ -328,7 +326,7 @@ def _difference(folder: Path, files: "Files", all_pixels: bool) -> str:
         return str(error)
 
 
-def _state(files: "Files") -> dict[str, NDArray[Any]]:
+def _state(files: Files) -> dict[str, NDArray[Any]]:
     """Return names, labels, sizes in bytes and times of change of all files."""
     found = np.array([size_and_time(files.path(row)) for row in range(len(files))], np.int64)
     found = found.reshape(-1, 2)
@@ -349,7 +347,7 @@ def size_and_time(path: str) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _make(folder: Path, files: "Files", shorter_side_px: int | None) -> None:
+def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
     """Decode all files into a folder beside, and rename it: nobody sees half of it."""
     state = _state(files)  # before: a file that changes meanwhile is found to differ later
     beside = folder.with_name(f"{folder.name}.{socket.gethostname()}-{os.getpid()}")
@@ -380,7 +378,7 @@ def _make(folder: Path, files: "Files", shorter_side_px: int | None) -> None:
 
 
 def _write_pixels(
-    path: Path, files: "Files", shorter_side_px: int | None
+    path: Path, files: Files, shorter_side_px: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], dict[str, str]]:
     """Write all pixels; return height, width and CRC-32 of each image, and row -> why it has none."""
     sizes: NDArray[np.int64] = np.zeros((len(files), 2), np.int64)
@@ -401,7 +399,7 @@ def _write_pixels(
 
 
 def _decoded_in_order(
-    files: "Files", shorter_side_px: int | None
+    files: Files, shorter_side_px: int | None
 ) -> Iterator[NDArray[np.uint8] | str]:
     """Yield what `_pixels` returns for each file; threads on all cores of this process are ahead."""
     Image.preinit()  # threads would register Pillow's formats at the same time

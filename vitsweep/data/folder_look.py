@@ -18,7 +18,8 @@ from PIL import Image
 
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged, write_damaged
 from vitsweep.data.decoded_cache import decode, size_and_time
-from vitsweep.data.image_folder import Files, ImageFolder, files
+from vitsweep.data.folder_files import Files, files
+from vitsweep.data.image_folder import ImageFolder
 from vitsweep.errors import BadValueError
 from vitsweep.files import cache_folder, read_bytes, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec

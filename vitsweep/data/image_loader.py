@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from vitsweep.data.decoded_cache import (
     decoded_images,
     random_box,
 )
+from vitsweep.data.folder_files import Files
 from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
-
-if TYPE_CHECKING:
-    from vitsweep.data.image_folder import Files, ImageFolder
 
 
 class Read(NamedTuple):
@@ -64,7 +62,7 @@ class ImageReader(Dataset[Read]):
 
     def __init__(
         self,
-        files: "Files",
+        files: Files,
         *,
         side: int,
         crop_share: float,
@@ -210,61 +208,50 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images per channel, on a scale from 0 to 1 (torchvision's constants)."""
 
 
-def open_image_folder(
-    data: "ImageFolder", splits: "Mapping[str, Files]", cell: CellSpec, world: World
-) -> "ImageFolderBatches":
-    """Return batches of a folder on this rank's device; reading starts with `train` or `test`.
+class ImageFolderBatches(LoaderBatches[Read]):
+    """Batches of a folder on a rank's device, decoded and cut by workers.
+
+    Args:
+        cell: what is trained.
+        world: this rank.
+        splits: `train` and `val`.
+        decoded: names of the splits whose pixels `loader` may keep decoded.
+        crop_shares: by split, see `ImageReader`.
+        max_damaged_share: of a split.
+        num_workers: processes that read.
+        prefetch_batches: micro-batches that each worker prepares ahead.
+
+    Attributes:
+        damage: what could not be read so far, by split.
 
     Raises:
         BadValueError: the loader keeps decoded pixels of other images.
     """
-    cache = cell.loader.pixel_cache
-    read = data.splits(cell) if cache else ()
-    decoded = {split: decoded_images(splits[split], cache) for split in read if cache}
-    return ImageFolderBatches(
-        data,
-        ReplicaSampler.of(cell, world),
-        cell.batch.resolution_px,
-        world.device,
-        splits,
-        decoded,
-    )
-
-
-class ImageFolderBatches(LoaderBatches[Read]):
-    """Batches of a folder, decoded and cut by workers.
-
-    Args:
-        data: settings of the data.
-        sampler: of this replica.
-        side: of a cut, in pixels.
-        device: where batches are delivered.
-        splits: `train` and `val`.
-        decoded: by split, where its pixels are kept; files are decoded elsewhere.
-
-    Attributes:
-        damage: what could not be read so far, by split.
-    """
 
     def __init__(
         self,
-        data: "ImageFolder",
-        sampler: ReplicaSampler,
-        side: int,
-        device: torch.device,
-        splits: "Mapping[str, Files]",
-        decoded: Mapping[str, DecodedImages],
+        cell: CellSpec,
+        world: World,
+        splits: Mapping[str, Files],
+        *,
+        decoded: Iterable[str],
+        crop_shares: Mapping[str, float],
+        max_damaged_share: float,
+        num_workers: int,
+        prefetch_batches: int,
     ) -> None:
-        self._splits, self._decoded = splits, decoded
+        cache = cell.loader.pixel_cache
+        self._decoded = {split: decoded_images(splits[split], cache) for split in decoded if cache}
+        self._splits, self._crop_shares = splits, crop_shares
+        self._side = cell.batch.resolution_px
         self.num_train, self.num_test = len(splits["train"]), len(splits["val"])
         self.damage = {
-            split: DamagedImages(len(found), data.max_damaged_share)
-            for split, found in splits.items()
+            split: DamagedImages(len(found), max_damaged_share) for split, found in splits.items()
         }
-        self._data, self._side = data, side
-        self._mean = 255 * torch.tensor(MEAN, device=device).view(3, 1, 1)
-        self._deviation = 255 * torch.tensor(DEVIATION, device=device).view(3, 1, 1)
-        super().__init__(sampler, device, data.num_workers, data.prefetch_batches)
+        self._mean = 255 * torch.tensor(MEAN, device=world.device).view(3, 1, 1)
+        self._deviation = 255 * torch.tensor(DEVIATION, device=world.device).view(3, 1, 1)
+        sampler = ReplicaSampler.of(cell, world)
+        super().__init__(sampler, world.device, num_workers, prefetch_batches)
 
     def reader(self, *, training: bool) -> ImageReader:
         """Return what decodes images of one split."""
@@ -272,7 +259,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
         return ImageReader(
             self._splits[split],
             side=self._side,
-            crop_share=self._data.smallest_crop_share if training else self._data.test_crop_share,
+            crop_share=self._crop_shares[split],
             training=training,
             seed=self._sampler.seed,
             max_damaged=self.damage[split].most,

@@ -1,10 +1,10 @@
 """Batches of a dataset of the user's (needs torch)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from vitsweep.model.module_look import shown
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of, in_float32
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.generators import (
     kept_generators,
     named_seed,
@@ -26,10 +25,8 @@ from vitsweep.spec.generators import (
 )
 from vitsweep.world import World
 
-if TYPE_CHECKING:
-    from vitsweep.data.module_data import ModuleData
-
-_INSPECTED: dict[str, "Inspected"] = {}
+Factory = Callable[..., Any]
+"""Called with `training`, returns the map-style dataset of a split; None where no image is held out."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +47,6 @@ class Inspected:
     num_train: int | None = None
     num_test: int = 0
 
-    def problems(self, data: "ModuleData", side: int) -> Iterator[str]:
-        """Yield what is wrong with the data for images of this side."""
-        wanted = (data.num_channels, side, side)
-        if self.error:
-            yield self.error
-        elif not self.entries and self.shape != wanted:
-            yield (
-                f"`data.target={data.target}` gives images of shape {self.shape}, and `data.num_channels="
-                f"{data.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
-                f"{self._set(*wanted[:2])}let the dataset resize."
-            )
-
-    def _set(self, channels: int, side: int) -> str:
-        """Return the settings to type for images of this shape; "" where they are no squares."""
-        if len(self.shape) != 3 or self.shape[1] != self.shape[2]:
-            return ""
-        wanted = {"data.num_channels": channels, "batch.resolution_px": side}
-        found = zip(wanted, self.shape, strict=False)
-        typed = [f"{key}={own}" for key, own in found if own != wanted[key]]
-        return f"set `{' '.join(typed)}`, or "
-
     def differs(self, model: ModuleSpec, resolution_px: int) -> str:
         """Say how a batch of `model.twin_batch` differs from what the data give; "" where it does not."""
         try:
@@ -88,57 +64,46 @@ class Inspected:
         )
 
 
-def inspected(data: "ModuleData") -> Inspected:
-    """Call the factory and read one pair; a second call remembers."""
-    if data.key not in _INSPECTED:
-        with seeded_generators(0, "look"):
-            _INSPECTED[data.key] = _inspect(data)
-    return _INSPECTED[data.key]
+def inspect_data(factory: Factory, target: str, label: str | None, num_classes: int) -> Inspected:
+    """Read one item of the training images, and count those of both splits.
 
+    Args:
+        factory: of the data, called by `training`.
+        target: its path, for the text of an error.
+        label: the entry of a mapping that is the label.
+        num_classes: labels are below it.
 
-def _inspect(data: "ModuleData") -> Inspected:
-    assert data.target is not None, "refused when the cell was made"
-    try:
-        imported_function(data.target)
-    except Exception as error:  # the module is the user's
-        return Inspected(
-            f"`data.target={data.target}` cannot be imported ({type(error).__name__}: {error})."
+    Raises:
+        BadValueError: the data are no map-style dataset, or the item is neither a pair nor a mapping.
+        Exception: whatever the user's code raises.
+    """
+    train = factory(training=True)
+    if not (hasattr(train, "__getitem__") and hasattr(train, "__len__")):
+        raise BadValueError(
+            f"`data.target={target}` returned a value of type {type(train).__name__}, which is no "
+            "map-style dataset: return one, with `__len__` and `__getitem__`."
         )
-    try:
-        train = data.call(training=True)
-        if not (hasattr(train, "__getitem__") and hasattr(train, "__len__")):
-            return Inspected(
-                f"`data.target={data.target}` returned a value of type {type(train).__name__}, which is no "
-                "map-style dataset: return one, with `__len__` and `__getitem__`."
-            )
-        item = as_item(train[0], 0, data.target)
-        is_mapping = isinstance(item, dict)
-        label = item.get(data.label) if is_mapping else torch.tensor(item[1])
-        fault = ""
-        if label is not None and label.numel() == 1 and not 0 <= label.item() < data.num_classes:
-            fault = (
-                f"`data.target={data.target}` gave item 0 the label {label.item()}, and with "
-                f"`data.num_classes={data.num_classes}` labels are from 0 to {data.num_classes - 1}: set "
-                "it, or number the classes from 0."
-            )
-        held_out = data.test_arguments is not None
-        return Inspected(
-            fault,
-            shape=() if is_mapping else tuple(item[0].shape),
-            entries={name: shown(part) for name, part in item.items()} if is_mapping else {},
-            num_train=len(train),
-            num_test=len(data.call(training=False)) if held_out else 0,
+    item = as_item(train[0], 0, target)
+    is_mapping = isinstance(item, dict)
+    number = item.get(label) if is_mapping else torch.tensor(item[1])
+    fault = ""
+    if number is not None and number.numel() == 1 and not 0 <= number.item() < num_classes:
+        fault = (
+            f"`data.target={target}` gave item 0 the label {number.item()}, and with "
+            f"`data.num_classes={num_classes}` labels are from 0 to {num_classes - 1}: set "
+            "it, or number the classes from 0."
         )
-    except BadValueError as error:  # of `as_item`: the user's code raised nothing
-        return Inspected(str(error))
-    except Exception as error:  # the code is the user's
-        return Inspected(
-            f"`data.target={data.target}` raised {type(error).__name__} with the arguments "
-            f"{data.arguments} ({error})."
-        )
+    held_out = factory(training=False)
+    return Inspected(
+        fault,
+        shape=() if is_mapping else tuple(item[0].shape),
+        entries={name: shown(part) for name, part in item.items()} if is_mapping else {},
+        num_train=len(train),
+        num_test=0 if held_out is None else len(held_out),
+    )
 
 
-def as_item(item: Any, index: int, target: str | None) -> Any:
+def as_item(item: Any, index: int, target: str) -> Any:
     """Return an item of a dataset: a mapping of tensors, or an image and its label.
 
     Args:
@@ -168,7 +133,7 @@ def _as_tensor(part: Any) -> Tensor | None:
         return None
 
 
-def as_pair(item: Any, index: int, target: str | None) -> tuple[Tensor, int]:
+def as_pair(item: Any, index: int, target: str) -> tuple[Tensor, int]:
     """Return an item of a dataset as image and label.
 
     Args:
@@ -197,11 +162,6 @@ def _number(label: Any) -> Any:
     """Return the number in a tensor or array of one element, or in a number of numpy."""
     has_one = isinstance(label, (Tensor, np.ndarray, np.generic)) and prod(label.shape) == 1
     return label.item() if has_one else label
-
-
-def open_module_data(data: "ModuleData", cell: CellSpec, world: World) -> "MapStyleBatches":
-    """Return the batches of this rank, from workers."""
-    return MapStyleBatches(data, ReplicaSampler.of(cell, world), _Checked(cell, world.device))
 
 
 class _Checked:
@@ -245,8 +205,8 @@ class PairReader(Dataset[Pair]):
     over of the other. A rank that reads itself draws afterwards as if it had not.
     """
 
-    def __init__(self, data: "ModuleData", seed: int, *, training: bool) -> None:
-        self._data, self._seed, self._training = data, seed, training
+    def __init__(self, factory: Factory, target: str, seed: int, *, training: bool) -> None:
+        self._factory, self._target, self._seed, self._training = factory, target, seed, training
         self._split = "train" if training else "test"
         self._dataset: Any = None
 
@@ -254,21 +214,21 @@ class PairReader(Dataset[Pair]):
         """Read one batch: images (B, C, H, W) and labels (B,), or a mapping."""
         if self._dataset is None:
             with seeded_generators(self._seed, "data"):
-                self._dataset = self._data.call(training=self._training)
+                self._dataset = self._factory(training=self._training)
         with nullcontext() if get_worker_info() else kept_generators():
             items = [(row, self._item(request.epoch, row)) for row in request.rows.tolist()]
-        return _stacked(items, self._data.target)
+        return _stacked(items, self._target)
 
     def _item(self, epoch: int, row: int) -> Any:
         set_generators(named_seed(self._seed, f"{self._split} {epoch} {row}"))
         try:
             return self._dataset[row]
         except Exception as error:  # the code is the user's
-            error.add_note(f"(item {row} of `data.target={self._data.target}`)")
+            error.add_note(f"(item {row} of `data.target={self._target}`)")
             raise
 
 
-def _stacked(items: list[tuple[int, Any]], target: str | None) -> Any:
+def _stacked(items: list[tuple[int, Any]], target: str) -> Any:
     pairs = [as_item(item, index, target) for index, item in items]
     if isinstance(pairs[0], dict):
         return {name: _stack([item[name] for item in pairs], f"`{name}`") for name in pairs[0]}
@@ -285,17 +245,35 @@ def _stack(tensors: list[Tensor], what: str) -> Tensor:
 
 
 class MapStyleBatches(LoaderBatches[Pair]):
-    """Batches of a map-style dataset."""
+    """Batches of a map-style dataset on a rank, from workers.
 
-    def __init__(self, data: "ModuleData", sampler: ReplicaSampler, checked: _Checked) -> None:
-        found = inspected(data)
+    Args:
+        cell: what is trained.
+        world: this rank.
+        factory: of the data.
+        found: what a look at them has shown.
+        num_workers: processes that read.
+        prefetch_batches: micro-batches that each worker prepares ahead.
+    """
+
+    def __init__(
+        self,
+        cell: CellSpec,
+        world: World,
+        factory: Factory,
+        found: Inspected,
+        num_workers: int,
+        prefetch_batches: int,
+    ) -> None:
         self.num_train, self.num_test = found.num_train or 0, found.num_test
-        self._data, self._checked = data, checked
-        super().__init__(sampler, checked.device, data.num_workers, data.prefetch_batches)
+        self._factory, self._checked = factory, _Checked(cell, world.device)
+        sampler = ReplicaSampler.of(cell, world)
+        super().__init__(sampler, world.device, num_workers, prefetch_batches)
 
     def reader(self, *, training: bool) -> PairReader:
         """Return what reads one split."""
-        return PairReader(self._data, self._sampler.seed, training=training)
+        target, seed = self._checked.target, self._sampler.seed
+        return PairReader(self._factory, target, seed, training=training)
 
     def deliver(self, read: Pair, *, training: bool) -> Pair:
         """Check the shapes and move the batch to the device."""

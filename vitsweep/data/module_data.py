@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
 
+from vitsweep.errors import BadValueError
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 from vitsweep.spec.from_yaml import imported_function, title_of, wrong_target
+from vitsweep.spec.generators import seeded_generators
 from vitsweep.spec.model_spec import refused_with_own_loss
 
 if TYPE_CHECKING:
     from vitsweep.data.module_batches import Inspected
     from vitsweep.world import World
+
+_INSPECTED: dict[str, "Inspected"] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +70,14 @@ class ModuleData(Data):
         return json.dumps(vars(self), sort_keys=True, default=str)
 
     def call(self, *, training: bool) -> Any:
-        """Call the factory for one split.
+        """Call the factory for one split; return None where no image is held out.
 
         Raises:
             Exception: whatever importing or calling it raises.
         """
         assert self.target is not None, "refused when the cell was made"
-        arguments = self.arguments | ({} if training else self.test_arguments or {})
-        return imported_function(self.target)(**arguments)
+        own = {} if training else self.test_arguments
+        return None if own is None else imported_function(self.target)(**(self.arguments | own))
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Open the data and look at one pair."""
@@ -95,7 +99,7 @@ class ModuleData(Data):
         if self._wrong_target():
             return
         found, model, side = self._looked_at(), cell.model, cell.batch.resolution_px
-        yield from found.problems(self, side)
+        yield from self._problems(found, side)
         if not found.entries or not isinstance(model, ModuleSpec):
             return
         gives = self._gives(found.entries)
@@ -113,10 +117,44 @@ class ModuleData(Data):
     def _wrong_target(self) -> str:
         return wrong_target("data", self.name, self.target, "a map-style dataset of (image, label)")
 
-    def _looked_at(self) -> "Inspected":
-        from vitsweep.data.module_batches import inspected
+    def _problems(self, found: "Inspected", side: int) -> Iterator[str]:
+        """Yield what is wrong with the data for images of this side."""
+        wanted = (self.num_channels, side, side)
+        if found.error:
+            yield found.error
+        elif not found.entries and found.shape != wanted:
+            yield (
+                f"`data.target={self.target}` gives images of shape {found.shape}, and `data.num_channels="
+                f"{self.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
+                f"{_set(found.shape, wanted)}let the dataset resize."
+            )
 
-        return inspected(self)
+    def _looked_at(self) -> "Inspected":
+        """Call the factory and read one item; a second call remembers."""
+        if self.key not in _INSPECTED:
+            with seeded_generators(0, "look"):
+                _INSPECTED[self.key] = self._inspect()
+        return _INSPECTED[self.key]
+
+    def _inspect(self) -> "Inspected":
+        from vitsweep.data.module_batches import Inspected, inspect_data
+
+        assert self.target is not None, "refused when the cell was made"
+        try:
+            imported_function(self.target)
+        except Exception as error:  # the module is the user's
+            return Inspected(
+                f"`data.target={self.target}` cannot be imported ({type(error).__name__}: {error})."
+            )
+        try:
+            return inspect_data(self.call, self.target, self.label, self.num_classes)
+        except BadValueError as error:  # of `as_item`: the user's code raised nothing
+            return Inspected(str(error))
+        except Exception as error:  # the code is the user's
+            return Inspected(
+                f"`data.target={self.target}` raised {type(error).__name__} with the arguments "
+                f"{self.arguments} ({error})."
+            )
 
     def _gives(self, entries: dict[str, str]) -> str:
         names = ", ".join(f"`{name}`" for name in entries)
@@ -164,6 +202,18 @@ class ModuleData(Data):
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Call the factory, and prepare workers where it is map-style."""
-        from vitsweep.data.module_batches import open_module_data
+        from vitsweep.data.module_batches import MapStyleBatches
 
-        return open_module_data(self, cell, world)
+        found = self._looked_at()
+        return MapStyleBatches(
+            cell, world, self.call, found, self.num_workers, self.prefetch_batches
+        )
+
+
+def _set(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """Return the settings to type for images of a shape; "" where they are no squares."""
+    if len(found) != 3 or found[1] != found[2]:
+        return ""
+    keys = ("data.num_channels", "batch.resolution_px")
+    typed = [f"{k}={own}" for k, own, now in zip(keys, found, wanted, strict=False) if own != now]
+    return f"set `{' '.join(typed)}`, or "

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_blocks
+from vitsweep.model.module_factory import ModuleFactory
 from vitsweep.model.module_look import (
     Look,
     as_it_was,
@@ -30,7 +31,6 @@ from vitsweep.spec.from_yaml import wrong_function
 from vitsweep.spec.generators import set_generators
 
 if TYPE_CHECKING:
-    from vitsweep.model.module_spec import ModuleSpec
     from vitsweep.spec.cell_spec import CellSpec
 
 
@@ -41,7 +41,7 @@ AUTO = "auto"
 _LOOKS: dict[tuple[str, int], tuple[tuple[str, ...], Look]] = {}
 
 
-def build_module(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+def build_module(spec: ModuleFactory, resolution_px: int) -> nn.Module:
     """Call the factory on torch's default device, and mark the blocks of the module it returns.
 
     The module is ready to train: see `set_to_train`.
@@ -93,7 +93,7 @@ def _described(outputs: Any) -> str:
     return f"{kind} with the attributes {listed(attributes)}" if attributes else kind
 
 
-def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+def _called(spec: ModuleFactory, resolution_px: int) -> nn.Module:
     try:
         factory = spec.factory()
     except Exception as error:  # the module is the user's
@@ -128,7 +128,7 @@ def _called(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
     return module
 
 
-def find_blocks(module: nn.Module, spec: "ModuleSpec") -> list[nn.Module]:
+def find_blocks(module: nn.Module, spec: ModuleFactory) -> list[nn.Module]:
     """Return the modules that `model.blocks` names; with `auto` none where nothing is stacked.
 
     Raises:
@@ -175,7 +175,7 @@ def _size(modules: list[nn.Module]) -> int:
     return sum(p.numel() for m in modules for p in m.parameters())
 
 
-def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tuple[str, ...]:
+def problems(spec: ModuleFactory, resolution_px: int, *, run: bool = True) -> tuple[str, ...]:
     """Build the module on `meta` and pass images through it; return what is wrong.
 
     A module that cannot be built or run on `meta` is built and run on the host.
@@ -195,12 +195,12 @@ def problems(spec: "ModuleSpec", resolution_px: int, *, run: bool = True) -> tup
     return ()
 
 
-def look_of(spec: "ModuleSpec", resolution_px: int) -> Look:
+def look_of(spec: ModuleFactory, resolution_px: int) -> Look:
     """Return what one training pass shows; an empty look where there was none."""
     return _looked_at(spec, resolution_px)[1]
 
 
-def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
+def _looked_at(spec: ModuleFactory, resolution_px: int) -> tuple[tuple[str, ...], Look]:
     key = spec.key, resolution_px
     if key not in _LOOKS:
         try:
@@ -211,7 +211,7 @@ def _looked_at(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
 
 
 @as_it_was()
-def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...], Look]:
+def _look_anew(spec: ModuleFactory, resolution_px: int) -> tuple[tuple[str, ...], Look]:
     set_generators(0)
     module = without_weights(spec, resolution_px)
     wrong, look = list(_seam_problems(spec, module)), Look()
@@ -228,7 +228,7 @@ def _look_anew(spec: "ModuleSpec", resolution_px: int) -> tuple[tuple[str, ...],
     return tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
 
 
-def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: int = 0) -> Any:
+def example_of(spec: ModuleFactory, num_images: int, resolution_px: int, seed: int = 0) -> Any:
     """Return a batch such as the model is trained on: zeros and labels 0, or what `model.twin_batch` gives.
 
     Raises:
@@ -256,7 +256,7 @@ def example_of(spec: "ModuleSpec", num_images: int, resolution_px: int, seed: in
 
 
 def images_of(
-    spec: "ModuleSpec", num_images: int, resolution_px: int
+    spec: ModuleFactory, num_images: int, resolution_px: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images (N, C, H, W) of zeros and labels 0."""
     images = torch.zeros(num_images, *spec.input_shape(resolution_px))
@@ -268,7 +268,7 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
-def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor:
+def _own_loss(spec: ModuleFactory, outputs: Any, batch: Any) -> torch.Tensor:
     """Compute `model.loss`; what it raises on `meta` is left as it is."""
     try:
         loss = spec.own_loss()
@@ -292,7 +292,7 @@ def _own_loss(spec: "ModuleSpec", outputs: Any, batch: Any) -> torch.Tensor:
     return found
 
 
-def _seam_problems(spec: "ModuleSpec", module: nn.Module) -> Iterator[str]:
+def _seam_problems(spec: ModuleFactory, module: nn.Module) -> Iterator[str]:
     if "attend" in spec.seams and not any(
         callable(getattr(m, "attend", None)) for m in module.modules()
     ):
@@ -302,7 +302,7 @@ def _seam_problems(spec: "ModuleSpec", module: nn.Module) -> Iterator[str]:
         )
 
 
-def _pass_problems(spec: "ModuleSpec", look: Look, batch: Any) -> Iterator[str]:
+def _pass_problems(spec: ModuleFactory, look: Look, batch: Any) -> Iterator[str]:
     error, outputs = look.error, look.outputs
     is_mapping = isinstance(batch, Mapping)
     shape = "" if is_mapping else f"images {tuple(batch[0].shape)}"
@@ -342,7 +342,7 @@ def _shape(outputs: Any) -> tuple[int, ...] | str:
     return tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else _described(outputs)
 
 
-def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
+def technique_problems(spec: ModuleFactory, cell: "CellSpec") -> Iterator[str]:
     """Yield why techniques of a cell would compute something else of the module, or fail."""
     wrong, look = _looked_at(spec, cell.batch.resolution_px)
     if wrong:
@@ -372,7 +372,7 @@ def technique_problems(spec: "ModuleSpec", cell: "CellSpec") -> Iterator[str]:
             )
 
 
-def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[str]:
+def look_problems(spec: ModuleFactory, cell: "CellSpec", look: Look) -> Iterator[str]:
     """Yield why techniques of a cell cannot take a module, from what was seen of it."""
     if cell.sharding.shards_parameters:
         if look.unshardable:
@@ -423,7 +423,7 @@ def look_problems(spec: "ModuleSpec", cell: "CellSpec", look: Look) -> Iterator[
         )
 
 
-def without_weights(spec: "ModuleSpec", resolution_px: int) -> nn.Module:
+def without_weights(spec: ModuleFactory, resolution_px: int) -> nn.Module:
     """Build the module on `meta`, or on the host where it cannot be built there.
 
     Raises:
@@ -461,7 +461,7 @@ _COUNTED: dict[tuple[str, int], Counted] = {}
 
 
 @as_it_was()
-def counted(spec: "ModuleSpec", resolution_px: int) -> Counted:
+def counted(spec: ModuleFactory, resolution_px: int) -> Counted:
     """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
     key = spec.key, resolution_px
     if key not in _COUNTED:
@@ -474,7 +474,7 @@ def counted(spec: "ModuleSpec", resolution_px: int) -> Counted:
     return _COUNTED[key]
 
 
-def _count(module: nn.Module, spec: "ModuleSpec", resolution_px: int) -> Counted:
+def _count(module: nn.Module, spec: ModuleFactory, resolution_px: int) -> Counted:
     parameters = list(module.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     example = example_of(spec, IMAGES, resolution_px)
