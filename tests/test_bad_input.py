@@ -172,7 +172,7 @@ REFUSED_IN_A_PLAN = [
         "sweep.published=[{figures:{source:x},column:speedup,cell:{precision:O1},conditions:{}}]",
         "names {'source': 'x'}, which no row of `vitsweep/tables/published.csv` has",
     ),
-    ("measurement.blocks=1000000000", "must be at most 10000"),
+    ("measurement.blocks=1000000000", "must be less than or equal to 10000"),
     ("sweep.name='~'", "must name a folder"),
     ("~precision", "removes a group"),
     ("~model", "removes a group"),
@@ -202,8 +202,8 @@ REFUSED_IN_A_PLAN = [
     (f"resources.nodes={10**18}", f"`resources.nodes={10**18}` x `resources.ranks_per_node=2`"),
     ("resources.device=[cpu]", "must be one of `auto`, `cpu`, `cuda`"),
     ("resources.device=tpu", "must be one of `auto`, `cpu`, `cuda`"),
-    ("resources.memory_gib_per_rank=1e30", "must be at most 1048576"),
-    ("measurement.timeout_min=1e30", "must be at most 525600"),
+    ("resources.memory_gib_per_rank=1e30", "must be less than or equal to 1048576"),
+    ("measurement.timeout_min=1e30", "must be less than or equal to 525600"),
     ("sweep.baseline=foo", "`sweep.baseline=foo`: `foo` is no override"),
     ("sweep.baseline=[foo]", "`sweep.baseline=[foo]`: `foo` is no override"),
     ("sweep.baseline=1", "`sweep.baseline=1`"),
@@ -218,16 +218,16 @@ REFUSED_IN_A_PLAN = [
     ("sweep.replicate=foo", "`sweep.replicate=foo`: must be"),
     ("sweep.limit=foo", "`sweep.limit` is a section"),
     ("sweep.limit.first=0", "`sweep.limit.first=0`: must be greater than 0"),
-    ("sweep.remeasure=maybe", "true or false is needed"),
+    ("sweep.remeasure=maybe", "must be a valid boolean"),
     ("sweep.cells_per_block=0", "must be greater than 0"),
-    ("sweep.name=null", "`sweep.name=null`: a text is needed"),
-    ("sweep.name=[a]", '`sweep.name=["a"]`: a text is needed'),
+    ("sweep.name=null", "`sweep.name=null`: must be a valid string"),
+    ("sweep.name=[a]", '`sweep.name=["a"]`: must be a valid string'),
     ("sweep.name=", "`sweep.name=` must name a folder"),
     ("sweep.name=../../x", "must name a folder"),
     ("sweep.name='[tensorboard]'", "must name a folder"),
     ("sweep.name='a\x1b[31mb'", "must name a folder"),
     (f"sweep.name={'x' * 300}", "at most 200 letters"),
-    ("sweep.folder=null", "`sweep.folder=null`: a text is needed"),
+    ("sweep.folder=null", "`sweep.folder=null`: must be a valid string"),
     ("sweep.folder=", "is no path of a folder"),
     ("sweep.question=[a]", "`sweep.question=["),
     ("tracker=nosuch", "`tracker` has no choice `nosuch`"),
@@ -377,5 +377,5 @@ def test_a_wrong_value_waits_for_no_heavy_import() -> None:
         "print({'torch', 'matplotlib'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert "a whole number is needed" in done.stderr
+    assert "must be a valid integer" in done.stderr
     assert done.stdout == "set()\n"

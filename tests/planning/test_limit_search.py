@@ -88,7 +88,7 @@ def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
         ),
         (["sweep.baseline=default"], "add `sweep.baseline=null`"),
         (["sweep.limit.first=0"], "`sweep.limit.first=0`: must be greater than 0"),
-        (["sweep.limit.key=3"], "`sweep.limit.key=3`: a text is needed"),
+        (["sweep.limit.key=3"], "`sweep.limit.key=3`: must be a valid string"),
     ],
 )
 def test_a_mistake_is_named_as_typed(overrides: list[str], told: str) -> None:

@@ -188,21 +188,13 @@ def _flat(value: Any) -> list[Any]:
     return [part for v in value for part in _flat(v)] if isinstance(value, tuple) else [value]
 
 
-_WORDS = {
-    "int_type": "a whole number is needed",
-    "int_parsing": "a whole number is needed",
-    "int_from_float": "a whole number is needed",
-    "float_type": "a number is needed",
-    "float_parsing": "a number is needed",
-    "multiple_of": "a whole number is needed",
-    "bool_type": "true or false is needed",
-    "string_type": "a text is needed",
+_IN_YAML = {
     "tuple_type": "must be a list, like `[a,b]`",
     "list_type": "must be a list, like `[a,b]`",
     "dict_type": "must be a section, like `{key:value}`",
-    "none_required": "null",
-    "finite_number": "a finite number is needed",
+    "none_required": "must be null",
 }
+"""Kind of an error -> what YAML calls the type that Python calls otherwise."""
 
 
 def _typed(value: Any) -> str:
@@ -221,20 +213,8 @@ def _looks_like_no_text(text: str) -> bool:
 
 def sentence(problem: Any) -> str:
     """Return what is wrong with a value, from an error of pydantic."""
-    context = problem.get("ctx", {})
-    match problem["type"]:
-        case "greater_than":
-            return f"must be greater than {context['gt']}"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']}"
-        case "less_than_equal":
-            return f"must be at most {context['le']}"
-        case "less_than":
-            return f"must be less than {context['lt']}"
-        case "literal_error":
-            return f"must be one of {context['expected']}"
-        case kind:
-            return _WORDS.get(kind, problem["msg"])
+    said: str = problem["msg"]
+    return _IN_YAML.get(problem["type"], said.replace("Input should be", "must be"))
 
 
 def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
