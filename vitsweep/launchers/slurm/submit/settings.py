@@ -31,8 +31,8 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithoutSite:
-    """The fields of the launcher that are values."""
+class SlurmSettings:
+    """Everything in conf/hydra/launcher/slurm.yaml, where each field is explained."""
 
     wait: bool
     partition: str | None
@@ -55,12 +55,6 @@ class _WithoutSite:
     minutes_per_job: Annotated[float, Gt(0)]
     minutes_per_run: Annotated[float, Gt(0)]
     max_attempts: Annotated[int, Gt(0)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmSettings(_WithoutSite):
-    """Everything in conf/hydra/launcher/slurm.yaml, where each field is explained."""
-
     site: Site
 
 
@@ -70,10 +64,7 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
     Raises:
         BadValueError: a field is unknown, missing or has a wrong value; all such are named.
     """
-    values = {key: value for key, value in given.items() if key != "site"}
-    site = section_from_tree(Site, given.get("site", {}), "hydra.launcher.site")
-    rest = section_from_tree(_WithoutSite, values, "hydra.launcher")
-    settings = SlurmSettings(site=site, **vars(rest))
+    settings: SlurmSettings = section_from_tree(SlurmSettings, given, "hydra.launcher")
     _check_texts(settings)
     return settings
 
