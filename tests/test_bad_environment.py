@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -91,7 +90,7 @@ class Pictures:
         assert tempfile.gettempdir() == os.environ["TMPDIR"]
         if multiprocessing.parent_process():  # a loader's process
             sockets = multiprocessing.util.get_temp_dir()
-            assert sockets.startswith(os.environ["XDG_RUNTIME_DIR"])
+            assert sockets.startswith("/tmp/pymp-")
             assert os.stat(sockets).st_mode & 0o777 == 0o700
         return torch.zeros(3, 32, 32), 0
 """
@@ -104,15 +103,12 @@ def test_a_temporary_folder_with_a_long_path(variables: str, tmp_path: Path) -> 
     long = tmp_path / ("t" * 100)
     long.mkdir()
     data = "data=module data.target=places.Pictures data.native_resolution_px=32 data.num_workers=1"
-    with tempfile.TemporaryDirectory() as short:
-        places = {"TMPDIR": str(long), "XDG_RUNTIME_DIR": short}
-        done = shell(
-            f"{ONE_CELL} {data} runtime.variables={variables} batch.resolution_px=32",
-            tmp_path,
-            **places,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert not os.listdir(short)
+    done = shell(
+        f"{ONE_CELL} {data} runtime.variables={variables} batch.resolution_px=32",
+        tmp_path,
+        TMPDIR=str(long),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.glob("results/*/cells/*/runs/*.json"))
 
 

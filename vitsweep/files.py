@@ -11,13 +11,11 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -404,42 +402,19 @@ def write_cache_file(path: Path, content: bytes) -> None:
 # Sockets of the processes of one machine. The path of a socket has at most 107 characters.
 
 
-SOCKET_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
-"""Where sockets go if neither the temporary folder nor `XDG_RUNTIME_DIR` can hold them."""
+LONGEST_FOLDER = 75
+"""Characters that leave room for the names which multiprocessing gives to a socket and its folder."""
 
 
-@cache
 def make_socket_folder() -> Path:
     """Make the private folder in which this process, and those that it starts, keep their sockets.
 
-    It lies in the temporary folder, or in a shorter one where no socket fits there or its file system
-    has none. multiprocessing removes it when this process exits. `TMPDIR` stays as it is.
-
-    Raises:
-        VitsweepError: no folder can hold a socket.
+    It lies in the temporary folder, or in `/tmp` where that has too long a path. multiprocessing removes
+    it when this process exits. `TMPDIR` stays as it is.
     """
     usual = tempfile.gettempdir()
-    folders = (usual, os.environ.get("XDG_RUNTIME_DIR") or usual, *SOCKET_FOLDERS)
-    before = tempfile.tempdir
-    tempfile.tempdir = next(filter(_holds_sockets, folders), None)
+    tempfile.tempdir = usual if len(usual) <= LONGEST_FOLDER else "/tmp"
     try:
-        if tempfile.tempdir is None:
-            raise VitsweepError(
-                f"No socket can be made in any of {', '.join(dict.fromkeys(folders))}: set `TMPDIR` to a "
-                "folder on a local disk whose path has at most 75 characters."
-            )
         return Path(multiprocessing.util.get_temp_dir())
     finally:
-        tempfile.tempdir = before
-
-
-def _holds_sockets(folder: str) -> bool:
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as made,
-            socket.socket(socket.AF_UNIX) as listener,
-        ):
-            listener.bind(f"{made}/listener-12345678")  # as multiprocessing names it
-    except OSError:
-        return False
-    return True
+        tempfile.tempdir = usual
