@@ -32,7 +32,7 @@ class CellLauncherPlugin(Launcher):
     """
 
     can_choose_rounds: ClassVar[bool] = False
-    """Whether `launch_cells` runs what `extras.ROUNDS` adds: rounds, each chosen from the runs before."""
+    """Whether `launch_cells` chooses each block from the runs before: `sweep.minutes`, `extras.ROUNDS`."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -118,8 +118,6 @@ class SlurmLauncher(CellLauncherPlugin):
         fields: everything in conf/hydra/launcher/slurm.yaml.
     """
 
-    can_choose_rounds = True
-
     def machine(self) -> "Machine":
         """Return one node of the partition."""
         from vitsweep.launchers.slurm.commands import machine_of
@@ -140,9 +138,9 @@ class SlurmLauncher(CellLauncherPlugin):
 
     def check_that_results_are_awaited(self) -> None:
         """Refuse `wait=false` to a search that learns from results."""
-        from vitsweep.launchers.slurm.submit.launch import check_rounds
+        from vitsweep.launchers.slurm.submit.launch import check_wait
 
-        check_rounds(self.settings(), "sweep.limit")
+        check_wait(self.settings())
 
     def settings(self) -> "SlurmSettings":
         """Return the fields, typed and checked."""

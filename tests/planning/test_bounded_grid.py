@@ -100,22 +100,6 @@ def test_a_command_whose_cells_are_all_decided_runs_nothing(
     assert bench.command() == []
 
 
-def test_rounds_of_a_cluster_are_all_looks_then_all_blocks_that_may_decide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(4.0, monkeypatch)
-    rounds = grid(bench.plan, bench.settings, (), CODE, at_once=4)
-    [looks] = rounds.next(())
-    assert looks.is_look
-    assert len(looks.entries) == 4
-    assert rounds.notice == ""
-    mine = bench.measured(looks)
-    blocks = rounds.next(mine)
-    assert [len(block.entries) for block in blocks] == [3, 3, 3], "3 blocks may decide, sgd is out"
-    bench.now = 239.0
-    assert rounds.next(mine) == [], "no further round ends in time"
-
-
 def test_no_look_begins_that_will_not_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

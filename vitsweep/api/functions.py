@@ -25,6 +25,7 @@ from vitsweep.api.session import (
 from vitsweep.api.sweep import Sweep, load
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.overrides import value_override
+from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, SweepStopped, VitsweepError
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
@@ -66,8 +67,7 @@ def measured(session: Session, plan: SweepPlan | None = None) -> Iterator[Launch
         VitsweepError: something that was asked for cannot be done; nothing has run.
         SweepStopped: when the block ends, if the user stopped the sweep or detached from its jobs.
     """
-    if session.settings.search in extras.ROUNDS:
-        require_rounds(session.launcher, session.settings.search)
+    require_rounds(session.launcher, session.settings)
     with session.launcher.launch_cells(session.request(plan)) as result:
         yield result
     if result.interrupted:
@@ -76,16 +76,19 @@ def measured(session: Session, plan: SweepPlan | None = None) -> Iterator[Launch
         raise SweepStopped
 
 
-def require_rounds(launcher: object, search: str) -> None:
-    """Refuse a `sweep.search` that chooses its rounds to a launcher that would measure the whole grid.
+def require_rounds(launcher: object, settings: SweepSettings) -> None:
+    """Refuse what chooses each block from the runs before to a launcher that submits all of them.
 
     Raises:
-        BadValueError: it cannot choose blocks from the runs of those before.
+        BadValueError: it would measure the whole grid.
     """
-    if not getattr(launcher, "can_choose_rounds", False):
+    minutes, search = settings.minutes, settings.search
+    typed = f"sweep.minutes={minutes:g}" if minutes else ""
+    typed = f"sweep.search={search}" if search in extras.ROUNDS else typed
+    if typed and not getattr(launcher, "can_choose_rounds", False):
         raise BadValueError(
-            f"`sweep.search={search}` does not work with {type(launcher).__name__}, which measures all "
-            "cells it is given: use `hydra/launcher=local` or `slurm`, with vitsweep's own sweeper."
+            f"`{typed}` does not work with {type(launcher).__name__}, which submits all blocks at once: type "
+            "it with `hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
         )
 
 

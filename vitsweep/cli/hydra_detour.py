@@ -15,7 +15,6 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vitsweep import extras
 from vitsweep.api.functions import require_rounds
 from vitsweep.api.session import session_of
 from vitsweep.cli.cells import (
@@ -183,8 +182,7 @@ def sweep_in_hydra(
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())
     settings = hydra.plain_resolved(config) | {"sweep": sweep}
-    if (search := sweep_settings(settings).search) in extras.ROUNDS:
-        require_rounds(launcher, search)
+    require_rounds(launcher, sweep_settings(settings))
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)
     return returned

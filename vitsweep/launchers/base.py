@@ -141,7 +141,6 @@ def prepared(request: LaunchRequest) -> Iterator[PreparedSweep]:
 def rounds_of(
     sweep: PreparedSweep,
     settings: SweepSettings,
-    at_once: int = 1,
     pending: Iterable[tuple[str, str]] = (),
     pair: PlannedPair | None = None,
 ) -> Rounds:
@@ -150,7 +149,6 @@ def rounds_of(
     Args:
         sweep: its store and cells.
         settings: `search` decides.
-        at_once: blocks of a round of a race at least; above 1 on a cluster.
         pending: (cell id, block) of runs that will be made without this command.
         pair: the two cells, where `compare` measures them.
 
@@ -162,9 +160,9 @@ def rounds_of(
     if pair:
         return PairRounds(sweep.plan, settings, earlier, sweep.code, pair)
     if settings.search not in extras.ROUNDS:
-        return grid(sweep.plan, settings, earlier, sweep.code, pending, at_once)
+        return grid(sweep.plan, settings, earlier, sweep.code, pending)
     added: AddedRounds = extras.load(extras.ROUNDS[settings.search])(
-        sweep.plan, settings, sweep.store, sweep.code, earlier, at_once
+        sweep.plan, settings, sweep.store, sweep.code, earlier
     )
     added.check()
     return added

@@ -14,7 +14,6 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     block_of,
-    joined_looks,
     look_blocks,
     members_of_blocks,
     repeated_runs,
@@ -117,7 +116,6 @@ def grid(
     earlier: Sequence[RunRecord],
     code: Mapping[str, Any],
     pending: Iterable[tuple[str, str]] = (),
-    at_once: int = 1,
 ) -> Rounds:
     """Return rounds that give every cell of a plan the blocks that it lacks.
 
@@ -127,10 +125,9 @@ def grid(
         earlier: records that were in the store when the command began.
         code: state of the code that would measure now, see `planning.freeze.code_state`.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
-        at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
     """
     kind = _Grid if settings.minutes is None else BoundedGrid
-    return kind(plan, settings, earlier, code, tuple(pending), at_once)
+    return kind(plan, settings, earlier, code, tuple(pending))
 
 
 @dataclass(eq=False)
@@ -146,12 +143,10 @@ class _Grid:
     earlier: Sequence[RunRecord]
     _code: Mapping[str, Any]
     _pending: Sequence[tuple[str, str]] = ()
-    _at_once: int = 1
     is_bounded = False
 
     def __post_init__(self) -> None:
         plan, settings, pending = self._plan, self._settings, self._pending
-        self._is_here = self._at_once == 1
         self._size, self._order = settings.cells_per_block, BalancedOrder.after(self.earlier)
         self._known: tuple[int, ResumeState] | None = None
         begin = self.state(())
@@ -196,35 +191,24 @@ class _Grid:
         return usable_runs([*earlier, *records], self._plan, version, accepts_any_code=False).own
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return the next look, then the next block of the round, or the first of the next round.
-
-        On a cluster all looks are the first round, and all blocks of a round are returned.
-        """
-        if self._looks and not self._is_here:
-            looks, self._looks = joined_looks(self._looks), []
-            return looks
+        """Return the next look, then the next block of the round, or the first of the next round."""
         if self._looks and self._ends_in_time(self._looks[0], records):
             return [self._looks.pop(0)]
         return self._next_blocks(self.state(records), records)
 
     def _next_blocks(self, state: ResumeState, records: Sequence[RunRecord]) -> list[Block]:
-        """Return the next block that ends in time; on a cluster all such of a round."""
+        """Return the next block, where it ends in time."""
         awaited = {e.cell_id for look in self._looks for e in look.entries}
         missing = {c: n for c, n in state.missing_blocks.items() if c not in awaited}
-        found = list[Block]()
-        while not found:
+        while True:
             for members in self._members:
                 if lacking := [e for e in members if e.cell_id in missing]:
-                    found.append(block_of(self._plan, lacking, self._order, state))
-                    if self._is_here:
-                        break
-            else:
-                if not self._rounds_left:
-                    break
-                self._rounds_left -= 1
-                of_round = dict.fromkeys(missing, 1) if self._is_here else missing
-                self._members = members_of_blocks(self._plan, of_round, self._size)
-        return [block for block in found if self._ends_in_time(block, records)]
+                    block = block_of(self._plan, lacking, self._order, state)
+                    return [block] if self._ends_in_time(block, records) else []
+            if not self._rounds_left:
+                return []
+            self._rounds_left -= 1
+            self._members = members_of_blocks(self._plan, dict.fromkeys(missing, 1), self._size)
 
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
         """Return whether a block probably ends within `sweep.minutes`."""

@@ -347,19 +347,6 @@ def test_blocks_that_bring_no_run_are_not_asked_for_without_end(
     assert [bool(rounds.next(())) for _ in range(6)] == [True] * 4 + [False] * 2
 
 
-def test_on_a_cluster_a_round_is_all_its_blocks(
-    grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
-) -> None:
-    machine = Machine(grid[0])
-    rounds = RaceRounds(*grid, Store(tmp_path).create(), CODE, at_once=4)
-    sizes = []
-    while blocks := rounds.next(machine.records):
-        sizes.append([len(block.entries) for block in blocks])
-        for block in blocks:
-            machine.measure(block)
-    assert sizes == [[7, 6], [7], [4], [3] * 5]
-
-
 def test_plan_says_how_a_race_would_proceed(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:

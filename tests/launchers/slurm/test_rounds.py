@@ -1,23 +1,26 @@
-"""What rounds cannot do on a cluster."""
+"""What chooses blocks from the runs before is refused on a cluster, where jobs hold all their blocks."""
 
 import pytest
 
-from tests.launchers.slurm.test_packing import plan, settings
+from hydra_plugins.vitsweep_launchers.plugin import LocalLauncher, SlurmLauncher
+from tests.composition.test_sweep_settings import settings as sweep_of
+from tests.launchers.slurm.test_packing import settings
+from vitsweep.api.functions import require_rounds
 from vitsweep.errors import BadValueError
-from vitsweep.launchers.slurm.submit.launch import check_rounds, only_request
+from vitsweep.launchers.slurm.submit.launch import check_wait
 
 
-def test_a_race_waits_for_its_rounds() -> None:
+def test_a_race_and_minutes_are_refused_with_the_way_out() -> None:
+    for typed in ("sweep.search=race", "sweep.minutes=3"):
+        require_rounds(LocalLauncher(), sweep_of(typed))
+        with pytest.raises(BadValueError, match=rf"^`{typed}` .*launcher=local.*salloc -N1"):
+            require_rounds(SlurmLauncher(), sweep_of(typed))
+    require_rounds(SlurmLauncher(), sweep_of())
+
+
+def test_a_search_for_limits_waits_for_its_rounds() -> None:
     with pytest.raises(
-        BadValueError, match=r"launcher\.wait=false`: each round of `sweep.search=r"
+        BadValueError, match=r"launcher\.wait=false`: each round of `sweep.limit` is"
     ):
-        check_rounds(settings(wait=False), "sweep.search=race")
-    check_rounds(settings(), "sweep.search=race")
-
-
-def test_cells_with_different_resources_are_not_raced() -> None:
-    assert (
-        only_request(plan("sharding=ddp,fsdp").runnable, settings(), "sweep.search=race").nodes == 1
-    )
-    with pytest.raises(BadValueError, match=r"these ask for different resources \(n1x\d, n2x\d,"):
-        only_request(plan("resources.nodes=1,2").runnable, settings(), "sweep.minutes=3")
+        check_wait(settings(wait=False))
+    check_wait(settings())

@@ -1,4 +1,4 @@
-"""Looks on a cluster: at the begin of a job, and as the first round of `sweep.minutes`."""
+"""Looks on a cluster: at the begin of a job."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from tests.command import Command
 from tests.launchers.slurm.conftest import SlurmClient
-from tests.launchers.slurm.sweeps import SMALL, Sweep
+from tests.launchers.slurm.sweeps import Sweep
 from vitsweep.launchers.slurm.state.poll import poll
 
 CELLS = (
@@ -41,18 +41,3 @@ def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
     before = len(sweep.arrays)
     sweep.run(*CELLS)
     assert len(sweep.arrays) == before, "nothing is missing"
-
-
-@pytest.mark.full
-def test_a_budget_of_minutes_is_kept_in_rounds_of_jobs(sweep: Sweep) -> None:
-    done = sweep.command("-m", *SMALL, *CELLS, "sweep.minutes=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    runs = list(sweep.command.store.runs())
-    looks = [run for run in runs if run.is_look]
-    assert len(looks) == 3
-    assert len({run.environment["slurm_job_id"] for run in looks}) == 1
-    assert all(run.environment.get("any_look") for run in runs)
-    blocks = Counter(run.block for run in runs if not run.is_look)
-    assert len(blocks) >= 3
-    assert set(blocks.values()) == {2}, "the slow cell has its look alone"
-    assert "Round of 1 block, 3 looks" in done.stdout + done.stderr

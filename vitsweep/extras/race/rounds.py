@@ -49,7 +49,6 @@ class RaceRounds:
         store: where the runs are.
         code: state of the code that would measure now.
         earlier: records that were in the store when the command began.
-        at_once: above 1 where jobs of a cluster run blocks side by side: a round is all its blocks then.
         ended: why no further cell is dropped, `halved`, `budget` or `alone`; empty while the race runs.
     """
 
@@ -58,7 +57,6 @@ class RaceRounds:
     store: Store
     code: Mapping[str, Any]
     earlier: Sequence[RunRecord] = ()
-    at_once: int = 1
     ended: str = ""
     is_bounded: bool = False
 
@@ -240,7 +238,7 @@ class RaceRounds:
     def _choosing(
         self, at: Standing | None, out: Mapping[str, str], records: Sequence[RunRecord]
     ) -> list[Block]:
-        """Return the blocks of this round that the budget allows; on this machine the first of them.
+        """Return the next block of this round, if the budget allows it.
 
         The first block of all runs in any case, since nothing says how long its runs take.
         """
@@ -252,13 +250,13 @@ class RaceRounds:
             return []
         reference = next(n for n, e in enumerate(self.cells) if e.cell_id not in out)
         size, cells = self.settings.cells_per_block - 1, self._random.permutation(at.lacking)
-        parts = np.array_split(cells, ceil(len(cells) / size))[: None if self.at_once > 1 else 1]
-        blocks = [self._block([reference, *part.tolist()], CHOOSING) for part in parts]
+        parts = np.array_split(cells, ceil(len(cells) / size))
+        block = self._block([reference, *parts[0].tolist()], CHOOSING)
         fresh = Block("", tuple(self.cells[n] for n in (at.best or [reference])[:LAST]))
         reserved = self.settings.confirm * seconds_of_block(fresh, records)
         end = self._end - min(reserved, 30 * (self.settings.minutes or inf))
-        seconds = sum(seconds_of_block(block, records) for block in blocks)
-        return blocks if not num_runs or time.monotonic() + seconds <= end else []
+        in_time = time.monotonic() + seconds_of_block(block, records) <= end
+        return [block] if in_time or not num_runs else []
 
     def _block(self, cells: Sequence[int], purpose: str) -> Block:
         ordered = self._order.next_block([self.cells[n].cell_id for n in dict.fromkeys(cells)])
@@ -281,7 +279,7 @@ class RaceRounds:
         return min(at.best)
 
     def _fresh(self, at: Standing | None, used: Sequence[RunRecord]) -> list[Block]:
-        """Return the fresh blocks still to run.
+        """Return the next fresh block that is still to run.
 
         Blocks in which a cell was not measured are repeated, half as many as are wanted at most. Blocks that
         were stopped from outside do not count: a later command begins them anew.
@@ -298,9 +296,8 @@ class RaceRounds:
         num = min(wanted - num_complete, wanted + ceil(wanted / 2) - num_tried)
         if not chosen or num <= 0:
             return []
-        num = num if self.at_once > 1 else 1
-        self._num_fresh += num
-        return [self._block(chosen, FRESH) for _ in range(num)]
+        self._num_fresh += 1
+        return [self._block(chosen, FRESH)]
 
     def _fresh_blocks(
         self, used: Sequence[RunRecord], chosen: Sequence[int]

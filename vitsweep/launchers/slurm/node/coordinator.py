@@ -241,7 +241,6 @@ class Coordinator:
         self._key = key
         self.env, self.facts = env, job.array.facts
         self.folder, self._of_command = job.array.folder, job.cells
-        self._any_look = bool(job.task.get("any_look"))
         self.store, self._cells = job.store(), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
@@ -275,7 +274,6 @@ class Coordinator:
             **code_that_runs(self.store.root, self.facts.get("code", {})),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
-            **({"any_look": True} if self._any_look else {}),
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
         }
         return JobPlace(self.store, self.folder, self.env, nodes, facts)

@@ -91,13 +91,11 @@ class PlannedJob:
         minutes: how long that is expected to take.
         prune_slowdown: a cell that its look here, or its first block where it has no look, shows more times
             slower than its baseline gets no further block.
-        any_look: the command looks at its intervals between the jobs, see `launchers.local`.
     """
 
     blocks: tuple[Block, ...]
     minutes: float
     prune_slowdown: float | None = None
-    any_look: bool = False
 
     @property
     def cells(self) -> set[str]:
@@ -113,7 +111,6 @@ class PlannedJob:
         entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
         return {
             "blocks": [self._plain(block) for block in self.blocks],
-            **({"any_look": True} if self.any_look else {}),
             **({"metrics": dict(store.metrics)} if store.metrics else {}),
             "cells": {
                 cell_id: {
