@@ -27,6 +27,12 @@ MARKED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 ARXIV = re.compile(r"\barXiv:(\d{4}\.\d{4,5})")
+HELP = re.compile(
+    r" \[-h\]|(?:^options:\n)?^  -h, --help +show this help message and exit\n(?=\Z)"
+    r"|^  -h, --help +show this help message and exit\n",
+    re.MULTILINE,
+)
+"""The option `--help`, and the heading of options where it is the only one."""
 WIDTH = 80
 """Characters of a line in the help of a verb."""
 
@@ -99,12 +105,12 @@ def sweeps() -> str:
 
 
 def commands() -> str:
-    """Return the help of every verb."""
+    """Return the help of every verb, without `--help` itself."""
     parts = []
     for verb in VERBS.values():
         with patch.dict(os.environ, COLUMNS=str(WIDTH)):
-            help_text = verb.parser().format_help().strip()
-        parts.append(f"## {verb.name}\n\n{_sentence(verb.summary)}\n\n```text\n{help_text}\n```")
+            help_text = HELP.sub("", verb.parser().format_help()).strip()
+        parts.append(f"## {verb.name}\n\n```text\n{help_text}\n```")
     return "\n\n".join(parts)
 
 
