@@ -67,7 +67,7 @@ def test_batch_script(name: str, store: Store) -> None:
     request, given = REQUESTS[name]
     given = {key: value for key, value in given.items() if key != "defaults"}
     jobs = [PlannedJob(blocks=(), minutes=1.0)] * 3
-    [array] = sbatch.submit(store, request, jobs, settings(**given), 1000, Path("/code"), {})
+    array = sbatch.submit(store, request, jobs, settings(**given), Path("/code"), {})
     assert array.slurm_id == "42"
     [script] = array.folder.glob("*submission.sh")
     found = masked(script.read_text(), array.folder)
@@ -89,7 +89,7 @@ def test_a_job_runs_what_was_submitted_or_refuses(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str, node: int
 ) -> None:
     """Whoever can write into the folder can replace its files, and not the batch script that Slurm keeps."""
-    [array] = sbatch.submit(store, CPU, [PlannedJob((), 1.0)], settings(), 9, Path("/code"), {})
+    array = sbatch.submit(store, CPU, [PlannedJob((), 1.0)], settings(), Path("/code"), {})
     assert store.digests == {}
     [script] = array.folder.glob("*submission.sh")
     [digest] = re.findall(r"\b[0-9a-f]{64}\b", script.read_text())
@@ -142,12 +142,11 @@ def test_an_array_whose_reply_is_lost_is_looked_up_and_never_forgotten(
         CPU,
         [PlannedJob(blocks=(), minutes=1.0)],
         settings(),
-        1000,
         Path("/code"),
         {},
     )
     if left == "taken":
-        [array] = sbatch.submit(*arguments)
+        array = sbatch.submit(*arguments)
         assert array.slurm_id == "42"
         return
     said = "did not say whether" if left == "unknown" else "refuses the job array"
@@ -222,7 +221,7 @@ def test_what_modules_set_never_wins_over_a_setting(
     given = settings(partition="main", mem_gb=1, additional_parameters={"hold": True, "qos": "low"})
     request = replace(CPU, memory_gib=1)
     own = Store(tmp_path / "sweep").create()
-    [array] = sbatch.submit(own, request, [PlannedJob((), 1.0)], given, 1000, Path("/code"), {})
+    array = sbatch.submit(own, request, [PlannedJob((), 1.0)], given, Path("/code"), {})
     found = slurm_environ.detail(f"{array.slurm_id}_0")
     slurm_environ.cancel_all()
     told = {key: found[key] for key in ("TimeLimit", "Partition", "JobName", "Requeue")}

@@ -20,7 +20,6 @@ from vitsweep.launchers.slurm.node.signals import Signals
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
-    RunMinutes,
     pack,
     parameters,
     run_minutes,
@@ -54,10 +53,9 @@ def plan(*overrides: str) -> SweepPlan:
 
 def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
     missing = {e.cell_id: blocks for e in cells.runnable if not e.is_added_baseline}
-    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
-    return [
-        job for jobs in pack(cells, missing, minutes, settings(**given), 8).values() for job in jobs
-    ]
+    minutes = dict.fromkeys(cells.entries, 1.0)
+    found = pack(cells, missing, minutes, (), settings(**given), 8)
+    return [job for jobs in found.values() for job in jobs]
 
 
 def test_cells_with_different_nodes_never_share_an_array():
@@ -118,25 +116,24 @@ def test_longest_jobs_come_first_and_known_minutes_shorten_the_time_limit():
     missing = dict.fromkeys(cells.entries, 2)
     minutes = dict(zip(cells.entries, (1.0, 3.0, 2.0), strict=True))
     given = settings(cells_per_job=1, minutes_per_job=30)
-    [(assumed, jobs)] = pack(cells, missing, RunMinutes(minutes, frozenset()), given, 8).items()
+    [(assumed, jobs)] = pack(cells, missing, minutes, (), given, 8).items()
     assert [job.minutes for job in jobs] == [6, 4, 2]
-    [known] = pack(cells, missing, RunMinutes(minutes, frozenset(minutes)), given, 8)
+    [known] = pack(cells, missing, minutes, minutes, given, 8)
     assert (assumed.minutes, known.minutes) == (30 + 10, 6 * 1.5 + 5 + 10)
     typed = settings(cells_per_job=1, timeout_min=77)
-    [typed_limit] = pack(cells, missing, RunMinutes(minutes, frozenset(minutes)), typed, 8)
+    [typed_limit] = pack(cells, missing, minutes, minutes, typed, 8)
     assert typed_limit.minutes == 77
 
 
 def test_a_run_takes_what_was_measured_else_predicted_else_assumed():
     cells = plan("seed=1,2,3", "sweep.baseline=null")
     a, b, c = cells.entries
-    assert run_minutes(cells, [], {}, 2.0).minutes == {a: 2.0, b: 2.0, c: 2.0}
+    assert run_minutes(cells, [], {}, 2.0)[0] == {a: 2.0, b: 2.0, c: 2.0}
     found = run_minutes(cells, [], {a: 1.0, b: 4.0}, 2.0)
-    assert found.minutes == {a: 1.0, b: 4.0, c: 2.0}
-    assert found.known == {a, b}
+    assert found == ({a: 1.0, b: 4.0, c: 2.0}, {a, b})
     measured = run(a, environment={"run_seconds": 90.0})
     found = run_minutes(cells, [measured], {a: 1.0, b: 4.0}, 2.0)
-    assert found.minutes == {a: 1.5, b: 4.0 * 1.5, c: 1.5}
+    assert found[0] == {a: 1.5, b: 4.0, c: 1.5}
 
 
 @pytest.mark.parametrize(
@@ -267,11 +264,11 @@ def looked_at(*overrides: str) -> ArrayJob:
     wanted = sweep_settings(cells.runnable[0].composed.tree)
     state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
     looks = lambda here, missing: look_blocks(here, replace(state, missing_blocks=missing), wanted)  # noqa: E731
-    minutes = RunMinutes(dict.fromkeys(cells.entries, 1.0), frozenset())
+    minutes = dict.fromkeys(cells.entries, 1.0)
     missing, size = state.missing_blocks, wanted.cells_per_block
     first = state.first
     jobs = pack(
-        cells, missing, minutes, settings(), size, looks=looks, prune_slowdown=4.0, first=first
+        cells, missing, minutes, (), settings(), size, looks=looks, prune_slowdown=4.0, first=first
     )
     [job] = [job for some in jobs.values() for job in some]
     store = Store(Path("sweep"), dict.fromkeys(cells.entries, ""))

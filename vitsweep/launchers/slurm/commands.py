@@ -162,9 +162,6 @@ def scancel(job_ids: list[str]) -> str:
 # CPUs and GPUs of the cluster's nodes, as Slurm knows them; a login node may differ.
 
 
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's own default, used where the controller does not say."""
-
 Kind = tuple[int, int]
 """CPUs and GPUs of a node."""
 
@@ -253,10 +250,3 @@ def gpus_in(gres: str) -> int:
 def gpu_types_in(gres: str) -> set[str]:
     """Return the types of GPUs that such a text names; "" stands for GPUs without a type."""
     return set(re.findall(r"(?:^|,)gpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?=[:,(]|$)", gres))
-
-
-def max_array_size(settings: "SlurmSettings") -> int:
-    """Return how many jobs an array may have; Slurm's limit is one more than the highest index."""
-    if settings.site.max_array_size != "auto":
-        return settings.site.max_array_size
-    return int(controller_settings().get("MaxArraySize", DEFAULT_MAX_ARRAY_SIZE))

@@ -15,7 +15,7 @@ from vitsweep.launchers.base import (
     prepared,
     rounds_of,
 )
-from vitsweep.launchers.slurm.commands import max_array_size, require_slurm
+from vitsweep.launchers.slurm.commands import require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.status import watch
@@ -85,7 +85,7 @@ def _submit_missing(
     Returns:
         All live arrays: the new ones, after those of earlier commands where they run cells of this plan.
     """
-    store, console, array_size = sweep.store, request.console, max_array_size(settings)
+    store, console = sweep.store, request.console
     job_states = reconcile(store)
     wait_for_records(store, job_states, console)
     pending = pending_runs(job_states)
@@ -94,14 +94,14 @@ def _submit_missing(
     arrays = {s.job.array.folder: s.job.array for s in job_states if s.is_live and is_awaited}
     awaited = [(run.cell_id, run.block) for run in pending if not run.is_look]
     for resources, jobs in _packed(sweep, request, settings, awaited).items():
-        new = submit(store, resources, jobs, settings, array_size, folder, sweep.code)
-        arrays |= {array.folder: array for array in new}
+        new = submit(store, resources, jobs, settings, folder, sweep.code)
+        arrays[new.folder] = new
         num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
             f"{resources.name}: {count(num_runs, 'run')} in {count(len(jobs), 'job')} of "
             f"{count(resources.nodes, 'node')}, "
             f"about {max(job.minutes for job in jobs):.0f} min each, limit {resources.minutes} min: "
-            f"array {', '.join(array.slurm_id for array in new)}",
+            f"array {new.slurm_id}",
         )
     return [*arrays.values()]
 
@@ -125,14 +125,14 @@ def _packed(
         console.print(f"{count(num, 'run')} {are} in live jobs of this sweep already.")
     lacking = [plan.entries[cell_id] for cell_id in state.missing_blocks]
     expected = expected_minutes(lacking, sweep.store)
-    minutes = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
+    minutes, known = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
     size, order = asked.cells_per_block, BalancedOrder.after(rounds.earlier)
 
     def looks(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
         return look_blocks(of_job, replace(state, missing_blocks={**missing}), asked)
 
     missing, most = state.missing_blocks, asked.prune_slowdown
-    return pack(plan, missing, minutes, settings, size, order, looks, most, state.first)
+    return pack(plan, missing, minutes, known, settings, size, order, looks, most, state.first)
 
 
 def _next_commands(store: Store) -> str:

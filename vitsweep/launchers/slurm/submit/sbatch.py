@@ -34,27 +34,13 @@ Looks = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
 # How long the runs of a sweep take: measured, predicted, or assumed.
 
 
-@dataclass(frozen=True)
-class RunMinutes:
-    """Expected minutes of a run of each cell.
-
-    Attributes:
-        minutes: cell id -> minutes.
-        known: cells whose minutes were measured or predicted; those of the others are assumed.
-    """
-
-    minutes: dict[str, float]
-    known: frozenset[str]
-
-
 def run_minutes(
     plan: SweepPlan, runs: Sequence[RunRecord], predicted: Mapping[str, float], assumed: float
-) -> RunMinutes:
-    """Return the expected minutes of a run of every cell of the plan.
+) -> tuple[dict[str, float], frozenset[str]]:
+    """Return the expected minutes of a run of each cell, and the cells of which they are known.
 
-    A cell that ran takes the median of its measured runs. Another one takes its prediction, times
-    what measured runs of this sweep took relative to theirs; without a prediction the median of
-    all measured runs; without those `assumed`.
+    A cell that ran takes the median of its measured runs, another one its prediction. Without these it takes
+    the median of all measured runs, or `assumed`.
 
     Args:
         plan: the cells.
@@ -67,15 +53,10 @@ def run_minutes(
         if run.status == Status.measured and "run_seconds" in run.environment:
             measured.setdefault(run.cell_id, []).append(run.environment["run_seconds"] / 60)
     medians = {cell_id: median(minutes) for cell_id, minutes in measured.items()}
-    ratios = [minutes / predicted[c] for c, minutes in medians.items() if predicted.get(c)]
-    ratio = median(ratios) if ratios else 1.0
-    estimated = {cell_id: minutes * ratio for cell_id, minutes in predicted.items()}
-    known = estimated | medians
+    known = {**predicted, **medians}
     default = median(medians.values()) if medians else assumed
-    return RunMinutes(
-        {cell_id: known.get(cell_id, default) for cell_id in plan.entries},
-        frozenset(plan.entries) & frozenset(known),
-    )
+    minutes = {cell_id: known.get(cell_id, default) for cell_id in plan.entries}
+    return minutes, frozenset(known)
 
 
 LIMIT_MARGIN, START_MINUTES = 1.5, 5
@@ -149,7 +130,8 @@ def _runs(block: Block) -> list[dict[str, str]]:
 def pack(
     plan: SweepPlan,
     missing: Mapping[str, int],
-    expected: RunMinutes,
+    minutes_of_run: Mapping[str, float],
+    known: Collection[str],
     settings: SlurmSettings,
     cells_per_block: int,
     order: BalancedOrder | None = None,
@@ -165,7 +147,8 @@ def pack(
     Args:
         plan: the cells.
         missing: cell id -> number of blocks it lacks.
-        expected: minutes of one run of each cell.
+        minutes_of_run: of each cell.
+        known: cells of which these were measured or predicted.
         settings: of the launcher; `cells_per_job` and `minutes_per_job` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
@@ -175,7 +158,6 @@ def pack(
     """
     order = order or BalancedOrder()
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
-    minutes_of_run = expected.minutes
 
     def planned(members: list[PlannedCell], group: SweepPlan) -> PlannedJob:
         """Return the job of some cells of a group."""
@@ -194,7 +176,7 @@ def pack(
         group = _with_baselines(plan, request, members, settings)
         bins = _bins(group, missing, minutes_of_run, settings, cells_per_block)
         jobs = sorted((planned(job, group) for job in bins), key=lambda job: -job.minutes)
-        if all(job.cells <= expected.known for job in jobs):
+        if all(job.cells <= {*known} for job in jobs):
             request = request.for_work_of(LIMIT_MARGIN * jobs[0].minutes + START_MINUTES, settings)
         packed.setdefault(request, []).extend(jobs)
     return packed
@@ -306,23 +288,18 @@ def submit(
     request: Request,
     jobs: Sequence[PlannedJob],
     settings: SlurmSettings,
-    max_jobs_per_array: int,
     code: Path,
     code_state: Mapping[str, Any],
-) -> list[JobArray]:
-    """Submit the jobs of a group as one array or several, each with indices from 0.
+) -> JobArray:
+    """Submit the jobs of a group as one array.
 
     Args:
         store: of the sweep.
         request: what each job asks for.
         jobs: the work of each job.
         settings: of the launcher.
-        max_jobs_per_array: as Slurm limits it.
         code: folder from which nodes import vitsweep.
         code_state: its git commit, see `freeze.code_state`.
-
-    Returns:
-        The arrays, in the order of `jobs`.
 
     Raises:
         VitsweepError: Slurm refuses; arrays that were submitted before stay.
@@ -332,19 +309,6 @@ def submit(
             f"`{store.root.absolute()}` holds a `%`, which Slurm replaces in the paths of logs: choose "
             "another `sweep.folder` or `sweep.name`."
         )
-    starts = range(0, len(jobs), max_jobs_per_array)
-    parts = [jobs[start : start + max_jobs_per_array] for start in starts]
-    return [_submit_array(store, request, part, settings, code, code_state) for part in parts]
-
-
-def _submit_array(
-    store: Store,
-    request: Request,
-    jobs: Sequence[PlannedJob],
-    settings: SlurmSettings,
-    code: Path,
-    code_state: Mapping[str, Any],
-) -> JobArray:
     stamp = f"{datetime.now():%Y%m%d-%H%M%S-%f}"  # names in the order of submission
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
     make_folder(folder)

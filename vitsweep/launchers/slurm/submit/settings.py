@@ -22,12 +22,10 @@ class Site:
     Attributes:
         cores_per_node: CPUs of a node as Slurm counts them.
         gpus_per_node: GPUs of a node; cells run on CPUs where it has none.
-        max_array_size: Slurm's MaxArraySize; larger groups are cut into several arrays.
     """
 
     cores_per_node: Annotated[int, Gt(0)] | Auto
     gpus_per_node: Annotated[int, Ge(0)] | Auto
-    max_array_size: Annotated[int, Gt(1)] | Auto
 
 
 @dataclass(frozen=True, kw_only=True)
