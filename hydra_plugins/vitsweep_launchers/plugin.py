@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CellLauncherPlugin(Launcher):
-    """A launcher of Hydra that implements `vitsweep.launchers.base.CellLauncher`.
+    """A launcher of Hydra that takes all cells of a command at once.
 
     vitsweep's sweeper calls `launch_cells`. No other sweeper can use it.
 
@@ -39,18 +39,30 @@ class CellLauncherPlugin(Launcher):
 
     @abstractmethod
     def machine(self) -> "Machine":
-        """Return the node that cells are planned for."""
+        """Return the node that cells are planned for; every `auto` value is resolved with it.
+
+        Raises:
+            VitsweepError: the node is unknown.
+        """
 
     @abstractmethod
     def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
-        """Measure what is missing of the cells."""
+        """Measure what is missing of the cells.
+
+        The result is summarized within the `with` block. A launcher that measures on this machine
+        keeps the sweep locked until the block ends: drawing charts would disturb the timing of the
+        next command that waits for the lock. One whose cells run elsewhere need not hold it.
+
+        Raises:
+            VitsweepError: something the user asked for cannot be done.
+        """
 
     def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
         """Return the plan without the baselines that cannot run in the blocks of their cells."""
         return plan
 
     def check_that_results_are_awaited(self) -> None:
-        """Raise a VitsweepError where the launcher returns before its cells have run."""
+        """Raise a VitsweepError where it returns before its cells have run: `sweep.limit` reads them."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig

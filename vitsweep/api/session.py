@@ -43,7 +43,8 @@ from vitsweep.spec.resources import Machine
 from vitsweep.words import without_units
 
 if TYPE_CHECKING:
-    from vitsweep.launchers.base import CellLauncher, LaunchRequest
+    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
+    from vitsweep.launchers.base import LaunchRequest
 
 CONFIG = "config"
 SUBMITTED = "submitted"
@@ -70,7 +71,7 @@ class Session:
     cells: Sequence[ComposedCell]
     config: Mapping[str, Any]
     composer: Composer
-    launcher: "CellLauncher"
+    launcher: "CellLauncherPlugin"
     machine: Machine
     console: Console
     command: str = ""
@@ -218,7 +219,7 @@ def session_of(
     overrides: Sequence[str],
     config: Any,
     composer: Composer,
-    launcher: "CellLauncher",
+    launcher: "CellLauncherPlugin",
     console: Console,
     command: str = "",
     machine: Machine | None = None,

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra as hydra_core
 from hydra.core.global_hydra import GlobalHydra
@@ -39,7 +39,7 @@ from vitsweep.composition.overrides import (
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
-from vitsweep.launchers.base import CellLauncher, LaunchResult
+from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.external_ranks import run_in_place, run_rank
 from vitsweep.launchers.local import run_unlocked
 from vitsweep.planning.freeze import plan_of, store_of
@@ -48,6 +48,9 @@ from vitsweep.results.sweeps import held, sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
+
+if TYPE_CHECKING:
+    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 HYDRA_SHOWS = ("-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
@@ -166,7 +169,7 @@ def sweep_in_hydra(
 ) -> Any:
     """Expand `arguments` into cells, and hand them to the launcher.
 
-    A `CellLauncher` takes all cells at once, already composed. Any other launcher of Hydra gets lists
+    A `CellLauncherPlugin` takes all cells at once, already composed. Any other launcher of Hydra gets lists
     of overrides, as from Hydra's own sweeper.
 
     Raises:
@@ -175,9 +178,10 @@ def sweep_in_hydra(
         SweepStopped: the user stopped it.
     """
     composer = composer_of(config, loader)
-    if isinstance(launcher, CellLauncher):
+    if hasattr(launcher, "launch_cells"):  # Hydra loads the class of a plugin once more
         progress = open_console(stderr=True)
-        if code := finish(session_of(arguments, config, composer, launcher, progress)):
+        of_cells = cast("CellLauncherPlugin", launcher)
+        if code := finish(session_of(arguments, config, composer, of_cells, progress)):
             raise SystemExit(code)
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())

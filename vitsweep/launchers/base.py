@@ -1,14 +1,14 @@
 """The contract of a launcher, and what every launcher does first.
 
 A launcher takes composed cells and measures those that lack runs: on this machine, on a cluster, or
-anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.CellLauncherPlugin`,
-implement the methods of `CellLauncher`, and name the class in a YAML of `hydra/launcher`.
+anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.CellLauncherPlugin`, and
+name the class in a YAML of `hydra/launcher`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.console import Console
 
@@ -70,39 +70,6 @@ class LaunchResult:
     interrupted: bool = False
     submitted: bool = False
     state: ResumeState = field(default_factory=lambda: ResumeState({}, {}))
-
-
-@runtime_checkable
-class CellLauncher(Protocol):
-    """A launcher that takes all cells of a command at once."""
-
-    def machine(self) -> Machine:
-        """Return the node that cells are planned for; every `auto` value is resolved with it.
-
-        Raises:
-            VitsweepError: the node is unknown.
-        """
-
-    def with_paired_baselines(self, plan: SweepPlan) -> SweepPlan:
-        """Return the plan without the baselines that cannot run in the blocks of their cells."""
-
-    def check_that_results_are_awaited(self) -> None:
-        """Refuse to return before the cells have run, which a search for limits cannot use.
-
-        Raises:
-            VitsweepError: the launcher is set to return before its cells have run.
-        """
-
-    def launch_cells(self, request: LaunchRequest) -> AbstractContextManager[LaunchResult]:
-        """Measure what is missing of the cells.
-
-        The result is summarized within the `with` block. A launcher that measures on this machine
-        keeps the sweep locked until the block ends: drawing charts would disturb the timing of the
-        next command that waits for the lock. One whose cells run elsewhere need not hold it.
-
-        Raises:
-            VitsweepError: something the user asked for cannot be done.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
