@@ -113,21 +113,3 @@ def test_a_recipe_leaves_the_measured_steps_alone() -> None:
 def test_settings_of_a_training_are_refused_where_there_is_none(setting: str, shown: str) -> None:
     assert f"`{shown}` has no effect with `task=measure`" in reasons(setting)
     assert reasons("task=train", setting) == ""
-
-
-def doubts(*overrides: str) -> str:
-    return " ".join(entry(*overrides).spec.task.doubts())
-
-
-def test_a_warm_up_as_long_as_the_training_is_pointed_out() -> None:
-    said = "`task.warmup_epochs=5` is not shorter than `task.epochs=2`"
-    assert said in doubts("task=train", "recipe=digits", "task.epochs=2")
-    assert doubts("task=train", "recipe=digits", "task.epochs=2", "task.warmup_epochs=0.5") == ""
-    assert doubts() == doubts("task=train") == ""
-
-
-def test_a_target_that_only_the_trained_model_can_reach_is_pointed_out() -> None:
-    given = ("task=train", "task.epochs=6", "task.warmup_epochs=1", "task.target_accuracy=0.9")
-    for every in (0, 6):
-        assert "at the end alone" in doubts(*given, f"task.evaluate_every_epochs={every}")
-    assert doubts(*given) == doubts(*given, "task.evaluate_every_epochs=5") == ""

@@ -488,8 +488,6 @@ def print_notices(
 ) -> None:
     """Say which cells are measured anew and why, which are used as they are, and which not repeated.
 
-    And what of their tasks is probably not meant.
-
     Args:
         state: of the cells.
         plan: the cells of the command.
@@ -502,8 +500,7 @@ def print_notices(
 
 
 def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str) -> list[str]:
-    tasks = [entry.spec.task for entry in plan.entries.values() if not entry.reasons]
-    lines = list(dict.fromkeys(line for task in tasks for line in task.doubts()))
+    lines = list[str]()
     if state.changed_code:
         lines.append(
             f"{_cells(state.changed_code)} measured anew, because code that computes them has "

@@ -69,21 +69,6 @@ class Task:
                 typed = f"`task.{key}={shown}`"
                 yield f"{typed} has no effect with `task={self.name}`: use `task=train`, or leave it out."
 
-    def doubts(self) -> Iterator[str]:
-        """Yield what is possible, and probably not meant."""
-        if 0 < self.epochs <= self.warmup_epochs:
-            yield (
-                f"`task.warmup_epochs={self.warmup_epochs:g}` is not shorter than `task.epochs={self.epochs}`"
-                f": use `task.warmup_epochs={self.epochs / 6:.2g}`."
-            )
-        if self.target_accuracy is not None and self.epochs > 1:
-            every = self.evaluate_every_epochs
-            if not every or every >= self.epochs:
-                yield (
-                    f"`task.evaluate_every_epochs={every}` shows `task.target_accuracy="
-                    f"{self.target_accuracy:g}` at the end alone: use `task.evaluate_every_epochs=1`."
-                )
-
 
 # A training recipe: learning rate, regularization and augmentation of `task=train`.
 
