@@ -1,4 +1,4 @@
-"""Progress of a command: a live table in a terminal, one line per run elsewhere."""
+"""Progress of a command: a line per run, and one of what runs now."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from vitsweep.console import (
     can_be_redrawn,
@@ -21,19 +21,11 @@ from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.measurement import LONGER
-from vitsweep.tables.formatting import count, duration, number, ratio, shortened
+from vitsweep.tables.formatting import count, duration, number, shortened
 from vitsweep.tables.speedup import about
-from vitsweep.tables.stats import Claim
 
-WAITING, RUNNING = "waiting", "running"
-MAX_ROWS = 30
-LEAST_NAME, OTHER_COLUMNS = 16, 64
-"""Characters of the shortest name of a cell, and of all else in a row."""
-MEDIAN = "median img/s"
-"""The result table's `unadjusted_images_per_second`, over the runs of this command so far."""
-SO_FAR = "ratio"
-"""The result table's `speedup`, over the blocks of this command so far; of looks alone, in brackets."""
-CAPTION = "Ratios: over the blocks of this command; with 0 runs, of one look."
+LEAST_NAME = 16
+"""Characters of the shortest name of a cell."""
 BESIDE_SECONDS = 1.0
 """Of a run, outside of its ranks."""
 NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
@@ -42,7 +34,7 @@ LINE = 80
 
 
 class Progress:
-    """State of every cell, and how long the rest will take.
+    """What of a command has run, and how long the rest will take.
 
     Args:
         console: where progress goes.
@@ -56,17 +48,13 @@ class Progress:
     ) -> None:
         self.console = console
         self._labels = labels
-        self._states = dict.fromkeys(labels, WAITING)
-        self._speeds: dict[str, list[float]] = {cell: [] for cell in labels}
         self._done, self._total = 0, total_runs
         self._begin, self._budget = time.monotonic(), seconds
         self._started: dict[str, float] = {}
         self._left: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
-        self._per_block: dict[tuple[bool, str], dict[str, float]] = {}
-        self._baselines: dict[str, str] = {}
+        self._speeds: dict[tuple[bool, str], dict[str, float]] = {}
         self._references: dict[str, float] = {}
-        self._live: Live | None = None
         self._show: Callable[[str], None] = partial(
             self.console.print, highlight=False, markup=False
         )
@@ -78,19 +66,17 @@ class Progress:
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
-        """Show the table until the block is left."""
+        """Show what runs until the block is left."""
         if self.console.is_jupyter and not self.console.quiet:
             with notebook_line() as self._show, periodic_status(self._show, self.line, 1.0):
                 yield self
-            return
-        if not can_be_redrawn(self.console):
+        elif can_be_redrawn(self.console):
+            running = lambda: Text(self.line())  # noqa: E731
+            with Live(get_renderable=running, console=self.console, transient=True):
+                yield self
+        else:
             with periodic_status(self._show, self.line):
                 yield self
-            return
-        with Live(get_renderable=self._table, console=self.console, refresh_per_second=4) as live:
-            self._live = live
-            yield self
-        self._live = None
 
     def warming_up(self, entry: PlannedCell) -> None:
         """Say that a cell runs once to warm up the machine, and that what it measures is discarded."""
@@ -99,12 +85,11 @@ class Progress:
 
     def warmed_up(self, entry: PlannedCell, record: RunRecord) -> None:
         """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
-        self._states[entry.cell_id] = WAITING
+        self._started.pop(entry.cell_id, None)
         self._references[entry.cell_id] = record.metrics.get("images_per_second") or 0.0
 
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
-        self._states[entry.cell_id] = RUNNING
         self._started[entry.cell_id] = time.monotonic()
 
     def ended(self, entry: PlannedCell, record: RunRecord) -> None:
@@ -139,30 +124,24 @@ class Progress:
             status: of the run.
             reason: why it was not measured.
             speed: images per second.
-            is_look: the run is a look: it counts for no median, and its ratio is shown at once.
+            is_look: the run is a look, whose ratio is to other looks.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
             block: of the run; a ratio is taken within it.
             said: what a look shows, where that is not its ratio.
         """
         self._done += 1
-        cell_id, text = entry.cell_id, ""
+        cell_id = entry.cell_id
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
         self._seconds[cell_id] = seconds or took
-        self._baselines[cell_id] = entry.baseline_id or ""
+        outcome = f"{status}: {reason}"
         if status == Status.measured and speed:
-            self._per_block.setdefault((is_look, cell_id), {})[block] = speed
-            if not is_look:
-                self._speeds[cell_id].append(speed)
-                said = self._first_ratio(cell_id)
-            else:
-                look, text = self._ratio(cell_id, is_look=True), str(Claim.one_look)
-                said = said or (f"{about(look)} (no interval)" if look else text)
-        self._states[cell_id] = text or str(status)
-        if self._live is None:
-            outcome = f"{number(speed)} img/s" if speed else f"{status}: {reason}"
-            outcome = ", ".join(filter(None, (outcome, said)))
-            self._print(f"{self._place()} ", cell_id, f": {outcome}")
+            outcome = f"{number(speed)} img/s"
+            self._speeds.setdefault((is_look, cell_id), {})[block] = speed
+            shown = self._ratio(entry, speed, is_look=is_look)
+            said = said or (f"{about(shown)} (no interval)" if shown else "")
+        outcome = ", ".join(filter(None, (outcome, said)))
+        self._print(f"{self._place()} ", cell_id, f": {outcome}")
 
     def _print(self, before: str, cell: str, after: str) -> None:
         self._show(self._named(before, cell, after))
@@ -184,52 +163,30 @@ class Progress:
         self._total -= runs
 
     def line(self) -> str:
-        """Return the state in one line, for where no table can be drawn."""
-        running = [cell for cell, state in list(self._states.items()) if state == RUNNING]
-        now = time.monotonic()
+        """Return the state in one line."""
+        running, now = list(self._started.items()), time.monotonic()
         if not running:
             return f"{self._title()}; no cell runs at the moment"
-        cell, more = running[0], f"; {len(running) - 1} more run" if len(running) > 1 else ""
-        after = f" runs for {now - self._started[cell]:.0f} s{more}"
+        (cell, began), *others = running
+        after = (
+            f" and {count(len(others), 'other')} run"
+            if others
+            else f" runs for {now - began:.0f} s"
+        )
         return self._named(f"{self._title()}; ", cell, after)
 
-    def _table(self) -> Table:
-        table = Table(
-            title=self._title(), title_justify="left", caption=CAPTION, caption_justify="left"
-        )
-        # long names give way, never what was measured
-        name_width = max(LEAST_NAME, self.console.width - OTHER_COLUMNS)
-        table.add_column("cell", no_wrap=True)
-        table.add_column("state")
-        for column in ("runs", MEDIAN, SO_FAR):
-            table.add_column(column, justify="right", no_wrap=True)
-        busy = sorted(self._states, key=lambda cell: self._states[cell] != RUNNING)
-        for cell in busy[:MAX_ROWS]:
-            speeds = self._speeds[cell]
-            shown = self._ratio(cell) or self._ratio(cell, is_look=True)
-            table.add_row(
-                shortened(self._labels[cell], name_width),
-                self._states[cell],
-                str(len(speeds)),
-                number(median(speeds)) if speeds else "",
-                ratio(shown or None),
-            )
-        return table
+    def _ratio(self, entry: PlannedCell, speed: float, *, is_look: bool) -> float:
+        """Return the mean ratio to the baseline over the blocks of this command; 0 without any.
 
-    def _ratio(self, cell: str, *, is_look: bool = False) -> float:
-        """Return the mean ratio over the blocks of a cell and its baseline; 0 without any."""
-        base = self._baselines.get(cell, "")
-        own, other = (self._per_block.get((is_look, c), {}) for c in (cell, base))
+        The first run of a cell may come before its baseline's: it is compared with the warm-up of that.
+        """
+        cell, base = entry.cell_id, entry.baseline_id or ""
+        own, other = (self._speeds.get((is_look, c), {}) for c in (cell, base))
         both = [block for block in own if block in other] if cell != base else []
-        return exp(fmean(log(own[b] / other[b]) for b in both)) if both else 0.0
-
-    def _first_ratio(self, cell: str) -> str:
-        """Say how the first run of a cell compares with its baseline, after a warm-up of that."""
-        base, own = self._baselines[cell], self._speeds[cell]
+        if both:
+            return exp(fmean(log(own[b] / other[b]) for b in both))
         reference = self._references.get(base)
-        if not reference or cell == base or len(own) > 1:
-            return ""
-        return f"{about(self._ratio(cell) or own[0] / reference)} (no interval)"
+        return speed / reference if reference and cell != base and not is_look else 0.0
 
     def _title(self) -> str:
         if self._budget < inf:
