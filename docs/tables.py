@@ -8,7 +8,7 @@ that it can be read on GitHub. `tests/test_docs.py` holds it current.
 import os
 import re
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -115,8 +115,10 @@ def commands() -> str:
 
 
 def conf(path: str) -> str:
-    """Return a file of conf/ as it is, comments included."""
-    return f"```yaml\n{(conf_dir() / f'{path}.yaml').read_text(encoding='utf-8').strip()}\n```"
+    """Return the settings of a file of conf/ with their comments; the menu has the file's own."""
+    lines = (conf_dir() / f"{path}.yaml").read_text(encoding="utf-8").strip().splitlines()
+    body = "\n".join(dropwhile(lambda line: line.startswith("#"), lines))
+    return f"```yaml\n{body}\n```"
 
 
 def section(name: str) -> str:

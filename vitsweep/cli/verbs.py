@@ -125,7 +125,7 @@ class Options(ArgumentParser):
             "sweep",
             nargs="?",
             metavar="SWEEP",
-            help="name under results/ or folder (that of the latest command)",
+            help="name under results/ or folder (the latest)",
         )
 
     def add_config_dir(self) -> None:
@@ -134,7 +134,7 @@ class Options(ArgumentParser):
 
     def add_json(self) -> None:
         """Take `--json`."""
-        self.flag(OPTION, help="print one JSON object; all else goes to stderr (docs/scripts.md)")
+        self.flag(OPTION, help="print one JSON object (docs/scripts.md)")
 
     def flag(self, *names: str, help: str) -> None:
         """Take an option without a value."""

@@ -63,13 +63,13 @@ _ALL = (
            "images_per_second x tokens of one image",
            follows="throughput", positive=True, mean="geometric"),
     Metric("step_time_ms", "ms", "Step time", "lower",
-           "elapsed time of the timed window on the slowest rank / its steps; steps whose update the "
-           "loss scaler skipped are left out of both",
+           "elapsed time of the timed window on the slowest rank / its steps, without steps that the loss "
+           "scaler skipped",
            follows="step_time", positive=True, mean="geometric", heading="step ms"),
     Metric("unadjusted_images_per_second", "img/s", "Throughput, median over runs", None,
            "median of images_per_second over the runs of a cell, without block adjustment; cells only"),
     Metric("data_wait_ms", "ms", "Waiting for data in the window", "lower",
-           "time in which the host waited for batches / steps of the window, slowest rank"),
+           "time that the host waited for batches / steps of the window, slowest rank"),
     Metric("window_seconds", "s", "Timed window", None,
            "elapsed time of the counted steps on the slowest rank"),
     Metric("throughput_spread", "1", "Relative standard deviation of throughput", "lower",
@@ -86,17 +86,17 @@ _ALL = (
            positive=True, gated=False),
     Metric("data_ms", "ms", "Waiting for data", "lower", "median instrumented step of the slowest rank"),
     Metric("forward_ms", "ms", "Forward", "lower",
-           "median instrumented step of the slowest rank; of a pipeline all micro-batches of its stages"),
+           "median instrumented step of the slowest rank; of a pipeline all micro-batches"),
     Metric("backward_ms", "ms", "Backward", "lower",
            "median instrumented step of the slowest rank; contains the gradient exchange"),
     Metric("bubble_ms", "ms", "Pipeline bubble", "lower",
-           "median instrumented step of the slowest rank; waiting for other stages and what they send"),
+           "median instrumented step of the slowest rank; waiting for other stages"),
     Metric("optimizer_ms", "ms", "Optimizer step", "lower",
            "median instrumented step of the slowest rank; unscale, clip, update, zero_grad"),
     Metric("communication_ms", "ms", "Communication", "lower",
-           "transfer time of one step's collectives, overlapped or not, from a profiler: from the arrival "
-           "of the last rank to the median end over ranks, collective by collective; where ranks "
-           "run different collectives, the mean of ranks, waiting included"),
+           "of one step's collectives, overlapped or not, by a profiler: from the arrival of the last rank "
+           "to the median end over ranks; where ranks run different collectives, the mean of ranks, "
+           "waiting included"),
     Metric("peak_allocated_gib", "GiB", "Peak allocated, worst rank", "lower",
            "torch.cuda.max_memory_allocated; empty on CPU"),
     Metric("peak_rss_gib", "GiB", "Peak resident memory, worst rank", "lower",
@@ -111,20 +111,19 @@ _ALL = (
     Metric("optimizer_state_gib", "GiB", "Optimizer state held, worst rank", "lower",
            "moments and float32 copies of parameters that the rank holds"),
     Metric("gathered_parameter_gib", "GiB", "Parameters gathered, worst rank", "lower",
-           "at the peak of forward and backward, beyond what the rank holds, by torch's tracker of "
-           "tensors; empty for compiled cells"),
+           "beyond what the rank holds, at the peak of forward and backward; empty for compiled cells"),
     Metric("activation_gib", "GiB", "Activations, worst rank", "lower",
-           "alive at the peak of forward and backward beside parameters, gradients and optimizer "
-           "state, by torch's tracker of tensors; empty for compiled cells"),
+           "other tensors alive at the peak of forward and backward, by torch's tracker; empty for compiled "
+           "cells"),
     Metric("parameter_bytes_per_step", "B", "Parameters sent per rank and step", "lower",
-           "counted at the collectives, mean of ranks: all-gathers and broadcasts of parameters"),
+           "all-gathers and broadcasts of parameters, mean of ranks"),
     Metric("gradient_bytes_per_step", "B", "Gradients sent per rank and step", "lower",
-           "counted at the collectives, mean of ranks: all-reduce and reduce-scatter of gradients"),
+           "all-reduce and reduce-scatter of gradients, mean of ranks"),
     Metric("activation_bytes_per_step", "B", "Activations sent per rank and step", "lower",
-           "counted at the collectives, mean of ranks: sequence, tensor and pipeline parallelism"),
+           "sequence, tensor and pipeline parallelism, mean of ranks"),
     Metric("unattributed_bytes_per_step", "B", "Sent for no stated purpose per rank and step", "lower",
-           "counted at the collectives, mean of ranks: those that neither data parallelism nor a method of "
-           "vitsweep called, without `sent_as`"),
+           "collectives of neither data parallelism nor a method of vitsweep, without `sent_as`, mean of "
+           "ranks"),
     Metric("num_parameters", "1", "Parameters of the model", None, "counted from the shape"),
     Metric("model_flops_per_image", "FLOP", "Model FLOPs of one image", None,
            "forward + backward from the shape, one multiply-add = 2, nothing recomputed; attention by "
@@ -139,7 +138,7 @@ _ALL = (
            "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here",
            follows="throughput"),
     Metric("peak_tflops", "TFLOP/s", "Dense peak of the device", None,
-           "published for the compute dtype, the denominator of mfu; its source in peak_source"),
+           "published for the compute dtype; its source in peak_source"),
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
            "1,281,167 images / images_per_second / 3600",
            follows="step_time"),
@@ -152,8 +151,8 @@ _ALL = (
     Metric("loss_step_3", "1", "Loss of the third step", None,
            "mean over ranks, after two updates; none where one was skipped by the loss scaler"),
     Metric("unmoved_tensor_share", "1", "Parameters that never moved", "lower",
-           "tensors bit for bit as before the first update after the timed steps / tensors with a "
-           "gradient in the first step; as the optimizer keeps them, up to 4,096 numbers of each"),
+           "tensors that no timed update changed by a bit / tensors with a gradient in the first step; as "
+           "the optimizer keeps them, up to 4,096 numbers of each"),
     Metric("unmoved_weight_share", "1", "Weights that never moved", "lower",
            "the same of single numbers"),
     Metric("accuracy_top1", "1", "Top-1 accuracy", "higher",
@@ -165,8 +164,7 @@ _ALL = (
            "of the last weights themselves; only where averaging keeps others beside them"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
-           "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; empty "
-           "where that was not reached, see seconds_to_target_reason",
+           "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; else empty",
            mean="geometric", spread=True, heading="s to target"),
     Metric("epochs_to_target", "1", "Epochs to the target accuracy", "lower",
            "epochs trained at that evaluation"),
@@ -175,20 +173,16 @@ _ALL = (
     Metric("compiled_graphs", "1", "Graphs compiled", None,
            "by torch.compile for the timed steps, first rank; each part of a cut graph counts"),
     Metric("compile_seconds", "s", "Compiling", "lower",
-           "by torch.compile for the timed steps, forward and backward, slowest rank; before the window, "
-           "so that it is no part of the step time; of a cell the median of its runs after the first, "
-           "which find kernels in the cache"),
+           "by torch.compile before the window, forward and backward, slowest rank; of a cell the median of "
+           "its runs after the first, which find kernels in the cache"),
     Metric("first_compile_seconds", "s", "Compiling in the first run", "lower",
-           "compile_seconds of the first run of a cell in this sweep, cold unless an earlier sweep left "
-           "its kernels in the cache; made by the tables"),
+           "compile_seconds of a cell's first run, cold unless an earlier sweep left kernels in the cache"),
     Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
-           "2(n-1)/n x bytes / time of a 25 MiB all-reduce, mean over at least 1 s (CPU: 0.2 s)"),
+           "2(n-1)/n x bytes / time of a 25 MiB all-reduce"),
     Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",
-           "bytes read and written / time of a copy in the device's memory, mean over at least 1 s "
-           "(CPU: 0.2 s)"),
+           "bytes read and written / time of a copy in the device's memory"),
     Metric("window_energy_j", "J", "Energy of all devices in the window", None,
-           "difference of NVML's energy counter over the timed window, all ranks; empty on a CPU, on GPUs "
-           "before Volta and on MIG slices"),
+           "NVML's energy counter, all ranks; empty on a CPU, on GPUs before Volta and on MIG slices"),
 )  # fmt: skip
 
 GONE = frozenset(
