@@ -1,4 +1,4 @@
-"""What the equivalence tests run on every rank: a cell's training beside plain training."""
+"""What the equivalence tests run on every rank: a cell's training beside reference training."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 Plain = dict[Any, tuple[list[float], dict[str, Tensor]]]
-"""Losses and weights of plain trainings, by all that they depend on."""
+"""Losses and weights of reference trainings, by all that they depend on."""
 
 
 def differences(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Every technique trains what the plain single-process model trains.
 
-Each combination is trained for a few steps on 1, 2 or 4 ranks and compared with plain training on
+Each combination is trained for a few steps on 1, 2 or 4 ranks and compared with reference training on
 the whole batch: losses, and every weight at the end. `make test` takes all pairs of choices, the number
 of ranks being one of them, `make test-full` the product; the same tests run on GPUs where there are any.
 """

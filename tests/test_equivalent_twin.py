@@ -62,7 +62,7 @@ def test_a_wrong_gradient_is_found_and_told() -> None:
     with pytest.raises(WrongResultError) as error:
         prove(wrong, lone_world())
     assert str(error.value).startswith(
-        "The nano twin's gradient of `head.weight` differs from plain training's by 1 of its norm (L2), "
+        "The nano twin's gradient of `head.weight` differs from the reference's by 1 of its norm (L2), "
         "where rounding explains 1e-08 at most, in step 1 in float64 (rank 0). It shows first in the "
         "backward pass, where the loss agrees: `memory=scaled` or this hardware computes something else."
     )

@@ -154,7 +154,7 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
-    assert "Published beside measured · source: Meta AI blog (2022-05-05) (secondary)" in shown
+    assert "Published and measured · source: Meta AI blog (2022-05-05) (secondary)" in shown
     page = write_report(blog_folder).read_text()
     section = page.partition('id="published"')[2].partition("<h2")[0]
     for text in (shown, section):

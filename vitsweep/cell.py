@@ -73,7 +73,7 @@ class RunContext:
 
     Attributes:
         calibration: rates of this machine (see `rates.reached.calibrate`).
-        proved: how the cell was proved equal to plain training before ("" where it was not).
+        proved: how the cell was proved equal to reference training before ("" where it was not).
         folder: where weights go, and a profiler trace if `measurement.trace` is true.
         proved_exactly: the same of a cell that differs from it in its precision alone.
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None

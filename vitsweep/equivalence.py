@@ -1,4 +1,4 @@
-"""Proof of equality: a tiny twin of a cell, trained with its techniques, must match plain training."""
+"""Proof of equality: a tiny twin of a cell, trained with its techniques, must match reference training."""
 
 from dataclasses import replace
 
@@ -107,7 +107,7 @@ def proof_of(cell: CellSpec, world: World, earlier: str = "") -> str:
 
 
 def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
-    """Train twins of the cell on its own ranks; compare every step of every rank with plain training.
+    """Train twins of the cell on its own ranks; compare every step of every rank with reference training.
 
     The first twin computes in float64 (float32 on GPUs), so that whatever is wrong in any
     precision is far outside of its bounds. The second one has the cell's precision, and is compared
@@ -357,7 +357,7 @@ class _Leg:
         if apart <= allowed:  # a NaN is not
             return ""
         return (
-            f"loss {found:.5f} differs from plain training's {wanted:.5f} by {apart:.2g}, where rounding "
+            f"loss {found:.5f} differs from the reference's {wanted:.5f} by {apart:.2g}, where rounding "
             f"explains {allowed:g} at most,"
         )
 
@@ -409,13 +409,13 @@ class _Leg:
         if apart <= SAME_ORDER:
             return ""
         return (
-            f"gradients differ from plain training's by {apart:.3g} of their bounds (root mean square over "
+            f"gradients differ from the reference's by {apart:.3g} of their bounds (root mean square over "
             f"tensors), where float64 gave the same bit for bit and this allows {SAME_ORDER:g} at most (a "
             "choice whose kernels round elsewhere says `rounds_apart = True`),"
         )
 
     def _digits_lost(self, found: Named, wanted: Named) -> str:
-        """Say which gradient was rounded to half precision on its way, where plain training's is not."""
+        """Say which gradient was rounded to half precision on its way, where the reference's is not."""
         sent = getattr(self._twin.sharding, "gradient_dtype", None)
         if sent or self._stored_dtype != torch.float32:
             return ""
@@ -431,7 +431,7 @@ class _Leg:
         if apart <= allowed:
             return ""
         return (
-            f"gradients are longer or shorter than plain training's by {apart:.3g} (root mean square over "
+            f"gradients are longer or shorter than the reference's by {apart:.3g} (root mean square over "
             f"tensors), where rounding explains {allowed:.3g} at most,"
         )
 

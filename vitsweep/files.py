@@ -31,7 +31,7 @@ _guarded: set[str] = set()
 
 
 class UnsafeFileError(VitsweepError, OSError):
-    """A file of a sweep is a link, no plain file or too large; it is neither followed nor read."""
+    """A file of a sweep is a link, not a regular file or too large; it is neither followed nor read."""
 
 
 class SweepGoneError(VitsweepError, FileNotFoundError):
@@ -110,7 +110,9 @@ def _refuse_link(parent: int, name: str, path: Path, *allowed: Callable[[int], b
         if stat.S_ISLNK(mode):
             raise UnsafeFileError(_link(name, path))
         if not any(kind(mode) for kind in (stat.S_ISREG, *allowed)):  # root could replace /dev/null
-            raise UnsafeFileError(f"`{path}` is no plain file: replace it by a copy, or remove it.")
+            raise UnsafeFileError(
+                f"`{path}` is not a regular file: replace it by a copy, or remove it."
+            )
 
 
 def _link(name: str, path: Path) -> str:
@@ -138,7 +140,7 @@ def open_safely(path: Path, flags: int) -> int:
     is_written = flags & (os.O_WRONLY | os.O_RDWR)
     if not stat.S_ISREG(found.st_mode) or (is_written and found.st_nlink > 1):
         os.close(descriptor)
-        what = "has a second name (a hard link)" if found.st_nlink > 1 else "is no plain file"
+        what = "has a second name (a hard link)" if found.st_nlink > 1 else "is not a regular file"
         raise UnsafeFileError(f"`{path}` {what}: replace it by a copy, or remove it.")
     return descriptor
 
@@ -151,7 +153,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         most: bytes that a file of its kind may have.
 
     Raises:
-        UnsafeFileError: it is a link or no plain file, or larger.
+        UnsafeFileError: it is a link, not a regular file, or larger.
         OSError: it cannot be read.
     """
     with open(open_safely(path, os.O_RDONLY), "rb") as handle, _naming(path):

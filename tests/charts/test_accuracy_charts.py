@@ -1,4 +1,4 @@
-"""Accuracy beside speed and over training: what is drawn of curves with known answers."""
+"""Accuracy against speed and over training: what is drawn of curves with known answers."""
 
 import warnings
 from collections.abc import Sequence
@@ -216,7 +216,7 @@ def test_the_report_has_both_charts(tmp_path: Path) -> None:
         page = write_report(store)
     text = page.read_text(encoding="utf-8")
     for name, title in (
-        ("accuracy", "Accuracy beside speed"), ("training_curves", "Accuracy over training"),
+        ("accuracy", "Accuracy against speed"), ("training_curves", "Accuracy over training"),
     ):  # fmt: skip
         assert title in text
         assert (page.parent / f"{name}.png").stat().st_size > 10_000

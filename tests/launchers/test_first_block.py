@@ -11,7 +11,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.spec.measurement import LONGER
 
 POLICY = (
-    "sweep.looks=false",
+    "sweep.screening=false",
     "sweep.prune_slowdown=30",
     "measurement=standard",
     "measurement.warmup_min_seconds=0.05",

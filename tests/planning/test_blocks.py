@@ -332,7 +332,7 @@ def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
 
 def test_without_looks_the_first_runs_of_cells_decide_how_long_the_others_are() -> None:
     plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
-    settings = replace(settings, looks=False)
+    settings = replace(settings, screening=False)
     rounds, mine = grid(plan, settings, (), CODE), list[RunRecord]()
     drifts, seconds = list(plan.entries)[-1], list[float]()
     for block in blocks_in_turn(rounds, mine):
@@ -364,11 +364,14 @@ def test_the_sentence_before_a_run_counts_looks() -> None:
     rounds = grid(plan, settings, (), CODE)
     assert (
         rounds.notice
-        == "6 looks first, one short run of each cell, then at most 30 runs in blocks."
+        == "6 screening runs first, one short run of each cell, then at most 30 runs in blocks."
     )
     assert rounds.num_runs(()).total() == 6 + 30
     bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
-    assert bounded.notice == "6 looks first, one short run of each cell, then blocks for 3 min."
+    assert (
+        bounded.notice
+        == "6 screening runs first, one short run of each cell, then blocks for 3 min."
+    )
 
 
 def test_what_needs_no_look_gets_none() -> None:

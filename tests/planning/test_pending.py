@@ -321,7 +321,7 @@ def test_a_cell_whose_look_is_slow_stays_at_it(plan: SweepPlan, settings: SweepS
     state = missing(plan, settings, *looks(plan, 3, 90))
     assert state.missing_blocks == {zero2: 5}
     assert state.looks[fsdp] == pytest.approx(100 / 3)
-    assert state.cell_state(plan.entries[fsdp]) is CellState.one_look
+    assert state.cell_state(plan.entries[fsdp]) is CellState.pruned
     of_this_command = missing(plan, settings, now=looks(plan, 3, 90))
     assert of_this_command.missing_blocks == {zero2: 5}
     all_slow = missing(plan, settings, *looks(plan, 3, 5))
@@ -355,22 +355,25 @@ def test_without_looks_a_slow_cell_gets_no_second_block(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:
     fsdp, zero2, baseline = plan.entries
-    settings = replace(settings, looks=False)
+    settings = replace(settings, screening=False)
     assert missing(plan, settings).first == {fsdp, zero2, baseline}
     state = missing(plan, settings, now=in_block(plan, "b0", 3, 90))
     assert state.missing_blocks == {zero2: 4}
-    assert state.cell_state(plan.entries[fsdp]) is CellState.one_look
+    assert state.cell_state(plan.entries[fsdp]) is CellState.pruned
     assert not state.first | state.longer
     one_slow_block = in_block(plan, "b0", 30, 90) + in_block(plan, "b1", 3, 90)
     assert missing(plan, settings, now=one_slow_block).missing_blocks == {fsdp: 3, zero2: 3}
-    assert missing(plan, replace(settings, looks=True), now=in_block(plan, "b0", 3, 90)).looks == {}
+    assert (
+        missing(plan, replace(settings, screening=True), now=in_block(plan, "b0", 3, 90)).looks
+        == {}
+    )
 
 
 def test_a_first_run_that_shows_drift_does_not_count_and_lengthens_all_others(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:
     fsdp, zero2, baseline = plan.entries
-    settings = replace(settings, looks=False)
+    settings = replace(settings, screening=False)
     first, other, base = in_block(plan, "b0", 40, 90)
     short = {"measurement.min_seconds": 0.5, "measurement.warmup_min_seconds": 0.2}
     first = replace(first, environment=first.environment | {"purpose": LOOK}, spec=short)
@@ -396,8 +399,8 @@ def test_where_looks_come_first_is_up_to_the_device_and_the_budget(
     assert has_looks(entry, settings)
     assert not has_looks(on_gpu, settings)
     assert has_looks(on_gpu, replace(settings, minutes=3.0))
-    assert has_looks(on_gpu, replace(settings, looks=True))
-    assert not has_looks(entry, replace(settings, looks=False))
+    assert has_looks(on_gpu, replace(settings, screening=True))
+    assert not has_looks(entry, replace(settings, screening=False))
 
 
 def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSettings) -> None:

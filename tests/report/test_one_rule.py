@@ -89,15 +89,15 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
         (
             [run(c, "look", v, precision=c, environment={"purpose": LOOK})
              for c, v in (("base", 100), ("top", 200))],
-            "about 2x faster (one look, no interval): one look.",
+            "about 2x faster (screening run, no interval): screened.",
         ),
         (
             [*of("top", SURE[:4], [1.6 * b for b in BASE]),
              run("top", "b4", status=Status.timed_out, reason="hung", precision="top", minute=9)],
-            ": blocks lost; it timed out in 1 of 5 blocks, which are left out.",
+            ": missing blocks; it timed out in 1 of 5 blocks, which are left out.",
         ),
     ],
-    ids=["two blocks", "a look", "lost blocks"],
+    ids=["two blocks", "a look", "missing blocks"],
 )  # fmt: skip
 def test_a_top_cell_without_a_claim_is_named_as_such(said: Any, top: Any, why: str) -> None:
     text = said(of("base", [1] * 5), of("sure", SURE), top)
@@ -117,8 +117,8 @@ def test_cells_that_are_not_told_apart_are_named_together(said: Any) -> None:
     near = [r + 0.001 * (-1) ** n for n, r in enumerate(SURE)]
     far = [0.8 * r for r in SURE]
     text = said(of("base", [1] * 5), of("sure", SURE), of("near", near), of("far", far))
-    assert "sure and near are fastest, not told apart: sure 1.30x [" in text
-    assert "far" not in text[text.index("not told apart") :]
+    assert "sure and near are fastest, with no difference shown between them: sure 1.30x [" in text
+    assert "far" not in text[text.index("no difference shown between") :]
 
 
 def test_the_first_of_clear_cells_is_fastest_wherever_its_rivals_ran(said: Any) -> None:
@@ -238,7 +238,8 @@ def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
     assert "top-1 50.0 % where the baseline has 90.0 % (3 seeds: worse), and so not called" in text
     near = [*runs[:9], *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.61, 1.6, 1.595)]
     same = said(near, baseline=own, replicate="seed", name="near")
-    assert "O1 and O2 are fastest, not told apart" in same.replace("O2 and O1", "O1 and O2")
+    fastest = "O1 and O2 are fastest, with no difference shown between them"
+    assert fastest in same.replace("O2 and O1", "O1 and O2")
 
 
 def test_images_of_another_size_are_named_beside_tflops(said: Any) -> None:

@@ -196,7 +196,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
     assert head == "setting | fastest shown | speedup | claim"
     rows = {row.partition(" | ")[0][0]: row.partition(" | ")[2] for row in rows}
     assert re.match(
-        r"O[12] \(not told apart: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"]
+        r"O[12] \(no difference shown: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"]
     )
     assert rows["b"].startswith("O1 | 1.30x [1.30, 1.30] | faster")
     assert re.match(

@@ -224,4 +224,4 @@ def test_few_blocks_cannot_tell_whether_they_are_independent(num_blocks) -> None
     )
     row = diagnostics(more, {"a": "base", "base": "base"}).set_index("diagnostic")
     assert row.loc["lag-1 correlation of blocks", "threatens"]
-    assert "resemble each other" in row.loc["lag-1 correlation of blocks", "sentence"]
+    assert "are correlated" in row.loc["lag-1 correlation of blocks", "sentence"]

@@ -99,7 +99,7 @@ def test_a_setting_whose_runs_failed_in_some_blocks_is_not_called_faster():
     gone = run("A", "gone", status=Status.failed)
     runs = table(*in_turns((200, 100), (210, 100), (205, 100)), gone)
     claims = [compared_cells(runs, *sides).claim for sides in (("A", "B"), ("B", "A"))]
-    assert claims == ["blocks lost"] * 2
+    assert claims == ["missing blocks"] * 2
     other = table(
         *in_turns((200, 100), (210, 100), (205, 100)), run("B", "gone", status=Status.failed)
     )
@@ -142,6 +142,6 @@ def test_the_report_has_a_sentence_of_every_pair_as_the_latest_command_names_it(
 
 def test_the_result_says_where_blocks_resemble_each_other():
     waves = 2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]
-    assert "Neighbouring blocks resemble each other" in compared(waves).sentence("A", "B")
+    assert "Consecutive blocks are correlated" in compared(waves).sentence("A", "B")
     quiet = [0.02, -0.02, 0.01, -0.01, 0.02, -0.02, 0.01]
     assert "resemble" not in compared(quiet).sentence("A", "B")

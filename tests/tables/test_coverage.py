@@ -1,7 +1,7 @@
 """Intervals hold the truth 95 times of 100 in the order that the planner really gives to blocks.
 
 Under normal, heavy-tailed, cold-first-run and drifting noise at 3, 5 and 10 blocks; where the design
-cannot hold it (blocks that resemble each other), the share that it does hold is stated.
+cannot hold it (correlated blocks), the share that it does hold is stated.
 """
 
 import numpy as np

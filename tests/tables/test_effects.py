@@ -193,7 +193,7 @@ def test_an_effect_of_cells_whose_slow_runs_failed_is_not_called_faster():
     failed = (runs["block"] == "b1") & (runs["cell_id"] == "compile-sdpa_math")
     found = effects(runs.assign(status=runs["status"].mask(failed, "failed")), baselines)
     lost = one(found, "compilation=compile")
-    assert (lost["claim"], lost["note"]) == ("blocks lost", "")
+    assert (lost["claim"], lost["note"]) == ("missing blocks", "")
     assert one(found, "attention=sdpa_math")["claim"] == "slower"
 
 

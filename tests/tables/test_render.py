@@ -222,7 +222,7 @@ def test_a_row_of_one_look_says_what_it_showed() -> None:
         records.append(run(cell, "look", speed, minute=9, **look))  # type: ignore[arg-type]
     text = printed(CellTable(compared(records), "slow"), 80)
     (row,) = [line for line in text.splitlines() if line.startswith("O2")]
-    assert "0.040x (no interval)  one look" in row
+    assert "0.040x (no interval)  screened" in row
     assert "[1]" not in text
 
 

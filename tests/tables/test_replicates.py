@@ -92,7 +92,7 @@ def test_a_setting_that_lost_a_seed_as_others_lose_a_block_is_not_called_faster(
 ) -> None:
     gone = run("O1-4", "s4b0", status=status, precision="O1", seed=4)
     row = replicates(seeds(gone), "seed").set_index("precision").loc["O1"]
-    assert (row["replicates"], row["claim"]) == (3, "blocks lost")
+    assert (row["replicates"], row["claim"]) == (3, "missing blocks")
 
 
 def test_settings_that_differ_in_anything_else_stay_apart() -> None:

@@ -219,8 +219,8 @@ def test_a_look_gives_a_ratio_without_interval_and_claim():
     slow = one(found, "slow")
     assert slow["speedup"] == pytest.approx(0.04)
     assert math.isnan(slow["speedup_low"])
-    assert (slow["claim"], slow["num_blocks"]) == ("one look", 0)
-    assert slow["speedup_note"] == "about 25x slower (one look, no interval)"
+    assert (slow["claim"], slow["num_blocks"]) == ("screened", 0)
+    assert slow["speedup_note"] == "about 25x slower (screening run, no interval)"
     pd.testing.assert_series_equal(
         one(found, "fast"), one(speedup_over(table(*runs), BASELINES), "fast")
     )
@@ -235,14 +235,14 @@ def test_a_ratio_of_a_hundred_and_more_is_written_without_an_exponent():
 def test_looks_alone_show_ratios_of_all_cells():
     found = speedup_over(table(look("base", 100), look("fast", 150)), BASELINES)
     assert one(found, "fast")["speedup"] == pytest.approx(1.5)
-    assert one(found, "fast")["speedup_note"] == "about 1.5x faster (one look, no interval)"
+    assert one(found, "fast")["speedup_note"] == "about 1.5x faster (screening run, no interval)"
     assert one(found, "base")["claim"] == "baseline"
 
 
 def test_a_first_run_that_became_a_look_has_the_ratio_of_its_block() -> None:
     runs = table(*blocks("base", 100, 100, 100), look("slow", 2, "b0"))
     slow = one(speedup_over(runs, BASELINES), "slow")
-    assert (slow["claim"], slow["speedup"]) == ("one look", pytest.approx(0.02))
+    assert (slow["claim"], slow["speedup"]) == ("screened", pytest.approx(0.02))
 
 
 def test_a_look_enters_no_median_of_a_cell_with_full_blocks():
@@ -263,7 +263,7 @@ def test_a_run_without_a_throughput_above_0_is_no_block_and_is_named() -> None:
     row = cells(runs, {"base": "base", "fast": "base"}).set_index("cell_id").loc["fast"]
     assert (row["blocks"], row["num_pairs"]) == (3, 3)
     note = "it had no throughput in 2 of 5 blocks, which are left out"
-    assert (row["claim"], row["speedup_note"]) == ("blocks lost", note)
+    assert (row["claim"], row["speedup_note"]) == ("missing blocks", note)
 
 
 def lost(status: Status, base: int = 0, fast: int = 2) -> DataFrame:
@@ -291,7 +291,7 @@ def test_a_cell_that_lost_runs_to_their_own_end_is_not_called_faster(
 ) -> None:
     row = one(speedup_over(lost(status), BASELINES), "fast")
     assert row["speedup_low"] > 1
-    assert (row["claim"], row["num_blocks"]) == ("blocks lost", 6)
+    assert (row["claim"], row["num_blocks"]) == ("missing blocks", 6)
     assert row["speedup_note"] == f"it {words} in 2 of 8 blocks, which are left out"
     other = one(speedup_over(lost(status, base=2, fast=0), BASELINES), "fast")
     assert other["claim"] == "faster", (
@@ -304,7 +304,7 @@ def test_blocks_that_both_sides_lost_are_no_selection_and_those_of_one_side_are(
     both = lost(Status.failed, base=2)
     assert one(speedup_over(both, BASELINES), "fast")["claim"] == "faster"
     more = lost(Status.failed, base=1, fast=3)
-    assert one(speedup_over(more, BASELINES), "fast")["claim"] == "blocks lost"
+    assert one(speedup_over(more, BASELINES), "fast")["claim"] == "missing blocks"
 
 
 def test_a_run_that_was_repeated_in_its_block_is_no_selection() -> None:

@@ -48,7 +48,7 @@ from vitsweep.tables.comparison import Comparison, blocks_wanted, compared_cells
 from vitsweep.tables.formatting import count
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.speedup import one_look
+from vitsweep.tables.speedup import screened
 from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
@@ -256,7 +256,7 @@ def _sentences(
     if result.num_blocks:
         yield result.sentence(a, b)
     elif slowdown := launched.state.looks.get(planned.cells[0]):
-        yield f"{a} is {one_look(1 / slowdown, f' than {b}')}."
+        yield f"{a} is {screened(1 / slowdown, f' than {b}')}."
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."

@@ -106,7 +106,7 @@ def _meanings() -> list[Artist]:
     ]
 
 
-ACCURACY = Chart("accuracy", "Accuracy beside speed", table_of, draw, say("whiskers"))
+ACCURACY = Chart("accuracy", "Accuracy against speed", table_of, draw, say("whiskers"))
 
 # Top-1 accuracy over a training: against its seconds and against its epochs, a line per setting.
 

@@ -59,7 +59,7 @@ def _unreadable(text: str) -> str:
             f"more than letters, digits and `.-_/` stands in quotes, such as `{key}=['a=b']`."
         )
     if ",," in text or text.endswith(","):
-        return f"`{text}` cannot be read: a value is missing beside a comma."
+        return f"`{text}` cannot be read: a value is missing next to a comma."
     return (
         f"`{text}` cannot be read: a text that holds more than letters, digits and `.-_/` stands in "
         f'quotes, and in others for the shell: `"{value_override(key, value)}"`.'

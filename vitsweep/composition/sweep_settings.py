@@ -75,7 +75,7 @@ class SweepSettings:
     confirm: Annotated[int, Ge(0)]
     replicate: Literal["seed"] | None
     cells_per_block: Annotated[int, Gt(0)]
-    looks: Literal["auto"] | bool
+    screening: Literal["auto"] | bool
     prune_slowdown: Annotated[float, Gt(1)] | None
     retry: tuple[str, ...]
     remeasure: bool

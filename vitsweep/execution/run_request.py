@@ -70,7 +70,7 @@ class RunRequest:
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`); "" before there is one.
         measurement: fields of `measurement` that belong to the command, not to the frozen cell;
             `supervise` fills them in.
-        proved: how the cell was proved equal to plain training earlier, or "".
+        proved: how the cell was proved equal to reference training earlier, or "".
         proved_exactly: how a cell that differs in its precision alone was, by the same command, or "".
         calibration: rates of this machine (see `rates.reached.calibrate`).
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time

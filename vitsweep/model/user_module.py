@@ -367,7 +367,7 @@ def technique_problems(spec: ModuleFactory, cell: "CellSpec") -> Iterator[str]:
         if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
             yield (
                 f"`{spec.typed}` draws random numbers in training, in {listed(drawn)}, and so does its twin, "
-                "which could not be compared with plain training: turn dropout off in "
+                "which could not be compared with reference training: turn dropout off in "
                 "`model.twin_arguments`, or use `measurement.prove=none`."
             )
 

@@ -8,8 +8,8 @@ A cell of a command is, in this order,
    only on request (`sweep.retry`, `vitsweep retry`). A run that was killed or preempted says
    nothing about its cell and is repeated, and so is one that had less time than the command gives;
 3. `measured`: it has as many blocks as `measurement.blocks` asks for;
-4. `one look`: its look, or its first block where there are none, showed it slower than its baseline by more
-   than `sweep.prune_slowdown`, and nobody typed a number of blocks;
+4. `pruned after screening`: its screening run, or its first block where there is none, was slower than its
+   baseline by more than `sweep.prune_slowdown`, and nobody typed a number of blocks;
 5. `runnable`: it lacks some blocks.
 
 What counts is pairs, not runs: a block counts for a cell if both the cell and its baseline were
@@ -194,7 +194,7 @@ class CellState(StrEnum):
     runnable = "runnable"
     invalid = "invalid"
     measured = "measured"
-    one_look = "one look"
+    pruned = "pruned after screening"
     not_measured = "not measured"
 
 
@@ -247,7 +247,7 @@ class ResumeState:
             return CellState.runnable
         if entry.cell_id in self.used_again:
             return CellState.runnable
-        return CellState.one_look if entry.cell_id in self.pruned else CellState.measured
+        return CellState.pruned if entry.cell_id in self.pruned else CellState.measured
 
     def reasons(self, entry: PlannedCell) -> list[str]:
         """Return why a cell is not run; empty where it is, or where it is measured."""
@@ -344,10 +344,10 @@ def resume_state(
 
 
 def has_looks(entry: PlannedCell, settings: SweepSettings) -> bool:
-    """Return whether looks come before the blocks of a cell, by its device unless `sweep.looks` says it."""
-    if settings.looks == "auto":
+    """Whether screening runs come before the blocks of a cell: by `sweep.screening`, else by its device."""
+    if settings.screening == "auto":
         return entry.spec.resources.device == "cpu" or settings.minutes is not None
-    return settings.looks
+    return settings.screening
 
 
 def _first_run_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
@@ -376,7 +376,7 @@ def _slowdowns(plan: SweepPlan, looks: Sequence[RunRecord]) -> dict[str, float]:
 
 
 def is_pruned(entry: PlannedCell, slowdown: float, settings: SweepSettings) -> bool:
-    """Return whether a cell stays at its look, which showed it so many times slower than its baseline."""
+    """Whether a cell gets no more than its screening run, which was so many times slower."""
     most = settings.prune_slowdown if settings.search == "grid" else None
     return most is not None and slowdown > most and not has_typed_blocks(entry)
 

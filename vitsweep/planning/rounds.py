@@ -163,7 +163,7 @@ class _Grid:
         """That nothing is missing; or how many looks and runs come."""
         if not self._looks:
             return self._notice
-        minutes, looks = self._settings.minutes, count(len(self._looks), "look")
+        minutes, looks = self._settings.minutes, count(len(self._looks), "screening run")
         runs = runs_per_cell(self._plan, self.state(()).missing_blocks, self._size).total()
         then = (
             f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
@@ -268,7 +268,7 @@ class BoundedGrid(_Grid):
             table = speedup_over(rows, self._plan.baselines, [set(self._plan.entries)])
             most = 1 + self._settings.indifference
             same = (table["claim_low"] >= 1 / most) & (table["claim_high"] <= most)
-            sure = table["claim"].isin([*SHOWN, Claim.blocks_lost]) | same
+            sure = table["claim"].isin([*SHOWN, Claim.missing_blocks]) | same
             decided = set(table.loc[sure, "cell_id"])
             pairs = dict(zip(table["cell_id"], table["num_blocks"].tolist(), strict=True))
         compared = [e for e in self._plan.runnable if e.baseline_id not in (None, e.cell_id)]

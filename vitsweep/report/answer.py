@@ -20,12 +20,11 @@ from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import name_parts, varying_columns
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import further, one_look
+from vitsweep.tables.speedup import further, screened
 from vitsweep.tables.stats import (
     INCONCLUSIVE,
     LEVEL,
     MIN_BLOCKS,
-    NO_INTERVAL,
     Claim,
     adjusted,
     contrast,
@@ -59,7 +58,7 @@ UNMOVED = "unmoved_weights"
 MOST_BLOCKS = 60
 SURER = "To be surer: `{}`."
 MOST_NAMES = 3
-"""Cells that are named where several are not told apart."""
+"""Cells that are named where no difference is shown between several."""
 MOST_GROUPS = 4
 """Settings that a question names."""
 MOST = 8
@@ -180,8 +179,8 @@ def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -
     if first["claim"] == Claim.faster and len(leaders):
         name = first["name"]
         if len(leaders) > 1:
-            name += f" (not told apart: {_listed(leaders['name'].iloc[1:])})"
-    ends = () if first["claim"] in NO_INTERVAL else (first["speedup_low"], first["speedup_high"])
+            name += f" (no difference shown: {_listed(leaders['name'].iloc[1:])})"
+    ends = () if first["claim"] == Claim.screened else (first["speedup_low"], first["speedup_high"])
     return {
         "setting": _setting(first, several),
         "fastest shown": name,
@@ -331,7 +330,9 @@ def _over_baseline(
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
     is_probable = first["claim"] == Claim.probably_faster
     what = "probably faster" if is_probable else "fastest"
-    what += ", not told apart" if len(leaders) > 1 and not is_probable else ""
+    what += (
+        ", with no difference shown between them" if len(leaders) > 1 and not is_probable else ""
+    )
     if not is_probable and (len(higher) or is_topped):
         what = what.replace("fastest", "the fastest shown")
     names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"
@@ -413,15 +414,15 @@ def _accuracy(row: Series, base: Series) -> str:
 
 
 def _notes(row: Series) -> str:
-    """Return what belongs to the ratio: lost blocks, other code, another size, weights that never moved."""
+    """What belongs to the ratio: missing blocks, other code, another size, weights that never moved."""
     unmoved = FLAGS[UNMOVED].caption if row.get(UNMOVED) in (True,) else ""
     return "".join(f"; {note}" for note in (further(row), unmoved) if note)
 
 
 def _size(row: Series) -> str:
     """Return the speedup with its interval among all cells, or the words that there is none."""
-    if row["claim"] in NO_INTERVAL:
-        return one_look(row["speedup"], claim=row["claim"])
+    if row["claim"] == Claim.screened:
+        return screened(row["speedup"])
     over = measured_over(row)
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
@@ -504,18 +505,18 @@ def next_command(cells: DataFrame, typed: str) -> str:
     """
     measured = checked_cells(cells, *COMPARED)
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
-    compared = measured[~measured["claim"].isin([Claim.baseline, *NO_INTERVAL])]
+    compared = measured[~measured["claim"].isin([Claim.baseline, Claim.screened])]
     for claim in (Claim.faster, Claim.probably_faster):
         best = compared[compared["claim"] == claim].nlargest(1, "speedup_low")
         if len(best):
             is_clear = claim == Claim.faster and best["speedup_low"].iloc[0] >= CLEAR
             return "" if is_clear else _surer(best.iloc[0], typed)
-    if (compared.nlargest(1, "speedup")["claim"] == Claim.blocks_lost).any():
+    if (compared.nlargest(1, "speedup")["claim"] == Claim.missing_blocks).any():
         return ""
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
     if len(unsure):
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
-    looks = measured[measured["claim"] == Claim.one_look]
+    looks = measured[measured["claim"] == Claim.screened]
     if (looks["speedup"] > NEAR_LOOK).any():
         return SURER.format(typed)
     return ""

@@ -496,7 +496,7 @@ class Store:
                 raise ValueError(f"it is cut off or damaged in `{pack.FILE}`") from None
             version = (status.st_size, status.st_mtime_ns, status.st_ino)
             if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_JSON_BYTES:
-                raise UnsafeFileError("it is a link, no plain file, or too large")
+                raise UnsafeFileError("it is a link, not a regular file, or too large")
         known = self._parsed.get(path)
         if known is not None and known[0] == version:
             return known[1]

@@ -20,7 +20,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import flattered, is_flattered, lost_blocks
+from vitsweep.tables.speedup import has_survivorship_bias, missing_blocks_of, survivorship_bias
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -74,7 +74,7 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         One row per effect and kind of device. `kind` is `average` (over the other choices) or
         `given` (with the one choice `given`, over the rest); `technique` and `against` are
         `column=choice`; `effect` is a ratio of throughput (1.31: 31 % more images per second);
-        `claim` is `faster`, `slower`, `blocks lost` (see `speedup_over`), `no difference shown`, `too few
+        `claim` is `faster`, `slower`, `missing blocks` (see `speedup_over`), `no difference shown`, `too few
         blocks`, or empty where there is no estimate. For `given`, `ratio_to_average` is this effect over
         the average one and `interaction` says `more than on average`, `less than on average` or `no
         interaction shown`.
@@ -116,12 +116,12 @@ def _of_device(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFram
     whole, less = np.array(found), np.array(found) - np.array(averages)
     table = table.join(_ratio(whole, data, table, "effect", "effect", "p_value"))
     table = table.join(_ratio(less, data, table, "ratio_to_average", "ratio", "ratio_p_value"))
-    lost, names = lost_blocks(newest_code(runs)), np.array(data.cells)
+    lost, names = missing_blocks_of(newest_code(runs)), np.array(data.cells)
     sides = [
-        is_flattered(lost, names[w * sign > 0], names[w * sign < 0])
+        has_survivorship_bias(lost, names[w * sign > 0], names[w * sign < 0])
         for w, sign in zip(found, np.where(table["effect"] > 1, 1, -1), strict=True)
     ]
-    return _claimed(table.assign(_flattered=sides)).drop(columns="_flattered")
+    return _claimed(table.assign(_survivors=sides)).drop(columns="_survivors")
 
 
 def _grid(
@@ -246,7 +246,7 @@ def _claimed(table: DataFrame) -> DataFrame:
         Claim.nothing: table["effect"].isna(),
         Claim.too_few_blocks: table["p_value"].isna(),
         Claim.no_difference_shown: ~(table["p_holm"] < LEVEL),
-        Claim.blocks_lost: table["_flattered"],
+        Claim.missing_blocks: table["_survivors"],
         Claim.faster: table["effect"] > 1,
     }
     together = {
@@ -351,11 +351,11 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
                 rows.append(paired.get(new) or contrast(weights, over_baseline, base))
     order = steps.groupby("kind", sort=False).ngroup().sort_values(kind="stable").index
     columns = ["num_blocks", "speedup", "speedup_low", "speedup_high", "p_value"]
-    lost = lost_blocks(known.runs, ROW)
+    lost = missing_blocks_of(known.runs, ROW)
     table = DataFrame(rows, columns=columns, index=order, dtype=float).assign(
         _key=steps["_key"], cell_id=steps["_key"], kind=steps["kind"],
         baseline_cell_id=steps["previous"], num_blocks=lambda t: t["num_blocks"].fillna(0),
-        _flattered=lambda t: flattered(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
+        _survivors=lambda t: survivorship_bias(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
     )  # fmt: skip
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (

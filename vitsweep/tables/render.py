@@ -458,10 +458,10 @@ def common_settings(ran: DataFrame) -> list[str]:
 
 
 def _tally(cells: DataFrame, more: str = "") -> str:
-    """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 at one look`."""
+    """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 screened`."""
     claims = cells["claim"] if "claim" in cells else [None] * len(cells)
     words = [
-        "at one look" if claim == Claim.one_look else status_words(status)
+        "screened" if claim == Claim.screened else status_words(status)
         for claim, status in zip(claims, cells["status"], strict=True)
     ]
     noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
@@ -487,7 +487,7 @@ class PublishedTable:
         text, common = beside_text(self.figures, self.cells)
         if len(text):
             rows = text.head(BEST).drop(columns="as published", errors="ignore")
-            yield TextTable(rows, f"\nPublished beside measured · {common}")
+            yield TextTable(rows, f"\nPublished and measured · {common}")
             if len(text) > BEST:
                 yield Text(f"{count(len(text) - BEST, 'more figure')} in the report.")
             yield Text()

@@ -21,7 +21,6 @@ from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
-    NO_INTERVAL,
     Claim,
     adjusted,
     any_look_keys,
@@ -155,8 +154,8 @@ def speedup_over(
     - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
       cells that happens by chance;
     - `no difference shown`: the cell's own interval holds 1;
-    - `blocks lost`: its interval excludes 1, but runs of some blocks ended otherwise (`ENDED`), and what
-      is left flatters the side that lost them: nothing is claimed.
+    - `missing blocks`: its interval excludes 1, but runs of some blocks ended otherwise (`ENDED`), and what
+      is left is biased towards the side that misses them (survivorship bias): nothing is claimed.
 
     Args:
         runs: one row per run.
@@ -193,10 +192,12 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families)
-        .pipe(_with_lost_blocks, runs)
+        .pipe(_with_missing_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
-        .drop(columns=["_look", "_lost", "_flattered", "baseline", "others", "older", "is_listed"])
+        .drop(
+            columns=["_look", "_missing", "_survivors", "baseline", "others", "older", "is_listed"]
+        )
     )
 
 
@@ -274,12 +275,12 @@ def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
     measured = log_throughput_per_block(looks[status == Status.measured], ROW)
     ratios = log_ratios(measured, known.baselines, ROW)
     by_row = ratios.groupby(ROW)["log_ratio"]
-    screened = set(looks.loc[looks["purpose"] == CHOOSING, ROW])
-    latest = np.exp(by_row.last().mask(by_row.last().index.isin(screened), by_row.mean()))
+    chosen = set(looks.loc[looks["purpose"] == CHOOSING, ROW])
+    latest = np.exp(by_row.last().mask(by_row.last().index.isin(chosen), by_row.mean()))
     found = table[ROW].map(latest).where(table["speedup"].isna())
-    claim = np.where(table[ROW].isin(screened), Claim.screened, Claim.one_look)
     return table.assign(
-        speedup=table["speedup"].fillna(found), _look=np.where(found.notna(), claim, "")
+        speedup=table["speedup"].fillna(found),
+        _look=np.where(found.notna(), Claim.screened, ""),
     )
 
 
@@ -304,8 +305,8 @@ Lost = Mapping[Any, Mapping[tuple[Any, ...], str]]
 """Cell -> block without a run of it that counts -> one of `ENDED`."""
 
 
-def lost_blocks(runs: DataFrame, by: str = "cell_id") -> Lost:
-    """Return the blocks that each cell lost.
+def missing_blocks_of(runs: DataFrame, by: str = "cell_id") -> Lost:
+    """Return the missing blocks of each cell: those whose run has no result because of how it ended.
 
     Args:
         runs: one row per run, as `checked_runs` returns them.
@@ -323,27 +324,27 @@ def lost_blocks(runs: DataFrame, by: str = "cell_id") -> Lost:
     return found
 
 
-def is_flattered(lost: Lost, cells: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Tell whether some blocks lost the cells alone, not the others: these may be their slow runs."""
+def has_survivorship_bias(lost: Lost, cells: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether the cells miss blocks that the others have: the missing runs may be their slow ones."""
     own, theirs = ({b for cell in side for b in lost.get(cell, ())} for side in (cells, others))
     return bool(own - theirs)
 
 
-def flattered(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[bool]:
-    """Return of each row whether the faster side is flattered: the cell where `up`, else its baseline."""
+def survivorship_bias(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[bool]:
+    """Whether the faster side of each row misses blocks of the other; it is the cell where `up`."""
     sides = zip(up, cells, baselines, strict=True)
-    return [is_flattered(lost, *([c], [b]) if u else ([b], [c])) for u, c, b in sides]
+    return [has_survivorship_bias(lost, *([c], [b]) if u else ([b], [c])) for u, c, b in sides]
 
 
-def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
-    """Add `_lost`, what is said of runs that some blocks lost, and `_flattered`."""
-    lost, up = lost_blocks(runs, ROW), table["speedup"] > 1
+def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
+    """Add `_missing`, the note on missing blocks, and `_survivors`, see `survivorship_bias`."""
+    lost, up = missing_blocks_of(runs, ROW), table["speedup"] > 1
     of_all = runs[runs[ROW].isin(lost) & ~is_look(runs)].groupby(ROW)["block"].nunique()
     paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
     said = [
         "; ".join(
             say(
-                "lost_blocks",
+                "missing_blocks",
                 whose=whose,
                 ended=" or ".join(sorted(set(lost[row].values()))),
                 lost=len(lost[row]),
@@ -354,7 +355,9 @@ def _with_lost_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
         )
         for mine, other, shown in zip(table[ROW], table["baseline"], paired, strict=True)
     ]
-    return table.assign(_lost=said, _flattered=flattered(up, table[ROW], table["baseline"], lost))
+    return table.assign(
+        _missing=said, _survivors=survivorship_bias(up, table[ROW], table["baseline"], lost)
+    )
 
 
 def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:
@@ -368,7 +371,7 @@ def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
 
     Two one-sided tests (Schuirmann 1987): the 90 % interval of the speedup lies within
     [1 / (1 + margin), 1 + margin]. It replaces `no difference shown`, which is no statement of
-    equality. Not of a ratio that some blocks lost: the lost runs may be the slow ones.
+    equality. Not of a ratio with missing blocks: the missing runs may be the slow ones.
 
     Args:
         cells: one row per cell.
@@ -406,7 +409,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     sizes = other_size(known)
     facts = (sizes, moved_elsewhere(known))
     own = (table[ROW].map(lambda row, said=said: said.get(row, "")) for said in facts)
-    told = zip(codes, own_codes, table["_lost"], *own, strict=True)
+    told = zip(codes, own_codes, table["_missing"], *own, strict=True)
     noted = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return noted
@@ -415,7 +418,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
 
     def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: str) -> str:
         if look:
-            return "; ".join(filter(None, [one_look(speedup, claim=look), sizes.get(row)]))
+            return "; ".join(filter(None, [screened(speedup), sizes.get(row)]))
         if status.get(row) != Status.measured:
             return ""
         if speedup == speedup:
@@ -442,12 +445,12 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
 def further(row: Mapping[Any, Any] | Series) -> str:
     """Return what the note of a row says beside its ratio and claim."""
     note = plain(row["speedup_note"])
-    return note.partition("; ")[2] if row["claim"] in NO_INTERVAL else note
+    return note.partition("; ")[2] if row["claim"] == Claim.screened else note
 
 
-def one_look(speedup: float, than: str = "", claim: str = Claim.one_look) -> str:
-    """Say what a look shows: `about 35x slower (one look, no interval)`; `than` follows `slower`."""
-    return say("look", about=about(speedup, than), claim=claim)
+def screened(speedup: float, than: str = "") -> str:
+    """Say what screening shows: `about 35x slower (screening run, no interval)`; `than` follows `slower`."""
+    return say("screened", about=about(speedup, than))
 
 
 def about(speedup: float, than: str = "") -> str:

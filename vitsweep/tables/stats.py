@@ -47,17 +47,14 @@ class Claim(StrEnum):
     equal = "equal"
     too_few_blocks = "too few blocks"
     unpaired = "unpaired"
-    one_look = "one look"
     screened = "screened"
-    blocks_lost = "blocks lost"
+    missing_blocks = "missing blocks"
     baseline = "baseline"
     nothing = ""
 
 
 SHOWN = (Claim.faster, Claim.slower)
 """Claims of a difference that hold among all cells of a question."""
-NO_INTERVAL = (Claim.one_look, Claim.screened)
-"""A ratio of one short run, or of runs by whose results cells were dropped: there is no claim."""
 SURE = (*SHOWN, Claim.equal, Claim.baseline)
 """Claims of rows that need no word of doubt."""
 
@@ -76,10 +73,10 @@ def claims(table: DataFrame) -> Series:
     rules = {
         Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
         Claim.nothing: table["speedup"].isna(),
-        **{claim: table.get("_look", "") == claim for claim in NO_INTERVAL},
+        Claim.screened: table.get("_look", "") == Claim.screened,
         Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
-        Claim.blocks_lost: likely & table.get("_flattered", False),
+        Claim.missing_blocks: likely & table.get("_survivors", False),
         Claim.equal: (table["speedup_low"] == 1) & (table["speedup_high"] == 1),
         Claim.faster: sure & up,
         Claim.slower: sure,
@@ -285,7 +282,7 @@ def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
     """Return `<key>, num_blocks, speedup, speedup_low, speedup_high, block_noise, p_value` from log ratios.
 
     `block_noise` is the standard deviation of the log ratio of one block.
-    From 12 blocks on the standard error grows where neighbours resemble each other (`spread_factor`).
+    From 12 blocks on the standard error grows where neighbours are correlated (`spread_factor`).
     The interval is Student's t; of a key with any block of a command that looked at its intervals before
     it decided what to measure, it is `any_look_half_width`. Both are empty below `MIN_BLOCKS` blocks.
 

@@ -90,7 +90,7 @@ def furthest(
     name = max(outside, key=lambda n: outside[n] / (bounds[n] or 1e-300))
     size = norms[name] or 1.0
     return (
-        f"{what} of `{name}` differs from plain training's by {outside[name] / size:.3g} of its norm (L2), "
+        f"{what} of `{name}` differs from the reference's by {outside[name] / size:.3g} of its norm (L2), "
         f"where rounding explains {bounds[name] / size:.3g} at most,"
     )
 
@@ -127,7 +127,7 @@ ACTING = ("sharding", "optimizer")
 
 
 class WrongResultError(VitsweepError):
-    """A cell trained with its techniques has other losses than plain training."""
+    """A cell trained with its techniques has other losses than reference training."""
 
 
 def agree(faults: Sequence[tuple[Place, str]], when: str, twin: CellSpec) -> None:

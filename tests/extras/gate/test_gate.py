@@ -95,7 +95,7 @@ def test_a_block_that_is_no_longer_measured_fails_unless_a_later_try_was():
         run("fp32", "b3", status=Status.out_of_memory, reason="no room", precision="fp32"),
     )
     result = gate(now, KEPT)
-    assert one(result, "fp32")["verdict"] == "lost blocks"
+    assert one(result, "fp32")["verdict"] == "missing blocks"
     assert not result.passed
     assert gate(now, KEPT, lenient=True).passed
     again = table(run("fp32", "b3", 100, precision="fp32", minute=9))

@@ -48,7 +48,7 @@ def test_table_and_method_say_what_was_done(
         "geometric means over 5 blocks (1 configuration) of the ratios within a block",
         "with 95 \\% intervals (Student's t)",
         "of one baseline: faster (1).",
-        "2 of 2 configurations was compared with plain training",
+        "2 of 2 configurations was compared with reference training",
         "is fastest: 1.4",
     ):
         assert words in method, method

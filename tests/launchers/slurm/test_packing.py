@@ -307,7 +307,7 @@ def test_a_job_begins_with_looks_and_leaves_out_what_they_show_to_be_slow() -> N
 
 
 def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
-    job = looked_at("optimizer=adamw_foreach,sgd_loop", "sweep.looks=false")
+    job = looked_at("optimizer=adamw_foreach,sgd_loop", "sweep.screening=false")
     runs = job.runs()
     assert [run.is_look for run in runs] == [False] * 15
     assert ["look" in block for block in job.task["blocks"]] == [True, *[False] * 4]

@@ -51,7 +51,7 @@ def cells(ranks: int, choices: tuple[tuple[str, ...], ...], *more: str) -> list[
 
 
 def compared(ranks: int, specs: list[CellSpec], folder: Path) -> list[dict[str, float]]:
-    """Differences from plain training of cells on one world after another."""
+    """Differences from reference training of cells on one world after another."""
     found: dict[CellSpec, dict[str, float]] = {}
     for mesh in dict.fromkeys(spec.mesh for spec in specs):
         sharing = [spec for spec in specs if spec.mesh == mesh]

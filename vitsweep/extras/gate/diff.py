@@ -43,7 +43,7 @@ from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
 
 WORSE, GONE = "worse beyond tolerance", "no longer measured"
 FELL = "accuracy fell"
-PARTLY = "lost blocks"
+PARTLY = "missing blocks"
 TOO_FEW = "too few runs"
 NO_STEP = "no number now"
 NEW, ABSENT, NEVER = "new", "not run now", "not measured before"
@@ -84,7 +84,7 @@ def diff(
 
     Returns:
         One row per cell of either side and metric: `cell_id, name, metric, of_baseline`; statuses, reasons
-        and lost blocks of both sides (`_kept`, `_now`); `better, limit, verdict`; `ratio, ratio_low,
+        and missing blocks of both sides (`_kept`, `_now`); `better, limit, verdict`; `ratio, ratio_low,
         ratio_high` (empty with fewer than 3 values in either); `count_kept, count_now`; `detectable`, the
         factor beyond any limit that is shown to lie beyond it with 80 % probability.
 
@@ -162,7 +162,9 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     ]  # fmt: skip
     every = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
     names = DataFrame({"cell_id": every["cell_id"], "name": cell_names(every)})
-    lost = [_lost_blocks(side).add_suffix(f"_{n}") for side, n in ((kept, "kept"), (runs, "now"))]
+    lost = [
+        _missing_blocks(side).add_suffix(f"_{n}") for side, n in ((kept, "kept"), (runs, "now"))
+    ]
     return (
         sides[0]
         .merge(sides[1], on="cell_id", how="outer")
@@ -173,7 +175,7 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     )
 
 
-def _lost_blocks(runs: DataFrame) -> DataFrame:
+def _missing_blocks(runs: DataFrame) -> DataFrame:
     """Return by cell how many blocks hold no measured run, and which share of its blocks that is.
 
     Runs that were killed or preempted say nothing about their cell and do not count.
@@ -199,7 +201,7 @@ def _limit(metric: Metric, tolerance: float) -> float:
 
 
 def verdicts(table: DataFrame) -> Series:
-    """Return what is said of each row, by its statuses, ratio with its interval, limit and lost blocks."""
+    """Return what is said of each row, by its statuses, ratio with its interval, limit and missing blocks."""
     was = table["status_kept"] == Status.measured
     low, high = table["ratio_low"], table["ratio_high"]
     up = table["better"] == "higher"

@@ -52,7 +52,7 @@ def add_options(options: Options) -> None:
     options.flag("--mixed-hardware", help="compare cells although they ran on different devices")
     options.flag(
         "--lenient",
-        help="only warn of cells that are gone, too few runs, lost blocks, a lower accuracy, a slower "
+        help="only warn of cells that are gone, too few runs, missing blocks, a lower accuracy, a slower "
         "baseline, and of what is undecided",
     )
     options.add_json()
