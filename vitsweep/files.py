@@ -110,9 +110,7 @@ def _refuse_link(parent: int, name: str, path: Path, *allowed: Callable[[int], b
         if stat.S_ISLNK(mode):
             raise UnsafeFileError(_link(name, path))
         if not any(kind(mode) for kind in (stat.S_ISREG, *allowed)):  # root could replace /dev/null
-            raise UnsafeFileError(
-                f"`{path}` is not a regular file: replace it by a copy, or remove it."
-            )
+            raise UnsafeFileError(f"`{path}` is not a regular file: copy or remove it.")
 
 
 def _link(name: str, path: Path) -> str:

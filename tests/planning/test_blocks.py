@@ -364,13 +364,12 @@ def test_the_sentence_before_a_run_counts_looks() -> None:
     rounds = grid(plan, settings, (), CODE)
     assert (
         rounds.notice
-        == "6 screening runs first, one short run of each cell, then at most 30 runs in blocks."
+        == "6 screening runs first, one short run per cell, then at most 30 runs in blocks."
     )
     assert rounds.num_runs(()).total() == 6 + 30
     bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
     assert (
-        bounded.notice
-        == "6 screening runs first, one short run of each cell, then blocks for 3 min."
+        bounded.notice == "6 screening runs first, one short run per cell, then blocks for 3 min."
     )
 
 

@@ -258,9 +258,7 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
         if num := looks.total():
             then = f"blocks for {settings.minutes:g} min" if settings.minutes else "the blocks"
-            outlook += (
-                f" First {count(num, 'screening run')}, one short run of each cell, then {then}."
-            )
+            outlook += f" First {count(num, 'screening run')}, one short run per cell, then {then}."
     return PlanOverview(
         rows=rows,
         plan=sweep_plan,

@@ -24,9 +24,9 @@ Measure two settings in turns and say how their throughputs compare, with a 95 %
 A and B are overrides as anywhere in vitsweep; several of them, or none, are quoted as one word. Or
 they are cells of a sweep, as in `explain`: `O2`, `O2 fsdp`, an id. What follows holds for both. The runs go
 into results/compare (or `sweep.name=NAME`); Ctrl-C loses nothing and the same command continues with the
-blocks so far. First each setting has one short screening run; settings that differ by more
-than `sweep.prune_slowdown` (4x) get no blocks. The 95 % interval is valid at any look: repeat the command as often
-as you like. It assumes independent blocks; a warning says where neighbouring blocks correlate.
+blocks so far. First each setting has one short screening run; settings that differ by more than
+`sweep.prune_slowdown` (4x) get no blocks. The 95 % interval is valid at any look: repeat the command as
+often as you like. It assumes independent blocks; a warning says where neighbouring blocks correlate.
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60

@@ -168,7 +168,7 @@ class _Grid:
         then = (
             f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
         )
-        return f"{looks} first, one short run of each cell, then {then}."
+        return f"{looks} first, one short run per cell, then {then}."
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured: its records only grow, and it asks thrice a block."""

@@ -330,9 +330,8 @@ def _over_baseline(
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
     is_probable = first["claim"] == Claim.probably_faster
     what = "probably faster" if is_probable else "fastest"
-    what += (
-        ", with no difference shown between them" if len(leaders) > 1 and not is_probable else ""
-    )
+    if len(leaders) > 1 and not is_probable:
+        what += ", with no difference shown between them"
     if not is_probable and (len(higher) or is_topped):
         what = what.replace("fastest", "the fastest shown")
     names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"

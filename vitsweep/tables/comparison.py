@@ -14,7 +14,7 @@ from vitsweep.tables import stats
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, number, ratio
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import has_survivorship_bias, missing_blocks_of
+from vitsweep.tables.speedup import is_biased, missing_blocks_of
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
 from vitsweep.tables.valid_runs import checked_runs, keyed
 
@@ -32,8 +32,8 @@ class Comparison:
     num_blocks: int
     correlation: float = 0.0
     """Of neighbouring blocks, where it is shown."""
-    has_survivorship_bias: bool = False
-    """The faster setting misses blocks that the other has (`speedup.has_survivorship_bias`)."""
+    is_biased: bool = False
+    """The faster setting misses blocks that the other has (`speedup.is_biased`)."""
     log_ratios: Sequence[float] = field(default=(), compare=False, repr=False)
     """Of each block, the oldest first."""
 
@@ -52,7 +52,7 @@ class Comparison:
             return Claim.too_few_blocks
         if self.low <= 1 <= self.high:
             return Claim.equal if self.low == self.high else Claim.no_difference_shown
-        if self.has_survivorship_bias:
+        if self.is_biased:
             return Claim.missing_blocks
         return Claim.faster if self.low > 1 else Claim.slower
 
@@ -98,10 +98,7 @@ def compared_cells(runs: DataFrame, variant: str, baseline: str) -> Comparison:
     ratios = log_ratios(log_throughput_per_block(known.valid, ROW), {row: base}, ROW)
     result = compared(ratios["log_ratio"].tolist(), is_fixed=not ratios["any_look"].any())
     sides = ([row], [base]) if result.ratio > 1 else ([base], [row])
-    return replace(
-        result,
-        has_survivorship_bias=has_survivorship_bias(missing_blocks_of(known.runs, ROW), *sides),
-    )
+    return replace(result, is_biased=is_biased(missing_blocks_of(known.runs, ROW), *sides))
 
 
 def _as_two_arms(runs: DataFrame, cell_id: str) -> tuple[DataFrame, str, str]:

@@ -20,7 +20,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import has_survivorship_bias, missing_blocks_of, survivorship_bias
+from vitsweep.tables.speedup import biased, is_biased, missing_blocks_of
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -118,7 +118,7 @@ def _of_device(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFram
     table = table.join(_ratio(less, data, table, "ratio_to_average", "ratio", "ratio_p_value"))
     lost, names = missing_blocks_of(newest_code(runs)), np.array(data.cells)
     sides = [
-        has_survivorship_bias(lost, names[w * sign > 0], names[w * sign < 0])
+        is_biased(lost, names[w * sign > 0], names[w * sign < 0])
         for w, sign in zip(found, np.where(table["effect"] > 1, 1, -1), strict=True)
     ]
     return _claimed(table.assign(_survivors=sides)).drop(columns="_survivors")
@@ -355,7 +355,7 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     table = DataFrame(rows, columns=columns, index=order, dtype=float).assign(
         _key=steps["_key"], cell_id=steps["_key"], kind=steps["kind"],
         baseline_cell_id=steps["previous"], num_blocks=lambda t: t["num_blocks"].fillna(0),
-        _survivors=lambda t: survivorship_bias(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
+        _survivors=lambda t: biased(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
     )  # fmt: skip
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (

@@ -324,20 +324,20 @@ def missing_blocks_of(runs: DataFrame, by: str = "cell_id") -> Lost:
     return found
 
 
-def has_survivorship_bias(lost: Lost, cells: Iterable[Any], others: Iterable[Any]) -> bool:
+def is_biased(lost: Lost, cells: Iterable[Any], others: Iterable[Any]) -> bool:
     """Whether the cells miss blocks that the others have: the missing runs may be their slow ones."""
     own, theirs = ({b for cell in side for b in lost.get(cell, ())} for side in (cells, others))
     return bool(own - theirs)
 
 
-def survivorship_bias(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[bool]:
+def biased(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[bool]:
     """Whether the faster side of each row misses blocks of the other; it is the cell where `up`."""
     sides = zip(up, cells, baselines, strict=True)
-    return [has_survivorship_bias(lost, *([c], [b]) if u else ([b], [c])) for u, c, b in sides]
+    return [is_biased(lost, *([c], [b]) if u else ([b], [c])) for u, c, b in sides]
 
 
 def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
-    """Add `_missing`, the note on missing blocks, and `_survivors`, see `survivorship_bias`."""
+    """Add `_missing`, the note on missing blocks, and `_survivors`, see `biased`."""
     lost, up = missing_blocks_of(runs, ROW), table["speedup"] > 1
     of_all = runs[runs[ROW].isin(lost) & ~is_look(runs)].groupby(ROW)["block"].nunique()
     paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
@@ -355,9 +355,7 @@ def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
         )
         for mine, other, shown in zip(table[ROW], table["baseline"], paired, strict=True)
     ]
-    return table.assign(
-        _missing=said, _survivors=survivorship_bias(up, table[ROW], table["baseline"], lost)
-    )
+    return table.assign(_missing=said, _survivors=biased(up, table[ROW], table["baseline"], lost))
 
 
 def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:

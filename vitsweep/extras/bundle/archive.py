@@ -182,8 +182,7 @@ def _fault(entry: tarfile.TarInfo, seen: set[str], tops: set[str]) -> str:
     same, seen_before = alike in seen, len(seen)
     seen.add(alike)
     rules = {
-        "it is a link, a folder, a device or not a regular file": not entry.isreg()
-        or entry.issparse(),
+        "it is not a regular file": not entry.isreg() or entry.issparse(),
         "it lies outside of the sweep's folder, or is no file of a bundle": not (
             NAME.fullmatch(top) and is_bundled(name)
         ),

@@ -162,9 +162,7 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     ]  # fmt: skip
     every = pd.concat([runs, kept]).drop_duplicates("cell_id", keep="first").reset_index(drop=True)
     names = DataFrame({"cell_id": every["cell_id"], "name": cell_names(every)})
-    lost = [
-        _missing_blocks(side).add_suffix(f"_{n}") for side, n in ((kept, "kept"), (runs, "now"))
-    ]
+    lost = [_missing(side).add_suffix(f"_{n}") for side, n in ((kept, "kept"), (runs, "now"))]
     return (
         sides[0]
         .merge(sides[1], on="cell_id", how="outer")
@@ -175,7 +173,7 @@ def _cells(runs: DataFrame, kept: DataFrame) -> DataFrame:
     )
 
 
-def _missing_blocks(runs: DataFrame) -> DataFrame:
+def _missing(runs: DataFrame) -> DataFrame:
     """Return by cell how many blocks hold no measured run, and which share of its blocks that is.
 
     Runs that were killed or preempted say nothing about their cell and do not count.
