@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 from vitsweep import extras
 
 if TYPE_CHECKING:
-    from vitsweep.api.functions import ComparisonResult, compare, plan, sweep
+    from vitsweep.api.functions import plan, sweep
     from vitsweep.api.sweep import Report, Sweep, load
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
     from vitsweep.extras import Applied as Applied
+    from vitsweep.extras import ComparisonResult as ComparisonResult
     from vitsweep.extras import apply as apply
+    from vitsweep.extras import compare_settings as compare  # noqa: F401
     from vitsweep.extras import measured as measured
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadValueError",
-    "ComparisonResult",
     "ImpossibleCellError",
     "Report",
     "Sweep",
     "VitsweepError",
     "__version__",
-    "compare",
     "load",
     "plan",
     "sweep",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api.functions": ("ComparisonResult", "compare", "plan", "sweep"),
+    "api.functions": ("plan", "sweep"),
     "api.sweep": ("Report", "Sweep", "load"),
     "errors": ("BadValueError", "ImpossibleCellError", "VitsweepError"),
 }

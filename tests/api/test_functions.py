@@ -171,14 +171,8 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command_line(arguments, wo
 
 @pytest.mark.parametrize("wrong", [5, None, {"precision": "O1"}, b"O1", True])
 def test_what_is_no_list_of_overrides_is_refused(wrong):
-    calls = [
-        lambda: vitsweep.plan(wrong),
-        lambda: vitsweep.compare("precision=O1", wrong),
-        lambda: vitsweep.compare(wrong, "precision=O1"),
-    ]
-    for call in calls:
-        with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
-            call()
+    with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
+        vitsweep.plan(wrong)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +203,6 @@ def test_a_sweep_that_does_not_exist_is_named(tmp_path, monkeypatch):
         vitsweep.load("nosuch")
 
 
-def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not():
-    sample = vitsweep.load(ROOT / "analysis" / "sample")
-    table = vitsweep.compare(sample, sample)
-    assert {"change", "claim"} <= set(table)
-    with pytest.raises(vitsweep.VitsweepError, match=r"two settings .* or two sweeps"):
-        vitsweep.compare(sample, "precision=O1")
-
-
 def test_a_sweep_shows_answer_table_and_chart_in_a_notebook():
     html = vitsweep.load(ROOT / "analysis" / "sample")._repr_html_()
     assert "<table" in html
@@ -243,14 +229,13 @@ def shown_in_a_notebook(cells: list[str], folder: Path) -> list[list[dict[str, s
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
-def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
+def test_a_notebook_measures_and_shows_a_sweep(tmp_path):
     cells = [
         "import vitsweep",
         f"vitsweep.plan({list(QUICK)}, precision=['O1', 'O2'])",
         f"sweep = vitsweep.sweep({list(QUICK)}, precision=['O1', 'O2'], name='mine')",
         "sweep",
         "sweep.report()",
-        f"vitsweep.compare('precision=O1', '', {list(QUICK)}, minutes=0.01)",
         "vitsweep.load('mine').speedups()",
     ]
     shown = shown_in_a_notebook(cells, tmp_path)
@@ -258,5 +243,4 @@ def test_a_notebook_measures_compares_and_shows_a_sweep(tmp_path):
     assert shown[2], "progress"
     assert "<svg" in shown[3][-1]["text/html"]
     assert "<iframe" in shown[4][-1]["text/html"]
-    assert "throughput of the default" in shown[5][-1]["text/html"]
-    assert "<table" in shown[6][-1]["text/html"]
+    assert "<table" in shown[5][-1]["text/html"]

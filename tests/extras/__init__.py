@@ -12,6 +12,14 @@ ABSENT_VERBS = {verb for feature in ABSENT for verb in feature.verbs}
 
 WORDS = {
     "predict": ("keep_predictions", "predict_", "predicts", "StepTrace", "time_operators"),
+    "compare": (
+        "ComparisonRequest",
+        "PairRounds",
+        "PlannedPair",
+        "StopReason",
+        "compared_settings",
+        "plan_pair",
+    ),
     "explain": (
         "TracedRun",
         "explain",
@@ -40,6 +48,7 @@ WORDS = {
 """Identifiers that no core file may define; one that ends in `_` stands for all that begin so."""
 PAGES = {
     "predict": ("before_you_submit.md",),
+    "compare": ("compare.md",),
     "explain": ("explain.md",),
     "judge": ("judge.md",),
     "take_home": ("apply.md", "export.md"),

@@ -2,10 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum, auto
-from html import escape
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +18,20 @@ from vitsweep.api.session import (
     open_session,
     refuse_second,
 )
-from vitsweep.api.sweep import Sweep, load
+from vitsweep.api.sweep import Sweep
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.overrides import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, ExitCode, SweepStopped, VitsweepError
-from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.launchers.local import launch
-from vitsweep.planning.blocks import Block, seconds_of_block
+from vitsweep.errors import BadValueError, SweepStopped
+from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches
-from vitsweep.planning.pair import (
-    DEFAULT_MINUTES,
-    DEFAULT_WIDTH,
-    ComparisonRequest,
-    PlannedPair,
-    plan_pair,
-)
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
 from vitsweep.report.views import collect
-from vitsweep.results.trackers import check_tracker, mirror
-from vitsweep.spec.resources import Machine
-from vitsweep.tables.comparison import Comparison, blocks_wanted, compared_cells
-from vitsweep.tables.formatting import count
+from vitsweep.results.trackers import mirror
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.speedup import screened
 from vitsweep.tables.sweep_tables import SweepTables
 
 # Measuring the cells of a session: what the command line and `vitsweep.sweep` both call.
@@ -144,140 +127,6 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     return searches.run(run_round)
 
 
-# Two settings measured in turns: a sweep of two cells that ends where their interval is narrow enough.
-
-
-class StopReason(Enum):
-    """Why no further block is measured."""
-
-    narrow_enough = auto()
-    far_apart = auto()
-    budget_spent = auto()
-    not_measured = auto()
-    interrupted = auto()
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """That of a command which ended so."""
-        codes = {"not_measured": ExitCode.not_all_measured, "interrupted": ExitCode.interrupted}
-        return codes.get(self.name, ExitCode.ok)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonResult:
-    """How two settings compare.
-
-    Attributes:
-        a: the setting in the numerator, in words.
-        b: the setting in the denominator.
-        comparison: ratio of throughputs A / B with its 95 % interval, blocks, and claim.
-        stop_reason: why no further block was measured.
-        sentences: result and stopping in words.
-        folder: where the runs are.
-    """
-
-    a: str
-    b: str
-    comparison: Comparison
-    stop_reason: StopReason
-    sentences: tuple[str, ...]
-    folder: Path
-
-    @property
-    def ratio(self) -> float:
-        """Throughput of A over that of B; NaN where nothing was measured."""
-        return self.comparison.ratio
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the ratio; NaN where there are too few blocks."""
-        return self.comparison.low, self.comparison.high
-
-    @property
-    def claim(self) -> str:
-        """`faster`, `slower`, `no difference shown` or `too few blocks`: A against B."""
-        return self.comparison.claim
-
-    def __str__(self) -> str:
-        return "\n".join(self.sentences)
-
-    def _repr_html_(self) -> str:
-        return "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences)
-
-
-@contextmanager
-def compared_settings(
-    planned: PlannedPair, console: Console
-) -> Iterator[tuple[LaunchResult, ComparisonResult]]:
-    """Measure blocks of two settings in turns; the sweep stays locked until the `with` block ends.
-
-    Raises:
-        VitsweepError: the sweep folder cannot be used; nothing has run.
-    """
-    if planned.defaults:
-        console.print(planned.defaults)
-    check_tracker(planned.tracker)
-    plan, settings = planned.plan, planned.settings
-    asked = LaunchRequest(
-        plan=plan, machine=Machine.here(), settings=settings, console=console, pair=planned
-    )
-    with launch(asked) as launched:
-        a, b = planned.request.names
-        reason = _stop_reason(launched)
-        result = compared_cells(SweepTables.of(launched.store).every_run, *planned.cells)
-        yield (
-            launched,
-            ComparisonResult(
-                a=a,
-                b=b,
-                comparison=result,
-                stop_reason=reason,
-                sentences=tuple(_sentences(planned, launched, result, reason)),
-                folder=launched.store.root,
-            ),
-        )
-
-
-def _stop_reason(launched: LaunchResult) -> StopReason:
-    if launched.interrupted:
-        return StopReason.interrupted
-    if launched.state.not_measured:
-        return StopReason.not_measured
-    if launched.state.pruned:
-        return StopReason.far_apart
-    return StopReason.budget_spent if launched.state.missing_blocks else StopReason.narrow_enough
-
-
-def _sentences(
-    planned: PlannedPair, launched: LaunchResult, result: Comparison, reason: StopReason
-) -> Iterator[str]:
-    (a, b), width = planned.request.names, planned.request.width
-    wanted = f"+- {100 * width:.3g} %"
-    if result.num_blocks:
-        yield result.sentence(a, b)
-    elif slowdown := launched.state.looks.get(planned.cells[0]):
-        yield f"{a} is {screened(1 / slowdown, f' than {b}')}."
-    reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
-    if reason is StopReason.narrow_enough:
-        yield f"The interval is {reached}; {wanted} was asked for."
-    elif reason is StopReason.far_apart:
-        yield "`measurement.blocks=5` at the end of the command measures both in full."
-    elif reason is StopReason.budget_spent:
-        more = max(blocks_wanted(result.log_ratios, width) - result.num_blocks, 1)
-        block = Block("", tuple(launched.plan.entries[cell] for cell in planned.cells))
-        minutes = max(1, round(more * seconds_of_block(block, launched.store.runs()) / 60))
-        yield (
-            f"The budget of {planned.request.minutes:g} min is spent and the interval {reached}, not "
-            f"{wanted}: about {count(more, 'more block')} ({minutes} min); the same command continues."
-        )
-    elif reason is StopReason.interrupted:
-        yield "Stopped. What was measured is kept; the same command continues."
-    else:
-        yield "Not every block measured both settings: see the status above."
-
-
-__all__ = ["compare", "load", "plan", "sweep"]
-
 WAIT = "hydra.launcher.wait"
 
 
@@ -361,56 +210,6 @@ def plan(
     return table
 
 
-def compare(
-    a: Overrides | Sweep,
-    b: Overrides | Sweep,
-    overrides: Overrides = (),
-    *,
-    width: float = DEFAULT_WIDTH,
-    minutes: float = DEFAULT_MINUTES,
-    show: bool = True,
-    **settings: Any,
-) -> "ComparisonResult | DataFrame":
-    """Measure two settings in turns on this machine, or compare two measured sweeps.
-
-    Args:
-        a: overrides of the first setting, such as `"precision=O1"` (empty for the default), or a
-            sweep.
-        b: the same of the second, by whose throughput the first one's is divided.
-        overrides: of both settings.
-        width: stop when the 95 % interval of the ratio is at most +- this, relative.
-        minutes: start no block that would end later than this; the first always runs.
-        show: print progress and notices.
-        settings: of both settings, by name.
-
-    Returns:
-        A `ComparisonResult`; of two sweeps the table of their cells, with `change`, the ratio of the
-        speedup in B to that in A, its interval and claim.
-
-    Raises:
-        VitsweepError: a setting is wrong or cannot run, or one side is a sweep and the other not.
-        KeyboardInterrupt: the user stopped it; the same call continues.
-    """
-    if isinstance(a, Sweep) and isinstance(b, Sweep):
-        return extras.option("vitsweep.compare of two sweeps")(a._tables, b._tables)
-    if isinstance(a, Sweep) or isinstance(b, Sweep):
-        raise VitsweepError(
-            "`compare` takes two settings such as 'precision=O1', or two sweeps of `vitsweep.load`."
-        )
-    request = ComparisonRequest(
-        variant=tuple(as_overrides(a, {})),
-        baseline=tuple(as_overrides(b, {})),
-        common=tuple(as_overrides(overrides, settings)),
-        width=positive("width", width),
-        minutes=positive("minutes", minutes),
-    )
-    with compared_settings(plan_pair(request), _console(show)) as (_, result):
-        pass
-    if result.stop_reason is StopReason.interrupted:
-        raise SweepStopped
-    return result
-
-
 def _session(
     overrides: Overrides,
     settings: Mapping[str, Any],
@@ -429,20 +228,9 @@ def _session(
         named = value_override("sweep.name", name)
         refuse_second(texts, named)
         texts.append(named)
-    return open_session(texts, _console(show), config_dir)
+    return open_session(texts, console_for(show), config_dir)
 
 
-def positive(name: str, value: Any) -> float:
-    """Return an argument as a float.
-
-    Raises:
-        BadValueError: it is no number above 0.
-    """
-    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
-    if not number > 0:
-        raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
-    return number
-
-
-def _console(show: bool) -> Console:
+def console_for(show: bool) -> Console:
+    """Return the console of a call: stderr, or none where nothing is to be shown."""
     return open_console(stderr=True) if show else Console(quiet=True)

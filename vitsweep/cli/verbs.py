@@ -70,7 +70,6 @@ _CORE = {
     "retry": "run cells again that were not measured",
     "cancel": "end the jobs of a sweep; what was measured is kept",
     "pack": "put the files of a sweep's cells into one; every verb reads it",
-    "compare": "measure two settings in turns until the interval on their ratio is narrow",
     "show": "say what the choices of a group are, and what one sets",
     "doctor": "say what this machine can do, what is missing, and how to get it",
 }

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 from vitsweep.errors import VitsweepError
 
 if TYPE_CHECKING:  # the types of `NAMES`
+    from vitsweep.extras.compare.measure import ComparisonResult as ComparisonResult
+    from vitsweep.extras.compare.measure import compare as _compare
     from vitsweep.extras.judge.measured import measured as measured
     from vitsweep.extras.take_home.apply import Applied as Applied
     from vitsweep.extras.take_home.apply import apply as apply
+
+    compare_settings = _compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +78,14 @@ KNOWN: dict[str, Feature] = {
         columns="admission:predicted",
         settings={"only": None, "max_gpu_hours": None},
     ),
+    "compare": Feature(
+        verbs={
+            "compare": "measure two settings in turns until the interval on their ratio is narrow",
+        },
+        names={"ComparisonResult": "measure:ComparisonResult", "compare": "measure:compare"},
+    ),
     "explain": Feature(
+        needs=("compare",),
         verbs={
             "explain": "say why A is faster than B, cause by cause; of A alone, its roofline",
         },
@@ -108,6 +119,7 @@ KNOWN: dict[str, Feature] = {
         names={"Applied": "apply:Applied", "apply": "apply:apply"},
     ),
     "bundle": Feature(
+        needs=("compare",),
         verbs={
             "bundle": "write a sweep as one archive that another laboratory can check",
             "reproduce": "check a bundle, and measure its claims on this machine",

@@ -5,7 +5,7 @@ anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.Cel
 name the class in a YAML of `hydra/launcher`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,6 @@ from vitsweep import extras
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, store_of
-from vitsweep.planning.pair import PairRounds, PlannedPair
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -39,7 +38,8 @@ class LaunchRequest:
         console: for what the user should know while cells run.
         command: what to type for the same; empty where `sys.argv` says so.
         metrics: definitions of the user's columns (see `results.user_metrics`).
-        pair: the two cells of `compare`, whose blocks are its own.
+        rounds: chooses the blocks in place of a grid; called with plan, settings, earlier records and code.
+        facts: further entries of the command's line in the store.
         hydra: what was typed beside the overrides of cells (`Composer.words`).
     """
 
@@ -49,7 +49,8 @@ class LaunchRequest:
     console: Console
     command: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    pair: PlannedPair | None = None
+    rounds: Callable[..., Rounds] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     hydra: Sequence[str] = ()
 
 
@@ -109,7 +110,7 @@ def rounds_of(
     sweep: PreparedSweep,
     settings: SweepSettings,
     pending: Iterable[tuple[str, str]] = (),
-    pair: PlannedPair | None = None,
+    chosen_by: Callable[..., Rounds] | None = None,
 ) -> Rounds:
     """Return what chooses the blocks of a command: a grid of all cells, or what a feature adds.
 
@@ -117,15 +118,15 @@ def rounds_of(
         sweep: its store and cells.
         settings: `search` decides.
         pending: (cell id, block) of runs that will be made without this command.
-        pair: the two cells, where `compare` measures them.
+        chosen_by: `LaunchRequest.rounds`.
 
     Raises:
         BadValueError: a race cannot begin.
         ImpossibleCellError: a race has no cell that can run.
     """
     earlier = list(sweep.store.runs())
-    if pair:
-        return PairRounds(sweep.plan, settings, earlier, sweep.code, pair)
+    if chosen_by:
+        return chosen_by(sweep.plan, settings, earlier, sweep.code)
     if settings.search not in extras.ROUNDS:
         return grid(sweep.plan, settings, earlier, sweep.code, pending)
     added: AddedRounds = extras.load(extras.ROUNDS[settings.search])(
@@ -151,7 +152,7 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
     """
     store = sweep.store
     again = f"`vitsweep retry {store.name}` runs them again"
-    if isinstance(rounds, PairRounds):
+    if "comparison" in store.commands()[-1]:
         ended = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
         again = f"`sweep.retry=[{ended}]` at the end of the command measures them again"
     print_notices(state, sweep.plan, store, again, console)
@@ -193,7 +194,6 @@ def _frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
         plan = admit(plan, settings, request.console, machine, store)
     code = code_state()
     command = request.command or command_line()
-    facts = {"hydra": [masked_word(word) for word in request.hydra]}
-    facts |= request.pair.facts if request.pair else {}
+    facts = {"hydra": [masked_word(word) for word in request.hydra], **request.facts}
     freeze(store, plan, settings, code, request.metrics, command=command, **facts)
     return PreparedSweep(store=store, plan=plan, code=code)

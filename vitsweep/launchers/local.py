@@ -241,7 +241,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
         Whether the user stopped it, and the state of the cells at the end.
     """
     plan, console = sweep.plan, request.console
-    rounds = rounds_of(sweep, request.settings, pair=request.pair)
+    rounds = rounds_of(sweep, request.settings, chosen_by=request.rounds)
     begin = rounds.state(())
     announce(rounds, begin, sweep, console)
     runner = BlockRunner(sweep.store, sweep.code, rounds.earlier, rounds.is_bounded)
@@ -252,7 +252,7 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
     progress.expects(rounds.num_runs(()))
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(planned, progress)
-    if not stopped and not request.pair:
+    if not stopped and not request.rounds:
         announce_undecided(rounds, runner.records, request.settings, console)
     elif stopped:
         rounds.stopped(runner.records)

@@ -11,13 +11,13 @@ from pathlib import Path
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep.api.functions import StopReason, compared_settings
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.extras.bundle.claims import Claim, Verdict
-from vitsweep.planning.pair import ComparisonRequest, plan_pair
+from vitsweep.extras.compare.measure import StopReason, compared_settings
+from vitsweep.extras.compare.pair import ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.api.functions import StopReason, compared_settings
 from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.composition.overrides import value_override
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
-from vitsweep.extras.explain.causes import Explanation, explain_cells
-from vitsweep.extras.explain.explained import Explained, explain_cell, explain_stored
-from vitsweep.planning.pair import (
+from vitsweep.extras.compare.measure import StopReason, compared_settings
+from vitsweep.extras.compare.pair import (
     DEFAULT_MINUTES,
     ComparisonRequest,
     cells_named,
     plan_pair,
     with_cells,
 )
+from vitsweep.extras.explain.causes import Explanation, explain_cells
+from vitsweep.extras.explain.explained import Explained, explain_cell, explain_stored
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.sweeps import find_sweep

@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from vitsweep.api.functions import ComparisonResult, compared_settings
 from vitsweep.cli.summary import summarize
 from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
-from vitsweep.planning.pair import (
+from vitsweep.extras.compare.measure import ComparisonResult, compared_settings
+from vitsweep.extras.compare.pair import (
     DEFAULT_MINUTES,
     DEFAULT_WIDTH,
     ComparisonRequest,

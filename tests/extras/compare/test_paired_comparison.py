@@ -1,5 +1,6 @@
 """Two settings measured in turns, as a user types it."""
 
+import json
 import re
 import signal
 import time
@@ -11,12 +12,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import vitsweep
 from tests.builders import of_present_code, run
-from tests.command import QUICK, Command, fault
-from vitsweep.cli.compare import comparison_request
+from tests.command import QUICK, ROOT, Command, fault
+from vitsweep import extras
 from vitsweep.cli.main import run as front_door
+from vitsweep.cli.verbs import SCHEMA
+from vitsweep.extras.compare.pair import PairRounds, plan_pair
+from vitsweep.extras.compare.verb_compare import comparison_request
 from vitsweep.planning.freeze import code_state
-from vitsweep.planning.pair import PairRounds, plan_pair
 from vitsweep.rates.profile import cpu_model
 from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
@@ -75,6 +79,21 @@ def test_bad_input_is_told_before_anything_is_made(
     assert compare(*arguments) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [5, None, {"precision": "O1"}, b"O1", True])
+def test_what_is_no_list_of_overrides_is_refused(wrong: object) -> None:
+    for pair in (("precision=O1", wrong), (wrong, "precision=O1")):
+        with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
+            vitsweep.compare(*pair)
+
+
+def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not() -> None:
+    sample = vitsweep.load(ROOT / "analysis" / "sample")
+    if "gate" in extras.FEATURES:
+        assert {"change", "claim"} <= set(vitsweep.compare(sample, sample))
+    with pytest.raises(vitsweep.VitsweepError, match=r"two settings .* or two sweeps"):
+        vitsweep.compare(sample, "precision=O1")
 
 
 def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:
@@ -142,7 +161,7 @@ def test_render_table_and_report_agree_where_earlier_blocks_are_left_out(
 def rounds_here(folder: Path, *typed: str) -> PairRounds:
     planned = plan_pair(comparison_request([*typed, "--minutes=0.001"]))
     store = Store(folder / "results" / "compare")
-    return PairRounds(planned.plan, planned.settings, list(store.runs()), code_state(), planned)
+    return PairRounds(planned, planned.plan, planned.settings, list(store.runs()), code_state())
 
 
 def test_blocks_of_another_device_do_not_count(tmp_path: Path) -> None:
@@ -244,7 +263,7 @@ def test_a_setting_that_fails_is_told_and_not_repeated_unasked(vitsweep: Command
 
     again = vitsweep(*asked, quick=False)
     assert again.returncode == 3
-    assert "not repeated; `sweep.retry=[failed]` at the end" in again.stdout
+    assert "not repeated; `sweep.retry=[failed]` at the end" in again.stderr
     assert len(list(Store(vitsweep.folder / "results" / "compare").runs())) == 2
 
 
@@ -255,6 +274,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.smoke
 def test_a_setting_compared_with_itself_tests_the_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +293,14 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"seed=1 has \d\.\d\dx \[.*\] the throughput of seed=1 over 8 blocks", shown)
     assert in_report(tmp_path, shown, "seed=1")
+
+
+@pytest.mark.slow
+def test_json_has_what_the_page_promises(vitsweep: Command) -> None:
+    done = vitsweep("compare", "precision=O1", "precision=fp32", "--minutes=0.05", "--json")
+    tree = json.loads(done.stdout)
+    assert tree.pop("schema") == SCHEMA
+    assert [*tree] == "a b ratio low high blocks claim stop_reason sentences folder".split()
 
 
 @pytest.mark.full

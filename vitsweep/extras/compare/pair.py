@@ -94,11 +94,11 @@ class PairRounds(BoundedGrid):
 
     def __init__(
         self,
+        pair: PlannedPair,
         plan: SweepPlan,
         settings: SweepSettings,
         earlier: Sequence[RunRecord],
         code: Mapping[str, Any],
-        pair: PlannedPair,
     ) -> None:
         self._pair, self._cells = pair.request, pair.cells
         self._here = device_name(plan.entries[pair.cells[0]].spec.resources.device)
