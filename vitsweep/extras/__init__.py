@@ -133,7 +133,6 @@ KNOWN: dict[str, Feature] = {
         kept="race.json",
         section="result:section",
         heading="Race",
-        charts={"race": ""},
         rounds={"race": "rounds:RaceRounds"},
         result="result:result",
         settings={"objective": "throughput", "memory_limit_gib": None, "confirm": 5},

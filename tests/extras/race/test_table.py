@@ -1,4 +1,4 @@
-"""A race in words, as a table and as a chart: who leads, who left when and why, which figures to trust."""
+"""A race in words and as a table: who leads, who left when and why, which figures to trust."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.race.charts import race as chart
 from vitsweep.extras.race.table import (
     RACE,
     race_lines,
@@ -79,13 +78,6 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [
         "No throughput was measured: x=d: failed: x."
     ]
-
-
-def test_the_chart_has_a_line_per_cell_that_ran(race: dict[str, Any]) -> None:
-    figure = chart.draw(chart.history(race))
-    [axes] = figure.axes
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert labels == ["x=a", "x=b", "x=p", "x=c"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": [3]}', '{"cells": [], "leader": "a"}'])

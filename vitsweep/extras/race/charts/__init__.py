@@ -1,1 +1,0 @@
-"""The chart of a race; its name is that of its file."""
