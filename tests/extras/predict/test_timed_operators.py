@@ -82,7 +82,7 @@ def test_half_precision_that_is_fast_at_no_shape_of_a_cell_is_predicted_slow(
             {"name": name, "dtype": dtype, "bytes": size, "ranks": 2, "us": 1.0}
             for name, dtype, size in exchanges
         ]
-        return {"operators": [*adds, *wanted], "collectives": sent, "is_late": False}
+        return {"operators": [*adds, *wanted], "collectives": sent}
 
     monkeypatch.setattr(timed_operators, "_measure", times)
     found = predict_cells(cells())

@@ -401,10 +401,6 @@ def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
             ]
             line += f", {cost[0]} to {cost[1]} USD at published prices"
         lines.append(line + ".")
-    if kept := sum(row.get("kept_weights_gib") or 0.0 for row in counted):
-        lines.append(
-            f"Their trained weights take {number(kept, 2)} GiB on disk (`task.keep=none` keeps none)."
-        )
     endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
     if endless:
         lines.append(

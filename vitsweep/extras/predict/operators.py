@@ -70,7 +70,7 @@ Job = tuple[OperatorTime, Work, float]
 
 
 def operator_times(
-    world: World, shapes: Shapes, with_others: Container[str], end: float = math.inf
+    world: World, shapes: Shapes, with_others: Container[str]
 ) -> list[dict[str, Any]]:
     """Measure operators on this rank, each for milliseconds; all ranks call it at the same time.
 
@@ -78,7 +78,6 @@ def operator_times(
         world: ranks.
         shapes: of products and attentions.
         with_others: dtypes of which element-wise operators and updates are measured too.
-        end: at this time of `time.monotonic` what is not measured is left out; the first dtype comes first.
     """
     found: list[dict[str, Any]] = []
     for dtype, wanted in shapes.items():
@@ -88,26 +87,14 @@ def operator_times(
         for part in parts:
             with suppress(NotImplementedError):  # torch has no such operator in this format
                 for operator, work, share in part:
-                    if time.monotonic() > end:
-                        return found
                     found.append(asdict(operator) | {"us": share * _fastest_us(work)})
     return found
 
 
-def collective_times(
-    world: World, exchanges: Exchanges, goes_on: Callable[[], bool] = lambda: True
-) -> list[dict[str, Any]]:
-    """Measure collectives of all ranks, each for milliseconds.
-
-    Args:
-        world: ranks.
-        exchanges: collectives.
-        goes_on: is asked on all ranks before each; where it is false, the others are left out.
-    """
+def collective_times(world: World, exchanges: Exchanges) -> list[dict[str, Any]]:
+    """Measure collectives of all ranks, each for milliseconds."""
     found: list[dict[str, Any]] = []
     for name, dtype, size in exchanges:
-        if not goes_on():
-            return found
         kind = getattr(torch, dtype)
         share = torch.zeros(max(1, size // kind.itemsize // world.size), dtype=kind)
         whole = torch.zeros(share.numel() * world.size, dtype=kind)

@@ -21,7 +21,6 @@ from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.planning.blocks import SETUP_SECONDS, run_seconds
 from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.model_parallel import BYTES
 
 SETUP_INTERVAL_SECONDS = (5.0, 45.0)
 """80 % of runs on several nodes are meant to lie between: up to many nodes that import from a network file
@@ -195,7 +194,6 @@ class CellPrediction:
             "activation_gib": memory.activations / GIB,
             "gathered_parameter_gib": memory.gathered / GIB,
             "buffer_gib": memory.buffers / GIB,
-            "kept_weights_gib": runs * self._kept_bytes / GIB,
             "limit_gib": self.limit_bytes / GIB if self.limit_bytes else None,
             "fits": self.fits,
             **sent,
@@ -203,15 +201,6 @@ class CellPrediction:
             "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
             **({"why_not_predicted": self.reason} if self.reason else {}),
         }
-
-    @property
-    def _kept_bytes(self) -> int:
-        """Bytes of the weights that a run leaves in files."""
-        cell = self.cell
-        if self.trace is None or not cell.task.epochs or cell.task.keep == "none":
-            return 0
-        copies = 1 if cell.averaging.name == "none" else 2
-        return copies * self.trace.parameters * BYTES[cell.precision.plan().param_dtype]
 
     def _time_columns(self, runs: int) -> dict[str, float | str | bool | None]:
         if self.step_time is None:
