@@ -120,41 +120,14 @@ def _attempt(cell_id: str, start: Mapping[str, Any], end: Mapping[str, Any] | No
     )
 
 
-def append_start(request: RunRequest, cell: CellSpec) -> None:
-    """Note that an attempt begins, by which process and with which code."""
-    codes = {key: request.environment.get(key) for key in ("git_commit", "code_hash")}
-    _append(
-        request,
-        "start",
-        ranks=cell.resources.world_size,
-        pid=os.getpid(),
-        **codes,
-        block=request.block,
-        position=request.position,
-        name=request.name,
-    )
-
-
-def append_end(
-    request: RunRequest, exit_codes: list[int | None], in_time: bool, saved_step: int | None
-) -> None:
-    """Note how an attempt ended.
+def append_event(request: RunRequest, event: str, **facts: Any) -> None:
+    """Add a line to the attempts of a cell.
 
     Args:
-        request: the run.
-        exit_codes: of its ranks, None where unknown.
-        in_time: whether all ranks ended before the time limit of the run.
-        saved_step: optimizer steps after which its training was saved, or None.
+        request: the attempt.
+        event: `start`, `end`, or `warm_up` of a run that leaves no record.
+        facts: beside which attempt it is, where and when.
     """
-    _append(request, "end", exit_codes=exit_codes, in_time=in_time, saved_step=saved_step)
-
-
-def append_warm_up(request: RunRequest, status: Status) -> None:
-    """Note that the cell ran once to warm the machine up; there is no record of it."""
-    _append(request, "warm_up", status=str(status))
-
-
-def _append(request: RunRequest, event: str, **facts: Any) -> None:
     entry = {
         "event": event,
         "run_id": request.run_id,
@@ -164,6 +137,15 @@ def _append(request: RunRequest, event: str, **facts: Any) -> None:
         "time": time.time(),
     }
     append_line(request.folder.parent.parent / FILE, entry | facts)
+
+
+def append_start(request: RunRequest, cell: CellSpec) -> None:
+    """Note that an attempt begins, by which process and with which code."""
+    codes = {key: request.environment.get(key) for key in ("git_commit", "code_hash")}
+    place = {"block": request.block, "position": request.position, "name": request.name}
+    append_event(
+        request, "start", ranks=cell.resources.world_size, pid=os.getpid(), **codes, **place
+    )
 
 
 def _this_node() -> str:

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import (
-    append_end,
+    append_event,
     append_start,
-    append_warm_up,
     attempts,
     broken_off_trainings,
 )
@@ -114,7 +113,7 @@ def supervise(
         ends = ranks.ends()  # read before `kill` below ends the others
         ranks.kill()
         codes = [end.exit_code for end in ranks.ends()]
-        append_end(request, codes, in_time, saved_step)
+        append_event(request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step)
     finished = set(codes) == {0}  # even where the time was over before that was known
     failure = None if finished else failure_of(ends, in_time, cell.measurement.timeout_min)
     record = publish(request, cell, failure)
@@ -202,7 +201,7 @@ def warm_up(
         record = supervise(there, cell, start, on_wait)
     finally:
         remove(scratch)
-    append_warm_up(request, record.status)
+    append_event(request, "warm_up", status=str(record.status))
     return record
 
 
