@@ -20,10 +20,9 @@ class ExitCode(IntEnum):
     terminated = 143  # the same, by SIGTERM
 
 
-DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Of an OSError where results cannot be written: disk full, quota used up, mounted read-only."""
-STORAGE_ERRNOS = (*DISK_FULL_ERRNOS, errno.EIO, errno.ESTALE)
-"""The same, and where a disk fails or a file server has lost the file."""
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+"""Of an OSError where the disk is full, its quota used up, read-only or failing, or a file server has lost
+the file."""
 
 
 def storage_error(error: BaseException) -> OSError | None:
@@ -41,16 +40,9 @@ def storage_error(error: BaseException) -> OSError | None:
 def storage_sentences(error: OSError) -> str:
     """Say of an error of `STORAGE_ERRNOS` what is safe, and what to do."""
     what = f"`{error.filename}`" if error.filename else "The output or the results folder"
-    if error.errno in DISK_FULL_ERRNOS:
-        said, way_out = "be written", "make room"
-    else:
-        said, way_out = (
-            "be read or written",
-            "wait until its file system answers, or move the folder",
-        )
     return (
-        f"{what} cannot {said} ({error.strerror}). What was measured is kept: {way_out} and type the same "
-        "command again."
+        f"{what} cannot be read or written ({error.strerror}). What was measured is kept: make room, or wait "
+        "until its file system answers, and type the same command again."
     )
 
 
