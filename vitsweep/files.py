@@ -228,7 +228,7 @@ def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
 def _draft(folder: int, path: Path) -> Iterator[tuple[BinaryIO, str]]:
     """Yield a new hidden file beside `path`, and its name; it is removed if it is left there."""
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
-    with _naming(path), open(_made(folder, draft, os.O_RDWR), "w+b") as handle:
+    with _naming(path), open(_made(folder, draft, os.O_WRONLY), "wb") as handle:
         try:
             yield handle, draft
         finally:
@@ -244,31 +244,12 @@ def _made(folder: int, name: str, flags: int) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that becomes `path` at the end; after an exception it is removed.
-
-    A file that has the same content already is left alone, with its time of change.
-    """
+    """Yield a new file that becomes `path` at the end; after an exception it is removed."""
     with parent_of(path, make=True) as (folder, name), _draft(folder, path) as (handle, draft):
         _refuse_link(folder, name, path)
         yield handle
         handle.flush()
-        if not _same_content(handle, folder, name):
-            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def _same_content(handle: BinaryIO, folder: int, name: str) -> bool:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        with open(os.open(name, flags, dir_fd=folder), "rb") as other:
-            if os.fstat(other.fileno()).st_size != handle.seek(0, os.SEEK_END):
-                return False
-            handle.seek(0)
-            while part := handle.read(2**20):
-                if part != other.read(2**20):
-                    return False
-            return True
-    except OSError:
-        return False
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 SECONDS_OF_CLAIM = 60.0

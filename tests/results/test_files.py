@@ -17,16 +17,6 @@ from vitsweep.files import (
 from vitsweep.foreign import read_lines
 
 
-def test_a_file_is_written_only_if_its_text_changes(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    write_atomically(path, "one")
-    before = path.stat()
-    write_atomically(path, "one")
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    write_atomically(path, "two")
-    assert path.read_text() == "two"
-
-
 def test_threads_that_write_one_file_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     texts = [str(number) * 10_000 for number in range(8)]
