@@ -29,9 +29,8 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.measure.summarize import SETTLING, UNEVEN, is_drifting
 from vitsweep.planning.blocks import Block
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.rounds import blocks_in_turn, grid
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.speedup import speedup_over

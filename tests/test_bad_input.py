@@ -28,8 +28,8 @@ from vitsweep.composition.overrides import refuse_ignored
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.machine_defaults import machine_sizes
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics

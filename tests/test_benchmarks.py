@@ -24,8 +24,8 @@ from tests.cells import GPU_NODE, entry
 from vitsweep.api.plan import machine_with
 from vitsweep.composition.composer import Composer
 from vitsweep.measure.environment import DeviceState
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.rates.profile import profile_named
 from vitsweep.techniques.sequence_parallel.ring_attention import Plain
 

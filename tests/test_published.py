@@ -19,8 +19,8 @@ from vitsweep.api.session import open_session
 from vitsweep.charts import speedup, style
 from vitsweep.cli.main import run as main
 from vitsweep.composition.grid import expand
-from vitsweep.planning.freeze import freeze, open_store, plan_of, store_of
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.freeze import freeze, open_store
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.report.html import write_report
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -108,7 +108,7 @@ def test_what_a_named_sweep_says_of_figures_matches_its_cells_and_the_transcript
 def test_a_command_keeps_the_figures_that_its_named_sweep_lists(tmp_path):
     session = open_session(["+sweep=frontier_batch_scaling", f"sweep.folder={tmp_path}"], Console())
     freeze(open_store(session.settings), SweepPlan({}), session.settings, {})
-    rows = SweepTables.of(store_of(session.settings)).commands[0]["published"]
+    rows = SweepTables.of(Store(session.settings.path)).commands[0]["published"]
     assert rows == entries_of("frontier_batch_scaling")
 
 

@@ -18,8 +18,8 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.launchers.slurm.submit.settings import Site, SlurmSettings
-from vitsweep.planning.freeze import freeze, plan_of
-from vitsweep.planning.sweep_plan import SweepPlan, plan_cell
+from vitsweep.planning.freeze import freeze
+from vitsweep.planning.sweep_plan import SweepPlan, plan_cell, plan_of
 from vitsweep.results import provenance
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store

@@ -11,7 +11,8 @@ from vitsweep.cli import hydra_detour, summary
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import freeze, open_store, plan_of
+from vitsweep.planning.freeze import freeze, open_store
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import Status
 from vitsweep.spec.resources import Machine
 

@@ -13,7 +13,8 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import VitsweepError
-from vitsweep.planning.freeze import freeze, plan_of
+from vitsweep.planning.freeze import freeze
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir

@@ -18,7 +18,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import code_hash
 from vitsweep.execution.code_hash import CellCode, MissingImportWarning, Sources, changed_files
-from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.spec.cell_spec import CellSpec
 
 TECHNIQUE = """

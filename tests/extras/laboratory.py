@@ -10,7 +10,8 @@ from tests.builders import run
 from tests.cells import TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.planning.freeze import freeze, plan_of
+from vitsweep.planning.freeze import freeze
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten

@@ -24,8 +24,8 @@ from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.planning.freeze import store_of
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 
 
@@ -40,7 +40,7 @@ class Calls:
     @contextmanager
     def launch(self, request: LaunchRequest) -> Iterator[LaunchResult]:
         self.requests.append(request)
-        yield LaunchResult(store=store_of(request.settings), plan=SweepPlan({}))
+        yield LaunchResult(store=Store(request.settings.path), plan=SweepPlan({}))
 
     def summarize(self, *_: object, **__: object) -> list[dict[str, Any]]:
         return [

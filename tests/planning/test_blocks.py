@@ -22,13 +22,13 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.rounds import EXTRA_ROUNDS, blocks_in_turn, grid
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.record import LOOK, RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
+TORCH = CODE["packages"]["torch"]
 SEEDS = range(20)
 
 
@@ -185,7 +185,7 @@ class Machine:
         self._tries: Counter[str] = Counter()
 
     def state(self) -> ResumeState:
-        return resume_state(self.plan, (), self.settings, CODE, self.records)
+        return resume_state(self.plan, (), self.settings, TORCH, self.records)
 
     def run(self) -> ResumeState:
         for block in self._rounds():
@@ -292,7 +292,7 @@ def test_a_second_baseline_run_hardly_narrows_intervals(
 
 def warm_up(*overrides: str) -> str | None:
     plan = sweep(*overrides)
-    state = resume_state(plan, (), sweep_settings(composer().compose().tree), CODE)
+    state = resume_state(plan, (), sweep_settings(composer().compose().tree), TORCH)
     entry = warm_up_cell(next(blocks(plan, state.missing_blocks, 8)))
     return None if entry is None else entry.cell_id
 
@@ -315,7 +315,7 @@ def test_the_baseline_warms_the_machine_up_wherever_it_stands_in_the_block() -> 
 
 def looked_at(*overrides: str, **changes: Any) -> list[Block]:
     plan, settings = sweep(*overrides), sweep_settings(composer().compose().tree)
-    state = resume_state(plan, (), settings, CODE)
+    state = resume_state(plan, (), settings, TORCH)
     return list(look_blocks(plan, state, replace(settings, **changes)))
 
 
@@ -386,7 +386,7 @@ def test_a_cell_has_one_look_and_none_once_it_has_blocks() -> None:
     plan = sweep("sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
     looks = [run(c, "look", 100, environment={"purpose": LOOK}) for c in plan.entries]
-    assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, looks), settings))
+    assert not list(look_blocks(plan, resume_state(plan, (), settings, TORCH, looks), settings))
     blocks = [run(c, "b0", 100) for c in plan.entries]
-    assert not list(look_blocks(plan, resume_state(plan, (), settings, CODE, blocks), settings))
+    assert not list(look_blocks(plan, resume_state(plan, (), settings, TORCH, blocks), settings))
     assert not BalancedOrder.after(looks)._past

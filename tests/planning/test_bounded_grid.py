@@ -13,8 +13,8 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import Block, within_minutes
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.rounds import blocks_in_turn, grid
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import LOOK, RunRecord
 
 CODE = {"packages": {"torch": "2.13.0"}}

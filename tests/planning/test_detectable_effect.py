@@ -16,7 +16,7 @@ from vitsweep.planning.detectable_effect import (
     minimum_detectable_effect,
     noise_of,
 )
-from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import LOOK
 from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, spread_factor
 

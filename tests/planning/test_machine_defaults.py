@@ -12,8 +12,8 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.overrides import key_of
 from vitsweep.errors import BadValueError
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.machine_defaults import cells_for, with_sizes
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import Machine
 

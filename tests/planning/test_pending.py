@@ -9,13 +9,12 @@ from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import CellState, ResumeState, has_looks, resume_state
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.rates.profile import LIMITED_TO, LIMITS
 from vitsweep.results.record import LOOK, RunRecord, Status
 
-CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
+TORCH = "2.13.0"
 BLOCKS = [f"b{number}" for number in range(5)]
 
 
@@ -47,7 +46,7 @@ def missing(
     plan: SweepPlan, settings: SweepSettings, *runs: RunRecord, now: list[RunRecord] | None = None
 ) -> ResumeState:
     """Runs that do not say otherwise are of the code as it is."""
-    return resume_state(plan, of_present_code(plan, runs), settings, CODE, now or [])
+    return resume_state(plan, of_present_code(plan, runs), settings, TORCH, now or [])
 
 
 def test_nothing_is_missing_where_every_block_holds_the_pair(
@@ -124,7 +123,7 @@ def test_runs_that_jobs_of_a_cluster_will_do_complete_pairs(
     fsdp, zero2, baseline = plan.entries
     runs = [r for r in measured(*plan.entries) if (r.cell_id, r.block) != (baseline, "b4")]
     assert missing(plan, settings, *runs).missing_blocks == {fsdp: 1, zero2: 1}
-    state = resume_state(plan, by_code(plan, runs), settings, CODE, pending=[(baseline, "b4")])
+    state = resume_state(plan, by_code(plan, runs), settings, TORCH, pending=[(baseline, "b4")])
     assert state.missing_blocks == {}
 
 
@@ -421,7 +420,7 @@ def test_looks_count_for_nothing_else(plan: SweepPlan, settings: SweepSettings) 
     fsdp, zero2, _ = plan.entries
     assert missing(plan, settings, *looks(plan, 80, 90)).missing_blocks == {fsdp: 5, zero2: 5}
     old = [replace(r, environment=r.environment | {"code_hash": "old"}) for r in looks(plan, 3, 90)]
-    state = resume_state(plan, old, settings, CODE)
+    state = resume_state(plan, old, settings, TORCH)
     assert state.missing_blocks == {fsdp: 5, zero2: 5}
     assert (state.looks, state.changed_code) == ({}, {})
 

@@ -10,7 +10,7 @@ from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
 from vitsweep.launchers.local import BlockRunner
 from vitsweep.planning.blocks import blocks_to_complete, interrupted_trainings
-from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.store import Store
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cells import GPU_NODE, LAPTOP, TINY, composer, entry
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError
-from vitsweep.planning.freeze import plan_of
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import AXES, Machine, MeshShape, count_gpus
 

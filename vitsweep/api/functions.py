@@ -25,10 +25,10 @@ from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.limit_search import Search, Searches
-from vitsweep.planning.sweep_plan import SweepPlan, all_refused
+from vitsweep.planning.sweep_plan import SweepPlan, all_refused, plan_of
 from vitsweep.report.views import collect
+from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
@@ -167,7 +167,7 @@ def sweep(
     session = _session(overrides, settings, launcher, name, config_dir, show)
     if session.searches:
         search_limits(session, session.searches)
-        return Sweep(store_of(session.settings))
+        return Sweep(Store(session.settings.path))
     with measured(session) as result:
         if not result.submitted:
             tables, cells = collected(result)

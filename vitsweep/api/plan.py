@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from vitsweep.planning.detectable_effect import (
     describe_detectable_effect,
     noise_of,
 )
-from vitsweep.planning.freeze import code_state, store_of
+from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_settings, cell_table
 from vitsweep.rates.profile import Profile, profile_named
@@ -244,9 +245,9 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
     is_own = machine == session.machine
     planned = session.plan if is_own else session.planned_for(machine)
     sweep_plan = session.launcher.with_paired_baselines(planned)
-    store = store_of(settings)
+    store = Store(settings.path)
     runs = list(store.runs()) if store.cells.is_dir() else []
-    state = resume_state(sweep_plan, runs, settings, code_state())
+    state = resume_state(sweep_plan, runs, settings, version("torch"))
     looks = looks_per_cell(sweep_plan, state, settings)
     rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
     baselines = (store.baselines() if runs else {}) | sweep_plan.baselines

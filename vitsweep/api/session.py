@@ -31,10 +31,9 @@ from vitsweep.composition.overrides import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.limit_search import Searches, limit_of
 from vitsweep.planning.machine_defaults import cells_for
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class, title_of

@@ -42,8 +42,9 @@ from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.external_ranks import run_in_place, run_rank
 from vitsweep.launchers.local import run_unlocked
-from vitsweep.planning.freeze import plan_of, store_of
 from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.planning.sweep_plan import plan_of
+from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held, sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
@@ -199,7 +200,7 @@ def _summarize_stock(
     from vitsweep.cli.summary import summarize
 
     settings, progress = sweep_settings(config), open_console(stderr=True)
-    plan, store = plan_of(cells, Machine.here(), composer), store_of(settings)
+    plan, store = plan_of(cells, Machine.here(), composer), Store(settings.path)
     if not plan.entries.keys() <= set(store.cell_ids()):
         progress.print(f"`vitsweep report {sweep_argument(store)}` shows what was measured.")
         return

@@ -11,11 +11,12 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.errors import was_terminated
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.freeze import command_line, store_of
+from vitsweep.planning.freeze import command_line
 from vitsweep.report.answer import SearchResult, answers, next_command, search_result
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
+from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.formatting import count
@@ -90,7 +91,7 @@ def summarize(
 
 def summarize_limits(session: Session, key: str) -> None:
     """Show the largest value of `key` that each cell of a search could train with."""
-    store, console = store_of(session.settings), open_console()
+    store, console = Store(session.settings.path), open_console()
     tables = collect(store)
     table = limits(tables.cells, key)
     console.print()

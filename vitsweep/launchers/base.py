@@ -15,7 +15,7 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import within_minutes
-from vitsweep.planning.freeze import code_state, command_line, freeze, open_store, store_of
+from vitsweep.planning.freeze import code_state, command_line, freeze, open_store
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -96,7 +96,7 @@ def prepared(request: LaunchRequest) -> Iterator[PreparedSweep]:
         BadValueError: a race cannot begin; nothing is written then.
         VitsweepError: the folder cannot be written.
     """
-    plan, store = request.plan, store_of(request.settings)
+    plan, store = request.plan, Store(request.settings.path)
     if request.settings.search in extras.ROUNDS and not store.root.exists():
         planned = PreparedSweep(store=store, plan=plan, code=code_state())
         rounds_of(planned, request.settings)

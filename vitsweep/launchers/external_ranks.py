@@ -11,8 +11,9 @@ from vitsweep.execution.run_request import Run, request_for
 from vitsweep.execution.worker import run_rank_in_process
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.slurm.commands import slurm_output
-from vitsweep.planning.freeze import code_state, freeze, open_store, plan_of
+from vitsweep.planning.freeze import code_state, freeze, open_store
 from vitsweep.planning.machine_defaults import cells_for
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank

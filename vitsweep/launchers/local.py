@@ -38,10 +38,10 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
-from vitsweep.planning.freeze import plan_of, planned_store
+from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels, plan_of
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds

@@ -7,21 +7,18 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import captured
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import cache_folder, make_folder, remove
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, make_sweep_plan
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.rates.profile import device_name
 from vitsweep.results.provenance import masked_word, require_trust
 from vitsweep.results.record import Status, utc_now
@@ -33,7 +30,6 @@ from vitsweep.results.user_metrics import (
     own_definitions,
 )
 from vitsweep.spec.cell_spec import flatten
-from vitsweep.spec.resources import Machine
 from vitsweep.torch_compat import NEWEST, is_untried
 
 # What is kept with every cell to repeat it: the typed command, the code and its versions.
@@ -131,20 +127,6 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
-    """Type and check the cells and add their baselines.
-
-    Raises:
-        BadValueError: a value is wrong, of a cell or of `sweep.baseline`.
-    """
-    return make_sweep_plan(composed, machine, lambda cell: baseline_of(cell, composer))
-
-
-def store_of(settings: SweepSettings) -> Store:
-    """Return the store of a command, which need not exist yet."""
-    return Store(settings.path)
-
-
 def planned_store(device: str) -> Store:
     """Return where `plan` keeps what it predicts of cells on this machine, which need not exist.
 
@@ -160,7 +142,7 @@ def open_store(settings: SweepSettings) -> Store:
     Raises:
         VitsweepError: it cannot be written.
     """
-    return store_of(settings).create()
+    return Store(settings.path).create()
 
 
 def freeze(

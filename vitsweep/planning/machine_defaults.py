@@ -20,8 +20,7 @@ from vitsweep.composition.overrides import key_of
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.closed_memory import Sizes, memory
-from vitsweep.planning.freeze import plan_of
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.rates.profile import device_name, free_gpu_gib
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree

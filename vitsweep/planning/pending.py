@@ -103,12 +103,11 @@ def usable_runs(
         accepts_any_code: `sweep.accept_code=any`.
         are_own: the command itself measured them, so that their code is the present one.
     """
-    found, limits = UsableRuns(), cpu_limits()
-    entries = plan.entries
+    found, entries = UsableRuns(), plan.entries
     earlier = [run for run in runs if run.cell_id in entries]
     for run in sorted(earlier, key=_began):
         entry, cell_id = entries[run.cell_id], run.cell_id
-        if not _comparable(run, entry, torch_version, limits):
+        if not _comparable(run, entry, torch_version):
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
@@ -136,7 +135,7 @@ def usable_runs(
     return found
 
 
-def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str, limits: str) -> bool:
+def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
     """Tell whether a run was measured on the same kind of machine and with the same torch.
 
     Of a run that was measured by hand, not by a job, the instructions that the environment leaves a
@@ -145,7 +144,7 @@ def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str, limits: 
     of_run = str(run.environment.get("torch") or torch_version)
     if run.environment.get("launcher") == "local" and entry.spec.resources.device == "cpu":
         _, limited, left = str(run.environment.get("device")).partition(LIMITED_TO)
-        if f"{limited}{left}" != limits:
+        if f"{limited}{left}" != cpu_limits():
             return False
     return (
         run.schema_version == SCHEMA_VERSION
@@ -260,7 +259,7 @@ def resume_state(
     plan: SweepPlan,
     runs: Iterable[RunRecord],
     settings: SweepSettings,
-    code: Mapping[str, Any],
+    torch_version: str,
     of_this_command: Sequence[RunRecord] = (),
     pending: Iterable[tuple[str, str]] = (),
 ) -> ResumeState:
@@ -271,13 +270,12 @@ def resume_state(
         runs: records that were in the store when the command began.
         settings: of the sweep; with `remeasure` none of `runs` counts, and cells that ended with a
             status in `retry` run again.
-        code: state of the code that would measure now, see `freeze.code_state`.
+        torch_version: that would measure now.
         of_this_command: records that the command itself has added since, oldest first. A cell that
             was not measured in one of them is not tried again, unless something from outside stopped
             the run; that is repeated until it happens `KILLS_IN_A_ROW` times in a row.
         pending: (cell id, block) of runs that jobs of a cluster will still do; they count as measured.
     """
-    torch_version = code["packages"]["torch"]
     earlier = () if settings.remeasure else runs
     accepts_any = settings.accept_code == "any"
 

@@ -180,8 +180,9 @@ class _Grid:
         return self._of_grid(records)
 
     def _of_grid(self, records: Sequence[RunRecord]) -> ResumeState:
+        version = self._code["packages"]["torch"]
         return resume_state(
-            self._plan, self.earlier, self._settings, self._code, records, self._pending
+            self._plan, self.earlier, self._settings, version, records, self._pending
         )
 
     def _used(self, records: Sequence[RunRecord]) -> list[RunRecord]:

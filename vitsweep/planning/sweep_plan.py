@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Tree
+from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree
+from vitsweep.composition.grid import baseline_of
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
 from vitsweep.spec.cell_spec import GROUPS, CellSpec, flatten
@@ -105,6 +106,15 @@ def make_sweep_plan(
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
     return SweepPlan(_with_baselines(entries, machine, sources, baseline_of))
+
+
+def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
+    """Type and check the cells and add their baselines.
+
+    Raises:
+        BadValueError: a value is wrong, of a cell or of `sweep.baseline`.
+    """
+    return make_sweep_plan(composed, machine, lambda cell: baseline_of(cell, composer))
 
 
 def plan_cell(

@@ -5,12 +5,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
 from vitsweep.spec.data import Data, Loader
-from vitsweep.spec.measurement import Batch, Measurement
+from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
@@ -29,6 +29,34 @@ from vitsweep.spec.technique import (
     Sharding,
     Technique,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Images of one optimizer step.
+
+    Attributes:
+        images_per_step: images of one optimizer step, counted as `scope` says.
+        scope: `total` over all ranks, or `per_replica` (ranks that share an image count once).
+        accumulation_steps: micro-batches per optimizer step.
+        resolution_px: side of an image.
+    """
+
+    colour: ClassVar[int] = 6
+
+    name: str
+    images_per_step: Annotated[int, Gt(0)]
+    scope: Literal["total", "per_replica"]
+    accumulation_steps: Annotated[int, Gt(0)]
+    resolution_px: Annotated[int, Gt(0)]
+
+    def total(self, replicas: int) -> int:
+        """Images of one optimizer step over all ranks."""
+        return self.images_per_step * (replicas if self.scope == "per_replica" else 1)
+
+    def micro_batch(self, replicas: int) -> int:
+        """Images of one forward pass on one replica."""
+        return self.total(replicas) // (replicas * self.accumulation_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

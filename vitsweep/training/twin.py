@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_map_only
 from vitsweep.errors import VitsweepError
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.measurement import Batch
+from vitsweep.spec.cell_spec import Batch, CellSpec
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS, TransformerSpec, least_alike
 from vitsweep.spec.model_variant import Averaging, ModelVariant
 from vitsweep.spec.technique import AttentionKernel, Technique

@@ -19,14 +19,14 @@ from vitsweep.extras.race import rounds as rounds_module
 from vitsweep.extras.race.rounds import RaceRounds
 from vitsweep.extras.race.table import RACE, race_lines, race_table, read_race
 from vitsweep.planning.blocks import Block
-from vitsweep.planning.freeze import plan_of
 from vitsweep.planning.pending import resume_state
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.record import FRESH, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.speedup import speedup_over
 
 CODE = {"packages": {"torch": "2.13.0"}}
+TORCH = CODE["packages"]["torch"]
 GRID = (
     "precision=fp32,O1",
     "optimizer=adamw_loop,adamw_foreach,adamw_fused",
@@ -146,7 +146,7 @@ def test_runs_that_choose_support_no_claim(
     assert own["speedup"] == pytest.approx(cells.loc[race["leader"], "speedup"])
     dropped = next(c["cell_id"] for c in race["cells"] if "dropped_after" in c)
     assert "(screened, no interval)" in cells.loc[dropped, "speedup_note"]
-    state = resume_state(grid[0], machine.records, replace(grid[1], search="grid"), CODE)
+    state = resume_state(grid[0], machine.records, replace(grid[1], search="grid"), TORCH)
     assert state.missing_blocks[dropped] == 5, "a grid measures it in blocks of its own"
 
 

@@ -27,9 +27,9 @@ from vitsweep.launchers.slurm.submit.sbatch import (
 )
 from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
 from vitsweep.planning.blocks import look_blocks
-from vitsweep.planning.freeze import code_folder, plan_of
+from vitsweep.planning.freeze import code_folder
 from vitsweep.planning.pending import resume_state
-from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.record import LOOK
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
@@ -90,14 +90,13 @@ IN_OTHER_JOBS = ("resources.nodes=2", "sweep.match=[model]")
 def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs():
     cells = plan(*IN_OTHER_JOBS)
     cell, baseline = cells.entries
-    code = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
     sweep = sweep_settings(Composer().compose().tree)
     runs = [run(cell, f"b{number}", 100) for number in range(5)]
     runs += [run(baseline, f"c{number}", 100) for number in range(4)]
     runs = of_present_code(cells, runs)
-    assert resume_state(cells, runs, sweep, code).missing_blocks == {cell: 5}, "no pairs at all"
+    assert resume_state(cells, runs, sweep, "2.13.0").missing_blocks == {cell: 5}, "no pairs at all"
     counted = without_unpaired_baselines(cells, settings())
-    assert resume_state(counted, runs, sweep, code).missing_blocks == {baseline: 1}
+    assert resume_state(counted, runs, sweep, "2.13.0").missing_blocks == {baseline: 1}
 
 
 def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
@@ -262,7 +261,7 @@ def looked_at(*overrides: str) -> ArrayJob:
     """The only job of a grid, whose baseline and slow cell (sgd_loop) have had their looks."""
     cells = plan("measurement=standard", *overrides)
     wanted = sweep_settings(cells.runnable[0].composed.tree)
-    state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
+    state = resume_state(cells, (), wanted, "2.13.0")
     looks = lambda here, missing: look_blocks(here, replace(state, missing_blocks=missing), wanted)  # noqa: E731
     minutes = dict.fromkeys(cells.entries, 1.0)
     missing, size = state.missing_blocks, wanted.cells_per_block
@@ -323,6 +322,6 @@ def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
 def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:
     cells = without_unpaired_baselines(plan(*IN_OTHER_JOBS, "measurement=standard"), settings())
     wanted = sweep_settings(cells.runnable[0].composed.tree)
-    state = resume_state(cells, (), wanted, {"packages": {"torch": "2.13.0"}})
+    state = resume_state(cells, (), wanted, "2.13.0")
     assert state.missing_blocks
     assert list(look_blocks(cells, state, wanted)) == []

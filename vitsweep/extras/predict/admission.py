@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from math import inf
 from typing import Any
 
@@ -27,7 +28,7 @@ from vitsweep.extras.predict.prediction import (
 from vitsweep.files import write_atomically
 from vitsweep.planning.blocks import run_seconds, runs_per_cell
 from vitsweep.planning.closed_memory import Sizes, memory
-from vitsweep.planning.freeze import code_state, planned_store
+from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import utc_now
@@ -238,7 +239,7 @@ def admitted(
     if here and predicts():
         keep_for_later(found, machine)
     runs = list(store.runs()) if store.cells.is_dir() else []
-    missing = resume_state(plan, runs, settings, code_state()).missing_blocks
+    missing = resume_state(plan, runs, settings, version("torch")).missing_blocks
     return without_left_out(plan, settings, found, missing)
 
 

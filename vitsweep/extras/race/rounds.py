@@ -181,7 +181,9 @@ class RaceRounds:
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Return what is known of the cells, see `planning.pending`."""
-        return resume_state(self.plan, self.earlier, self.settings, self.code, records)
+        return resume_state(
+            self.plan, self.earlier, self.settings, self.code["packages"]["torch"], records
+        )
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
         """Return nothing: which cells run again is known after each round."""
