@@ -117,8 +117,8 @@ def test_cells_that_are_not_told_apart_are_named_together(said: Any) -> None:
     near = [r + 0.001 * (-1) ** n for n, r in enumerate(SURE)]
     far = [0.8 * r for r in SURE]
     text = said(of("base", [1] * 5), of("sure", SURE), of("near", near), of("far", far))
-    assert "sure and near are fastest, with no difference shown between them: sure 1.30x [" in text
-    assert "far" not in text[text.index("no difference shown between") :]
+    assert "sure and near are fastest, statistically indistinguishable: sure 1.30x [" in text
+    assert "far" not in text[text.index("statistically indistinguishable") :]
 
 
 def test_the_first_of_clear_cells_is_fastest_wherever_its_rivals_ran(said: Any) -> None:
@@ -238,7 +238,7 @@ def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
     assert "top-1 50.0 % where the baseline has 90.0 % (3 seeds: worse), and so not called" in text
     near = [*runs[:9], *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.61, 1.6, 1.595)]
     same = said(near, baseline=own, replicate="seed", name="near")
-    fastest = "O1 and O2 are fastest, with no difference shown between them"
+    fastest = "O1 and O2 are fastest, statistically indistinguishable"
     assert fastest in same.replace("O2 and O1", "O1 and O2")
 
 

@@ -331,7 +331,7 @@ def _over_baseline(
     is_probable = first["claim"] == Claim.probably_faster
     what = "probably faster" if is_probable else "fastest"
     if len(leaders) > 1 and not is_probable:
-        what += ", with no difference shown between them"
+        what += ", statistically indistinguishable"
     if not is_probable and (len(higher) or is_topped):
         what = what.replace("fastest", "the fastest shown")
     names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"
