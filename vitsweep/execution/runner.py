@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,17 +65,10 @@ class RunEnding(Exception):
         self.saved_step: int | None = None
 
 
-def start_local_ranks(request: RunRequest, cell: CellSpec) -> Ranks:
-    """Start all ranks of a cell on this machine."""
-    ranks = range(cell.resources.world_size)
-    environment = cell.runtime.rank_environment
-    return LocalRanks(context_for(cell), rank_main, (request,), ranks, request.folder, environment)
-
-
 def supervise(
     request: RunRequest,
     cell: CellSpec,
-    start: StartRanks = start_local_ranks,
+    start: StartRanks,
     on_wait: Callable[[], None] = lambda: None,
 ) -> RunRecord:
     """Run all ranks of a cell and publish the record.
@@ -168,43 +160,6 @@ def _drop_checkpoints(attempts: Iterable[Path]) -> None:
         remove(attempt / CHECKPOINT_FOLDER)
 
 
-def warm_up(
-    request: RunRequest,
-    cell: CellSpec,
-    scratch: Path,
-    start: StartRanks = start_local_ranks,
-    on_wait: Callable[[], None] = lambda: None,
-) -> RunRecord:
-    """Do a run and discard its record; the cell's `attempts.jsonl` gets a line with the event `warm_up`.
-
-    Args:
-        request: the run.
-        cell: the frozen cell.
-        scratch: folder for what the run writes, on all nodes the same; it is removed before and after.
-        start: starts the ranks.
-        on_wait: called while they run; may raise RunEnding.
-
-    Returns:
-        The record, which is not on disk any more.
-
-    Raises:
-        OSError: nothing can be written (a full disk).
-        RunEnding: from `on_wait`.
-    """
-    remove(scratch)
-    discarded = Store(scratch.absolute()).create()
-    try:
-        frozen = Store(request.sweep_folder, {request.cell_id: request.digest})
-        discarded.freeze(request.cell_id, frozen.frozen(request.cell_id))
-        digest = discarded.digest(request.cell_id)
-        there = replace(request, sweep_folder=discarded.root, digest=digest)
-        record = supervise(there, cell, start, on_wait)
-    finally:
-        remove(scratch)
-    append_event(request, "warm_up", status=str(record.status))
-    return record
-
-
 class Place(Protocol):
     """Where the ranks of runs are started."""
 
@@ -245,15 +200,27 @@ class LocalPlace:
 
     def start(self, request: RunRequest, cell: CellSpec) -> Ranks:
         """Start all ranks as processes of this machine."""
-        return start_local_ranks(request, cell)
+        ranks, environment = range(cell.resources.world_size), cell.runtime.rank_environment
+        context, folder = context_for(cell), request.folder
+        return LocalRanks(context, rank_main, (request,), ranks, folder, environment)
 
     def rendezvous(self) -> AbstractContextManager[str]:
         """Hold a file in which the ranks meet."""
         return rendezvous()
 
     def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
-        """Return the rates of this machine, measured at most an hour ago."""
-        return calibration_for(cell, self.store.root, socket.gethostname(), on_wait)
+        """Return the rates of this machine, measured at most an hour ago; {} where they cannot be."""
+        device, host = str(device_name(cell.resources.device)), socket.gethostname()
+        key = calibration_key(cell, host)
+        with suppress(ValueError):
+            if known := kept_rates(device).quick_rates(key):
+                return known
+        with rendezvous() as init_method:
+            rates = calibrated(cell, self.store.root, init_method, on_wait=on_wait)
+        if rates:
+            with suppress(ValueError):  # the file is damaged: nothing is kept there
+                kept_rates(device).keep_quick(key, rates)
+        return rates
 
 
 @dataclass
@@ -313,12 +280,15 @@ class Runner:
         """
         if request.environment.get("purpose") == LOOK:
             cell = replace(cell, measurement=cell.measurement.of_look())
-        return self._supervised(request, cell, supervise)
+        return self._supervised(request, cell)
 
     def warm_up(self, request: RunRequest, cell: CellSpec) -> RunRecord:
         """Run a cell for a second and discard what it measures; a line of `attempts.jsonl` says so.
 
         It has a run id of its own: a late report about it must not be taken for one about the run.
+
+        Returns:
+            The record, which is not on disk any more.
 
         Raises:
             RunEnding: from `on_wait`.
@@ -326,15 +296,25 @@ class Runner:
         """
         cell = replace(cell, measurement=cell.measurement.of_look())
         request = replace(request, run_id=f"{request.run_id}-warm-up", is_first=False)
-        return self._supervised(request, cell, partial(warm_up, scratch=self.place.scratch))
+        scratch = self.place.scratch
+        remove(scratch)
+        discarded = Store(scratch.absolute()).create()
+        try:
+            frozen = Store(request.sweep_folder, {request.cell_id: request.digest})
+            discarded.freeze(request.cell_id, frozen.frozen(request.cell_id))
+            digest = discarded.digest(request.cell_id)
+            there = replace(request, sweep_folder=discarded.root, digest=digest)
+            record = self._supervised(there, cell)
+        finally:
+            remove(scratch)
+        append_event(request, "warm_up", status=str(record.status))
+        return record
 
-    def _supervised(
-        self, request: RunRequest, cell: CellSpec, run: Callable[..., RunRecord]
-    ) -> RunRecord:
+    def _supervised(self, request: RunRequest, cell: CellSpec) -> RunRecord:
         rates = self.place.rates(cell, self.on_wait)
         with self.place.rendezvous() as init_method:
             request = replace(request, calibration=rates, init_method=init_method)
-            record = run(request, cell, start=self.place.start, on_wait=self.on_wait)
+            record = supervise(request, cell, self.place.start, self.on_wait)
         if record.status == Status.measured:
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
             if proved:
@@ -382,32 +362,6 @@ def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> R
     """Start all ranks of a calibration on this machine."""
     arguments, ranks = (cell, init_method, str(answer)), range(cell.resources.world_size)
     return LocalRanks(fork_server(), calibrate_rank, arguments, ranks, answer.parent)
-
-
-def calibration_for(
-    cell: CellSpec, folder: Path, host: str, on_wait: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Return the rates of the cell's ranks on this machine (see `rates.reached.calibrate`).
-
-    They are measured unless the device's calibration holds some of the last hour. If that fails they are
-    {}: cells still run, and columns relative to a measured rate are empty.
-
-    Args:
-        cell: its ranks, threads and mesh are used.
-        folder: where rank 0 may write a temporary file.
-        host: name of this machine.
-        on_wait: called about five times a second while they are measured; may raise.
-    """
-    device, key = str(device_name(cell.resources.device)), calibration_key(cell, host)
-    with suppress(ValueError):
-        if known := kept_rates(device).quick_rates(key):
-            return known
-    with rendezvous() as init_method:
-        rates = calibrated(cell, folder, init_method, on_wait=on_wait)
-    if rates:
-        with suppress(ValueError):  # the file is damaged: nothing is kept there
-            kept_rates(device).keep_quick(key, rates)
-    return rates
 
 
 def calibration_key(cell: CellSpec, host: str) -> str:
