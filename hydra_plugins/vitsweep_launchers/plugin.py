@@ -32,7 +32,7 @@ class CellLauncherPlugin(Launcher):
     """
 
     can_choose_rounds: ClassVar[bool] = False
-    """Whether `launch_cells` chooses each block from the runs before: `sweep.minutes`, `extras.ROUNDS`."""
+    """Whether it may choose from the runs before: `sweep.minutes`, `sweep.limit`, `extras.ROUNDS`."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -60,9 +60,6 @@ class CellLauncherPlugin(Launcher):
     def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
         """Return the plan without the baselines that cannot run in the blocks of their cells."""
         return plan
-
-    def check_that_results_are_awaited(self) -> None:
-        """Raise a VitsweepError where it returns before its cells have run: `sweep.limit` reads them."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -144,15 +141,9 @@ class SlurmLauncher(CellLauncherPlugin):
 
     def with_paired_baselines(self, plan: "SweepPlan") -> "SweepPlan":
         """Leave out baselines that request other resources, or run in jobs of their own."""
-        from vitsweep.launchers.slurm.submit.sbatch import without_unpaired_baselines
+        from vitsweep.launchers.slurm.submit.sbatch import paired
 
-        return without_unpaired_baselines(plan, self.settings())
-
-    def check_that_results_are_awaited(self) -> None:
-        """Refuse `wait=false` to a search that learns from results."""
-        from vitsweep.launchers.slurm.submit.launch import check_wait
-
-        check_wait(self.settings())
+        return paired(plan, self.settings())
 
     def settings(self) -> "SlurmSettings":
         """Return the fields, typed and checked."""

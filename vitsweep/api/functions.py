@@ -65,9 +65,12 @@ def require_rounds(launcher: object, settings: SweepSettings) -> None:
     Raises:
         BadValueError: it would measure the whole grid.
     """
-    minutes, search = settings.minutes, settings.search
-    typed = f"sweep.minutes={minutes:g}" if minutes else ""
-    typed = f"sweep.search={search}" if search in extras.ROUNDS else typed
+    chooses = {
+        f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
+        f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
+        f"sweep.limit.key={settings.limit.key}": settings.limit.key,
+    }
+    typed = next((key for key, is_set in chooses.items() if is_set), "")
     if typed and not getattr(launcher, "can_choose_rounds", False):
         raise BadValueError(
             f"`{typed}` does not work with {type(launcher).__name__}, which submits all blocks at once: type "
@@ -105,9 +108,9 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     """Run the rounds of a search for limits; return what was found for each cell.
 
     Raises:
-        BadValueError: two cells of the grid are the same one, or results are not waited for.
+        BadValueError: two cells of the grid are the same one, or the launcher submits all blocks at once.
     """
-    session.launcher.check_that_results_are_awaited()
+    require_rounds(session.launcher, session.settings)
 
     def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
         values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in probed)

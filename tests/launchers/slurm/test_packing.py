@@ -21,9 +21,9 @@ from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
     pack,
+    paired,
     parameters,
     run_minutes,
-    without_unpaired_baselines,
 )
 from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
 from vitsweep.planning.blocks import look_blocks
@@ -95,13 +95,13 @@ def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs():
     runs += [run(baseline, f"c{number}", 100) for number in range(4)]
     runs = of_present_code(cells, runs)
     assert resume_state(cells, runs, sweep, "2.13.0").missing_blocks == {cell: 5}, "no pairs at all"
-    counted = without_unpaired_baselines(cells, settings())
+    counted = paired(cells, settings())
     assert resume_state(counted, runs, sweep, "2.13.0").missing_blocks == {baseline: 1}
 
 
 def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
     cells = plan("sharding=fsdp")
-    assert without_unpaired_baselines(cells, settings()) == cells
+    assert paired(cells, settings()) == cells
 
 
 @pytest.mark.parametrize(("minutes_per_job", "jobs"), [(5, 8), (1000, 1), (18, 2)])
@@ -320,7 +320,7 @@ def test_without_looks_the_first_block_of_a_job_takes_their_place() -> None:
 
 
 def test_a_cell_without_its_baseline_in_the_job_has_no_look() -> None:
-    cells = without_unpaired_baselines(plan(*IN_OTHER_JOBS, "measurement=standard"), settings())
+    cells = paired(plan(*IN_OTHER_JOBS, "measurement=standard"), settings())
     wanted = sweep_settings(cells.runnable[0].composed.tree)
     state = resume_state(cells, (), wanted, "2.13.0")
     assert state.missing_blocks

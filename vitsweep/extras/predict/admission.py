@@ -212,7 +212,7 @@ def admitted(
 
     `sweep.only` and `sweep.max_gpu_hours` are for any machine (`without_left_out`). Before jobs are
     submitted, cells that are too large for the cluster's GPUs, or for their own budget of memory, are
-    left out in any case, save by `sweep.try_anyway` and where a search wants to find what fits.
+    left out in any case, save by `sweep.try_anyway`.
 
     Args:
         plan: the cells.
@@ -225,7 +225,7 @@ def admitted(
         return plan
     if settings.only is None and settings.max_gpu_hours is None:
         submitted = machine.described_by != HERE
-        if submitted and settings.limit.key is None and predicts():
+        if submitted and predicts():
             return _without_too_large(plan, console, machine)
         return plan
 

@@ -26,7 +26,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import NAME, fits, read_bytes, read_text
 from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, read_lines
-from vitsweep.results.record import CHOOSING, FRESH, LOOK, STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
 MOST_ID_BYTES = 100
@@ -404,7 +404,7 @@ class ArrayJob:
                 for position, run in enumerate(block["runs"])
             ]
             is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
-            is_whole &= {run.purpose for run in runs} <= {"", LOOK, CHOOSING, FRESH}
+            is_whole &= {run.purpose for run in runs} <= {"", LOOK}
             self._slow_at_look(JobEvents([]))  # its section can be read
         except (TypeError, KeyError, AttributeError):
             is_whole = False

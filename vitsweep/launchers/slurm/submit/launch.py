@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.errors import BadValueError
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -22,9 +21,9 @@ from vitsweep.launchers.slurm.state.status import watch
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
     pack,
+    paired,
     run_minutes,
     submit,
-    without_unpaired_baselines,
 )
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
@@ -34,19 +33,6 @@ from vitsweep.results import sweeps
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
-
-
-def check_wait(settings: SlurmSettings) -> None:
-    """Refuse a search for limits to a command that does not wait for its results.
-
-    Raises:
-        BadValueError: it does not.
-    """
-    if not settings.wait:
-        raise BadValueError(
-            "`hydra.launcher.wait=false`: each round of `sweep.limit` is chosen from the runs of the rounds "
-            "before: leave it out, and run the command under `tmux` or `nohup`."
-        )
 
 
 @contextmanager
@@ -115,9 +101,7 @@ def _packed(
     """Return the jobs that do the missing runs; `awaited` are (cell id, block) of those in live jobs."""
     asked: SweepSettings = request.settings
     plan, console = sweep.plan, request.console
-    rounds = rounds_of(
-        replace(sweep, plan=without_unpaired_baselines(plan, settings)), asked, awaited
-    )
+    rounds = rounds_of(replace(sweep, plan=paired(plan, settings)), asked, awaited)
     state = rounds.state(())
     announce(rounds, state, sweep, console)
     if num := len(awaited):

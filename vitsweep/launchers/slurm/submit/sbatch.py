@@ -156,7 +156,7 @@ def pack(
         prune_slowdown: see `PlannedJob`.
         first: cells whose first block takes the place of a look.
     """
-    order = order or BalancedOrder()
+    order, plan = order or BalancedOrder(), paired(plan, settings)
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
 
     def planned(members: list[PlannedCell], group: SweepPlan) -> PlannedJob:
@@ -173,7 +173,8 @@ def pack(
 
     packed: dict[Request, list[PlannedJob]] = {}
     for request, members in groups(pending, settings).items():
-        group = _with_baselines(plan, request, members, settings)
+        beside = {e.baseline_id: plan.entries[e.baseline_id] for e in members if e.baseline_id}
+        group = SweepPlan({**beside, **{e.cell_id: e for e in members}})
         bins = _bins(group, missing, minutes_of_run, settings, cells_per_block)
         jobs = sorted((planned(job, group) for job in bins), key=lambda job: -job.minutes)
         if all(job.cells <= {*known} for job in jobs):
@@ -182,7 +183,7 @@ def pack(
     return packed
 
 
-def without_unpaired_baselines(plan: SweepPlan, settings: SlurmSettings) -> SweepPlan:
+def paired(plan: SweepPlan, settings: SlurmSettings) -> SweepPlan:
     """Return the plan as its runs are counted: baselines that run in other jobs are no partners.
 
     Such a baseline shares no block with its cells, so that it needs all its runs for itself.
@@ -196,22 +197,6 @@ def without_unpaired_baselines(plan: SweepPlan, settings: SlurmSettings) -> Swee
             entries[cell_id] = replace(entry, baseline_id=None)
             entries[baseline.cell_id] = replace(entries[baseline.cell_id], is_added_baseline=False)
     return SweepPlan(entries)
-
-
-def _with_baselines(
-    plan: SweepPlan, request: Request, members: list[PlannedCell], settings: SlurmSettings
-) -> SweepPlan:
-    """Return the group as a plan; a baseline that asks for other resources cannot run beside it."""
-    needed = dict.fromkeys(e.baseline_id for e in members if e.baseline_id)  # in one order always
-    baselines = [plan.entries[b] for b in needed]
-    paired = {e.cell_id for e in groups(baselines, settings).get(request, [])}
-    cells = {e.cell_id: e for e in [*baselines, *members]}
-    return SweepPlan(
-        {
-            key: entry if entry.baseline_id in paired else replace(entry, baseline_id=None)
-            for key, entry in cells.items()
-        }
-    )
 
 
 def _bins(
