@@ -20,7 +20,6 @@ NEEDS = {
     "attention=sdpa_cudnn": ("precision=bf16",),
     "attention=sdpa_cudnn_first": ("precision=bf16",),
     "attention=sdpa_flash": ("precision=bf16",),
-    "compilation=cuda_graphs": BASE,
     "optimizer=adamw_4bit": ("optimizer.compiled=false",),
     "optimizer=adamw_8bit": ("optimizer.compiled=false",),
     "optimizer=adamw_bf16_state": ("optimizer.compiled=false",),
@@ -47,7 +46,6 @@ RING_KERNELS = {"ring of 8 ranks": (8, 1), "zigzag ring of 4 ranks": (4, 2)}
 """Causal rings over 196 tokens, which neither divides: name -> (ranks, parts of each rank)."""
 RISKY = (
     "precision=fp8",
-    "compilation=cuda_graphs",
     "sequence_parallel=ring",
     "sequence_parallel=usp",
 )
@@ -76,23 +74,17 @@ STACK = (
     "optimizer=adamw_fused",
     "layout.patch_embedding=linear",
     "attention=sdpa_cudnn_first",
-    "compilation=cuda_graphs_compiled",
+    "compilation=compile_blocks",
 )
 """The best combination in half precision, as in `conf/sweep/best_stack.yaml`."""
 STACKS: dict[str, tuple[str, ...]] = {
     "vitsweep's best stack": STACK,
-    "vitsweep's best stack without graphs": (*STACK[:-1], "compilation=compile_blocks"),
-    "vitsweep's best stack in FP8": (
-        "precision=fp8_masters",
-        *STACK[1:-1],
-        "compilation=compile_blocks",
-    ),
+    "vitsweep's best stack in FP8": ("precision=fp8_masters", *STACK[1:]),
 }
 """Name -> choices that stand beside the peers."""
 ONE_RANK = ("resources.ranks_per_node=1", "sharding=none", "data=synthetic")
 PRODUCT_CELLS: tuple[tuple[str, ...], ...] = (
     ("precision=bf16",),
-    ("precision=bf16", "compilation=cuda_graphs"),
     ("precision=bf16", "compilation=compile_blocks"),
     (STACK[0], *STACK[2:]),
     ("precision=fp8_masters", "precision.layers=all", "compilation=compile_blocks"),
@@ -123,7 +115,6 @@ PEERS = ("timm", "torchvision", "transformers")
 SINGLE_CHOICES: tuple[tuple[str, ...], ...] = (
     (),
     ("compilation=compile_blocks",),
-    ("compilation=cuda_graphs",),
     ("precision=fp8", "compilation=compile_blocks"),
     ("precision=tf32",),
     *((f"precision={p}",) for p in ("O2", "bf16_params", "O1", "O3")),

@@ -59,8 +59,6 @@ REFUSED_ON_CPU = {
     "attention=sdpa_cudnn": "needs `resources.device=cuda`",
     "attention=sdpa_cudnn_first": "needs `resources.device=cuda`",
     "attention=sdpa_efficient": "needs `resources.device=cuda`",
-    "compilation=cuda_graphs": "needs `resources.device=cuda`",
-    "compilation=cuda_graphs_compiled": "needs `resources.device=cuda`",
     "precision=fp8": "needs a GPU with FP8 units",
     "precision=fp8_masters": "needs a GPU with FP8 units",
     "precision=tf32": "needs an NVIDIA GPU",

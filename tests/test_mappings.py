@@ -179,11 +179,10 @@ def test_what_does_not_fit_is_said_before_anything_runs(
     ("overrides", "typed"),
     [
         (("pipeline_parallel=gpipe", "mesh.pipeline=2"), "pipeline_parallel=gpipe"),
-        (("compilation=cuda_graphs",), "compilation=cuda_graphs"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
     ],
 )  # fmt: skip
-def test_pipelines_captured_graphs_and_float8_are_refused_by_name(
+def test_pipelines_and_float8_are_refused_by_name(
     loss: str, overrides: tuple[str, ...], typed: str
 ) -> None:
     reasons = entry(*MASKED, loss, *overrides).reasons

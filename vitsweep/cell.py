@@ -292,8 +292,8 @@ def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
 
 def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
     if trainer.cell.measurement.trace:
-        # hooks would compile or record a compiled or recorded step anew
-        is_eager = trainer.cell.compilation.scope == "nothing" and not trainer.captured
+        # hooks would compile a compiled step anew
+        is_eager = trainer.cell.compilation.scope == "nothing"
         with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
             traced(lambda: trainer.step(stream), context.folder, trainer.world)
 

@@ -47,7 +47,7 @@ from vitsweep.training.reference import (
     plain_model,
 )
 from vitsweep.training.shards import Named, whole_tensors
-from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch
+from vitsweep.training.trainer import MicroBatch
 from vitsweep.training.twin import (
     Parts,
     exact_twin,
@@ -270,9 +270,9 @@ class _Leg:
             self.worst = max(self.worst, abs(loss - float(plain.loss)) / abs(float(plain.loss)))
             faults = [
                 (FORWARD, self._loss_apart(loss, float(plain.loss))),
-                (inside, self._gradients_apart(gradients or plain.gradients, plain, noisy)),
+                (inside, self._gradients_apart(gradients, plain, noisy)),
                 (EITHER, self._buffers_apart(plain.buffers)),
-                (UPDATE, self._update_apart(before, held, gradients, plain.gradients)),
+                (UPDATE, self._update_apart(before, held, gradients)),
                 (UPDATE, self._weights_apart("weight that the model reads", seen, held)),
                 (UPDATE, self._averages_apart(average, held)),
             ]
@@ -281,7 +281,7 @@ class _Leg:
         agree(faults, f"over {STEPS} steps", self._twin)
 
     def _train(self, batch: MicroBatch, step: int) -> tuple[float, Named]:
-        """Take one step; return the mean loss, and the gradients unless the step is replayed."""
+        """Take one step; return the mean loss and the gradients."""
         trainer, gradients = self._trainer, Named()
 
         def keep() -> None:
@@ -289,8 +289,7 @@ class _Leg:
             found = whole_tensors(trainer, trainer.gradient_of)
             gradients.update({name: gradient.clone() for name, gradient in found.items()})
 
-        replayed = trainer.captured is not None and step >= WARM_UP_STEPS
-        trainer.before_update = None if replayed else keep
+        trainer.before_update = keep
         loss = step_that_counts(trainer, my_share(self._twin, batch, self._world), step)
         return mean_over_replicas(loss, self._world), gradients
 
@@ -435,11 +434,9 @@ class _Leg:
             f"tensors), where rounding explains {allowed:.3g} at most,"
         )
 
-    def _update_apart(self, before: Named, held: Named, gradients: Named, plain: Named) -> str:
+    def _update_apart(self, before: Named, held: Named, gradients: Named) -> str:
         """Compare the update with what the optimizer's definition makes of the same gradients."""
-        if not gradients and not self._is_exact:
-            return ""  # of a replayed step, which gives no gradients
-        used = {n: g for n, g in (gradients or plain).items() if n in self._trained}
+        used = {n: g for n, g in gradients.items() if n in self._trained}
         found, wanted = minus(held, before), Named()
         for update in self._updates:  # the nearest of these, for each tensor
             defined = minus({**before, **update(before, used)}, before)

@@ -64,7 +64,7 @@ from vitsweep.training.checkpoint import (
     shards_of_training,
     state_dict_of,
 )
-from vitsweep.training.trainer import CudaRecorder, Trainer
+from vitsweep.training.trainer import Trainer
 from vitsweep.world import World, device_mesh
 
 BASE = ("model=vit_large", "model.depth=2", "data=synthetic", "batch.scope=per_replica",
@@ -73,7 +73,6 @@ NOT_FAKED = {
     "attention=flex": "the compiler writes a kernel",
     "compilation=compile_blocks": "the compiler writes kernels",
     "compilation=compile_model": "the compiler writes kernels",
-    "compilation=cuda_graphs": "a graph is captured by the driver",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
         (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
@@ -278,11 +277,9 @@ def pretend_ranks() -> None:
 
 
 def pretend_compilers() -> None:
-    """Let what is compiled or recorded run as it is: compilers write kernels, and the driver records them."""
+    """Let what is compiled run as it is: compilers write kernels."""
     nn.Module.compile = lambda self, **_: None  # type: ignore[assignment, method-assign]
     torch.compile = lambda work, **_: work  # type: ignore[assignment]
-    CudaRecorder.warm_up = lambda self, work: work()  # type: ignore[method-assign]
-    CudaRecorder.record = lambda self, work: (lambda: None, work())  # type: ignore[method-assign]
 
 
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:

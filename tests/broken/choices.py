@@ -266,7 +266,7 @@ def gradients_lost_from_the_second_step(model: Any) -> None:
 
 
 def images_of_the_third_step_ever_after(model: "nn.Module") -> None:
-    """As a captured graph whose inputs are no longer copied to where it reads."""
+    """As a replayed step whose inputs are no longer copied to where it reads."""
     kept: list[Tensor] = []
 
     def wrong(module: Any, inputs: Any) -> Any:

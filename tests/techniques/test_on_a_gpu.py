@@ -36,10 +36,6 @@ def losses(*overrides: str) -> list[float]:
 @pytest.mark.parametrize(
     ("plain", "choice", "relative"),
     [
-        ((), ("compilation=cuda_graphs",), 1e-4),
-        (("precision=bf16",), ("compilation=cuda_graphs", "precision=bf16"), 1e-2),
-        ((), ("compilation=cuda_graphs_compiled",), 1e-4),
-        ((), ("compilation=cuda_graphs_compiled", "compilation.optimizer_step=true"), 1e-4),
         (("precision=bf16",), ("precision=fp8", "precision.layers=all"), 1e-1),
     ],
 )

@@ -23,7 +23,6 @@ class Machine:
     wait_seconds: float = 0.0
     now: float = 0.0
     done: int = 0
-    captured: Any = None
     skipped: list[bool] = field(default_factory=list)
     world: Any = field(default_factory=lambda: SimpleNamespace(device=torch.device("cpu")))
     cell: Any = field(default_factory=lambda: SimpleNamespace(runtime=choice("runtime", "plain")))
@@ -207,10 +206,5 @@ def test_a_window_that_is_cut_short_holds_two_updates(monkeypatch) -> None:
     assert machine.skipped[found.warmup_steps :] == [False] * 2
 
 
-def test_what_a_technique_records_in_its_first_steps_stays_out_of_a_short_window(
-    monkeypatch,
-) -> None:
-    found = timed(monkeypatch, Machine([9.0], captured=object()), warmup_steps=4, max_seconds=5.0)
-    assert found.warmup_steps == 4
-    assert timed(monkeypatch, Machine([0.1], captured=object()), warmup_steps=1).warmup_steps == 3
+def test_what_a_loader_prefetches_stays_out_of_a_short_window(monkeypatch) -> None:
     assert timed(monkeypatch, Machine([9.0]), prefetched=3, max_seconds=5.0).warmup_steps == 3

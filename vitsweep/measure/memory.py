@@ -84,7 +84,7 @@ def _gradients_with_peak(trainer: Any, stream: Iterator[Any]) -> tuple[dict[str,
     The tracker is private to torch: where it is missing or works differently, the gradients are
     computed without it, and the reason says so.
     """
-    if trainer.cell.compilation.fuses_kernels:
+    if trainer.cell.compilation.scope != "nothing":
         trainer.gradients(stream)
         return {}, "torch's memory tracker sees no tensors inside compiled code"
     try:

@@ -120,7 +120,6 @@ class Figures(Checked):
     kernel_us: Figure[AtLeastZero]
     dispatch_us: Figure[AtLeastZero]
     compiled_dispatch_fraction: Figure[Share]
-    graph_dispatch_fraction: Figure[Share]
     compiled_memory_fraction: Figure[Share]
     link_gb_s: Figure[Positive]
     nic_gb_s: Figure[Positive]

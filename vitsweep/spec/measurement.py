@@ -39,7 +39,7 @@ class Measurement:
 
     Attributes:
         warmup_steps: least number of steps before the timed window; more where the loader holds
-            more batches ready, or a step is recorded as a CUDA graph (in the third).
+            more batches ready.
         warmup_min_seconds: least duration of the warm-up; clocks of a GPU settle in seconds.
         measured_steps: least number of steps in the timed window.
         fewest_steps: so many are enough where they last `min_seconds`; 0 for `measured_steps`.

@@ -131,7 +131,6 @@ def with_equal_parts(cell: "CellSpec") -> list[str]:
     """Return the choices, as typed, whose shapes are fixed: batches of one length, in equal parts."""
     reasons = {
         f"pipeline_parallel={cell.pipeline_parallel.name}": cell.mesh.pipeline > 1,
-        f"compilation={cell.compilation.name}": cell.compilation.captures_step,
         f"precision={cell.precision.name}": cell.precision.float8,
     }
     return [typed for typed, is_chosen in reasons.items() if is_chosen]

@@ -42,7 +42,7 @@ class ModelVariant(Technique):
         if not self.draws:
             return
         me = f"{self.group}={self.name}"
-        if cell.compilation.captures_step or cell.compilation.scope == "model":
+        if cell.compilation.scope == "model":
             yield (
                 f"`{me}` draws anew in each forward pass, from a generator of its own, which "
                 f"`compilation={cell.compilation.name}` cannot hold in its graph: use "

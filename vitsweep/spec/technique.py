@@ -276,9 +276,6 @@ class OptimizerChoice(Technique):
     compilable: ClassVar[bool] = True
     """False where torch.compile cannot trace the update: kernels from elsewhere."""
 
-    capturable: ClassVar[bool] = False
-    """True where a CUDA graph can hold the update: nothing that changes by step is kept on the host."""
-
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from that of `plain`, if state is rounded."""
         return 0.0
@@ -398,19 +395,15 @@ class Memory(Technique):
 
 
 class Compilation(Technique):
-    """How much of the step is compiled or captured; itself the plain choice, nothing.
+    """How much of the step is compiled; itself the plain choice, nothing.
 
     Attributes:
         scope: what is compiled: nothing, each block by itself, or the whole model.
-        fuses_kernels: whether a compiler writes new kernels (TorchInductor).
-        captures_step: whether all kernels of a training step are recorded and replayed.
     """
 
     colour = 2
 
     scope: ClassVar[Literal["nothing", "block", "model"]] = "nothing"
-    fuses_kernels: ClassVar[bool] = False
-    captures_step: ClassVar[bool] = False
 
     def trace_substitute(self) -> tuple[Technique, str]:
         """Nothing compiled."""

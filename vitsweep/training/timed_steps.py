@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitsweep.spec.data import Batches
 from vitsweep.spec.measurement import Measurement
-from vitsweep.training.trainer import WARM_UP_STEPS, MicroBatch, Trainer
+from vitsweep.training.trainer import MicroBatch, Trainer
 
 MARGIN = 1.1
 """More steps than the estimate asks for: a window that is too short must be repeated."""
@@ -114,11 +114,8 @@ def _timed_steps(
 ) -> TimedSteps:
     samples = TimedSteps()
     longest = measurement.max_seconds
-    # what a technique records or prefetches in its first steps is warm-up however long that takes
-    least = min(1, measurement.warmup_steps)
-    if trainer.captured:
-        least = max(measurement.warmup_steps, WARM_UP_STEPS + 1)
-    steps = max(least, prefetched_steps)
+    # what a loader prefetches is warm-up however long that takes
+    steps = max(min(1, measurement.warmup_steps), prefetched_steps)
     _take(steps, trainer, stream, samples)
     taken = _slowest_seconds(samples.times_ms, trainer)
     if (rest := measurement.warmup_steps - steps) > 0:
@@ -259,9 +256,9 @@ def instrumented_steps(
     One step more is taken and dropped: in the first one a rank may wait for another that came late.
 
     Returns:
-        Phase -> milliseconds in the median step; empty where a step is replayed as a whole.
+        Phase -> milliseconds in the median step; empty without steps.
     """
-    if trainer.captured or not steps:
+    if not steps:
         return {}
     clock = PhaseClock(trainer.world.device)
     for _ in range(1 + steps):

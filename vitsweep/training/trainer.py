@@ -21,7 +21,6 @@ from vitsweep.model.initialize import WRAPPERS, Draws
 from vitsweep.model.module_look import inputs_of, logits_of
 from vitsweep.model.precision import autocast
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.regularize import StochasticDepth
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, clip_gradients
@@ -31,105 +30,8 @@ if TYPE_CHECKING:
     from vitsweep.techniques.averaging.ema import MovingAverage
     from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
-# A whole training step recorded as one CUDA graph and replayed (needs torch).
-
 MicroBatch = tuple[Tensor, Tensor]
 """Images (B, C, H, W) and labels (B,) or shares of classes (B, classes)."""
-WARM_UP_STEPS = 2
-"""Steps before the recording: libraries choose kernels, the optimizer allocates its state."""
-
-
-class CudaRecorder:
-    """CUDA graphs, as in torch's "whole-network capture" (pytorch.org/docs/stable/notes/cuda.html)."""
-
-    def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
-
-    def warm_up(self, work: Callable[[], Tensor]) -> Tensor:
-        """Run on a side stream: a recording must not depend on work of the default one.
-
-        It is the same in all steps, since the allocator keeps the blocks of each stream apart.
-        """
-        stream = self._stream = self._stream or torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            result = work()
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Capture into one graph with a memory pool of its own.
-
-        Only calls of this thread can spoil the recording: a loader's thread that pins memory may go on.
-        """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            result = work()
-        torch.cuda.empty_cache()  # of the warm-up, which the graph's own pool cannot use
-        return graph.replay, result
-
-
-class CapturedStep:
-    """Runs the first steps as they are, records the next one, and replays it from then on.
-
-    A graph reads and writes fixed addresses: every batch is copied to where the recorded one lay.
-
-    Args:
-        step: trains on the micro-batches of one step; returns the mean loss. It reads no value of the
-            device and keeps nothing in Python that the next step depends on.
-        recorder: of kernels.
-    """
-
-    def __init__(
-        self, step: Callable[[Iterator[MicroBatch]], Tensor], recorder: CudaRecorder | None = None
-    ) -> None:
-        self._step = step
-        self._recorder = recorder or CudaRecorder()
-        self._warm_up_left = WARM_UP_STEPS
-        self._inputs: list[MicroBatch] = []
-        self._replay: Callable[[], object] | None = None
-        self._loss: Tensor | None = None
-
-    def __call__(self, micro_batches: list[MicroBatch]) -> Tensor:
-        """Train on one step's micro-batches; return the mean loss, which no later step overwrites.
-
-        Raises:
-            VitsweepError: the step cannot be recorded, or a batch has another shape than the recorded
-                one. Nothing is left out of a graph silently.
-        """
-        if self._warm_up_left:
-            self._warm_up_left -= 1
-            return self._recorder.warm_up(lambda: self._step(iter(micro_batches)))
-        if self._replay is None:
-            self._record(micro_batches)
-        self._copy_inputs(micro_batches)
-        assert self._replay is not None
-        assert self._loss is not None
-        self._replay()
-        return self._loss.clone()
-
-    def _record(self, micro_batches: list[MicroBatch]) -> None:
-        self._inputs = [(images.clone(), labels.clone()) for images, labels in micro_batches]
-        try:
-            self._replay, self._loss = self._recorder.record(lambda: self._step(iter(self._inputs)))
-        except RuntimeError as error:
-            raise VitsweepError(
-                "The training step could not be recorded as a CUDA graph: "
-                f"{str(error).splitlines()[0]} Use `compilation=compile_blocks`."
-            ) from error
-
-    def _copy_inputs(self, micro_batches: list[MicroBatch]) -> None:
-        found = [[(tuple(t.shape), t.dtype) for t in pair] for pair in micro_batches]
-        recorded = [[(tuple(t.shape), t.dtype) for t in pair] for pair in self._inputs]
-        if found != recorded:
-            raise VitsweepError(
-                f"The CUDA graph of the training step was recorded on {recorded} and cannot run on {found}."
-            )
-        for given, kept in zip(micro_batches, self._inputs, strict=True):
-            for new, old in zip(given, kept, strict=True):
-                old.copy_(new, non_blocking=True)
-
-
 Criterion = Callable[[Any, Any], Tensor]
 """(outputs, batch) -> mean loss, or the sum beside a count."""
 Count = Callable[[Any], Any]
@@ -162,7 +64,6 @@ class Trainer:
         local_shards: what the optimizer updates in place of DTensors, where it can.
         scaler: loss scaling, where the plan asks for it.
         skipped: per step, 1 where an overflow made all ranks skip the update; on the device.
-        captured: replays steps as recorded kernels, where the compilation asks for it.
         draws: random choices of the forward passes.
         depth: leaves out branches for some images, where the recipe asks for it.
         average: of the weights, where `averaging` asks for it.
@@ -191,7 +92,6 @@ class Trainer:
     depth: StochasticDepth | None = None
     average: "MovingAverage | None" = None
     steps_taken: int = 0
-    captured: CapturedStep | None = None
     before_update: Callable[[], object] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     own_loss: Criterion | None = None
@@ -201,14 +101,6 @@ class Trainer:
     def __post_init__(self) -> None:
         self._update = self.cell.compilation.update_of(self.optimizer)
         self._collection = ScheduledCollection(self.cell.runtime.collect_every_steps)
-        if self.cell.compilation.captures_step:
-            for group in self.optimizer.param_groups:
-                if "capturable" in group:
-                    group["capturable"] = True
-            self.captured = CapturedStep(self._eager_step)
-            if self.cell.model.draws_by_itself:  # a recorded step goes on drawing from one seed
-                named = f"default {self.draws.replica}"
-                set_generators(named_seed(self.draws.seed, named), self.world.device)
 
     def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         """Train on one optimizer step's micro-batches.
@@ -217,19 +109,9 @@ class Trainer:
             The mean loss over this rank's images, detached, still on the device. Where micro-batches are
             counted it is this replica's share, whose mean over the replicas is the loss of the step.
         """
-        taken = self.steps_taken
-        if self.depth:
-            self.depth.draw(taken)
-        if self.captured:
-            loss = self.captured(list(islice(batches, self.cell.batch.accumulation_steps)))
-        else:
-            loss = self._eager_step(batches, marks)
-        self.steps_taken = taken + 1  # a replayed step runs no Python
-        self._collection.after_step()
-        return loss
-
-    def _eager_step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
         marks = marks or _NoMarks()
+        if self.depth:
+            self.depth.draw(self.steps_taken)
         try:
             with self._own_random_numbers():
                 total = self.gradients(batches, marks)
@@ -240,6 +122,7 @@ class Trainer:
         self.update()
         self.non_finite |= ~torch.isfinite(total)
         marks.end("optimizer")
+        self._collection.after_step()
         return total
 
     def gradients(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
@@ -284,8 +167,8 @@ class Trainer:
         return [*(total / (self.world.size * parts)).to(dtype)]
 
     def _counted(self, count: Any) -> Tensor:
-        if isinstance(count, Real):  # NumPy's too; by a kernel, which a graph can record
-            count = torch.full((), float(count), device=self.world.device)
+        if isinstance(count, Real):  # NumPy's too
+            count = torch.tensor(float(count), device=self.world.device)
         if not isinstance(count, Tensor) or count.shape:
             raise VitsweepError(
                 f"The count of the loss returned {described(count)}, and it must be one number: over how "
@@ -435,7 +318,7 @@ class Trainer:
 
     def _own_random_numbers(self) -> AbstractContextManager[None]:
         """Let a user's module draw numbers of this replica and step."""
-        if self.captured or not self.cell.model.draws_by_itself:
+        if not self.cell.model.draws_by_itself:
             return nullcontext()
         self.draws.step = self.steps_taken
         return self.draws.default_generators(self.world.device)

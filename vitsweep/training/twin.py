@@ -210,8 +210,6 @@ def not_proved(cell: CellSpec) -> list[str]:
     found += [f"{group}={name}, which is compared with itself" for group, name in own.items()]
     if cell.task.epochs:
         found.append(f"task={cell.task.name} after the timed steps")
-    if cell.compilation.captures_step:
-        found.append(f"gradients under compilation={cell.compilation.name}")
     if type(cell.optimizer.plain()) not in EQUATIONS:
         found.append(f"optimizer={cell.optimizer.name}, which is compared with its own `plain`")
     return found

@@ -236,7 +236,6 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("optimizer=muon",), "optimizer=muon"),
         (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
         (("averaging=ema",), "averaging=ema"),
-        (("compilation=cuda_graphs_compiled",), "compilation=cuda_graphs_compiled"),
         (
             ("compilation=compile_blocks", "compilation.optimizer_step=true"),
             "compilation.optimizer_step=true",

@@ -147,8 +147,6 @@ def test_flex_refuses_what_it_cannot_train():
     (reason,) = reasons("flex", model=replace(NANO, num_heads=4))
     assert "`model.width=32` over `model.num_heads=4` gives 8" in reason
 
-    (reason,) = reasons("flex", compilation="cuda_graphs")
-    assert "Use `compilation=compile_model`" in reason
     assert not reasons("flex")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cells import GPU_NODE, cell, entry
+from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from vitsweep.model.build import build_model
@@ -110,16 +110,3 @@ def test_shards_that_are_shorter_than_others_are_averaged_too(tmp_path: Path) ->
     assert answer["restored"] == 0
     assert answer["moved"] > 1e-3
     assert answer["average"] < 1e-6
-
-
-def test_a_recorded_step_cannot_change_its_decay() -> None:
-    captured = [
-        "averaging=ema",
-        "compilation=cuda_graphs",
-        "sharding=none",
-        "resources.ranks_per_node=1",
-    ]
-    wanted = "use `averaging.warmup=false` with `averaging.every=1`"
-    assert wanted in " ".join(entry(*captured, machine=GPU_NODE).reasons)
-    constant = entry(*captured, "averaging.warmup=false", machine=GPU_NODE)
-    assert "averaging" not in " ".join(constant.reasons)

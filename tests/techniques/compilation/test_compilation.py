@@ -86,29 +86,6 @@ def test_a_missing_compiler_is_named(name, monkeypatch):
     assert not list(choice("compilation", name).conflicts(cell("cuda")))
 
 
-ONE_GPU = ("sharding=none", "resources.nodes=1", "resources.ranks_per_node=1")
-BESIDE_GRAPHS = {
-    (): [],
-    ("optimizer=adamw_loop", "optimizer.clip_norm=1", "batch.accumulation_steps=2"): [],
-    ("precision=bf16_params", "memory=recompute_blocks"): [],
-    ("resources.device=cpu",): ["got cpu, which has no CUDA graphs"],
-    ("sharding=ddp",): ["without collectives; got `sharding=ddp` on 1 ranks"],
-    ("sharding=fsdp", "resources.ranks_per_node=2"): ["got `sharding=fsdp` on 2 ranks"],
-    ("precision=O1",): ["`precision.loss_scale=dynamic`, under which the host decides"],
-    ("task=train",): ["`task=train` changes it from step to step"],
-}
-
-
-@pytest.mark.parametrize("graphs", ["compilation=cuda_graphs", "compilation=cuda_graphs_compiled"])
-@pytest.mark.parametrize("chosen", BESIDE_GRAPHS, ids=" ".join)
-def test_cuda_graphs_refuse_what_a_graph_cannot_hold(chosen, graphs):
-    one = [o for o in ONE_GPU if o.split("=")[0] not in {c.split("=")[0] for c in chosen}]
-    reasons = entry(*TINY, graphs, *one, *chosen, machine=GPU_NODE).reasons
-    reasons = [reason for reason in reasons if reason.startswith(f"`{graphs}`")]
-    for reason, part in zip(reasons, BESIDE_GRAPHS[chosen], strict=True):
-        assert part in reason
-
-
 def _graphs(world, specs):
     found = []
     for spec in specs:

@@ -125,7 +125,6 @@ REFUSED = {
     "vit_block.rate=0.99": "`vit_block.rate=0.99` of the 8 images of a forward pass drops all of them",
     "model=axial_vit_nano": "`vit_block=drop_samples` drops whole images",
     "compilation=compile_model": "use `compilation=compile_blocks`",
-    "compilation=cuda_graphs": "which `compilation=cuda_graphs` cannot hold in its graph",
     "precision=fp8": "must be divisible by 16; got 5 x 17: try `batch.images_per_step=",
 }
 

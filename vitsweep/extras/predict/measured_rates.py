@@ -129,9 +129,9 @@ class MeasuredRates(Rates):
         """See `LOG_ERROR`; wider under other ranks and threads than were timed."""
         return LOG_ERROR.get(part, 0.05) * self._wider
 
-    def compiled_dispatch(self, captured: bool) -> float:
+    def compiled_dispatch(self) -> float:
         """A compiled step dispatches about a quarter of the operators (B200, 1B model: 12.6 of 48.8 ms)."""
-        return 0.05 if captured else 0.26
+        return 0.26
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, str], Curve]:

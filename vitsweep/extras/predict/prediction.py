@@ -62,7 +62,6 @@ def predict_cell(
         trace,
         rates,
         tf32=cell.precision.plan().tf32,
-        captured=cell.compilation.scope == "model" and not cell.compilation.fuses_kernels,
         input_ms=_input_ms(cell),
     )
 

@@ -104,11 +104,9 @@ class TableRates(Rates):
             "step": STEP_LOG_ERROR,
         }[part]
 
-    def compiled_dispatch(self, captured: bool) -> float:
+    def compiled_dispatch(self) -> float:
         """From the profile."""
-        return self.hardware[
-            "graph_dispatch_fraction" if captured else "compiled_dispatch_fraction"
-        ]
+        return self.hardware["compiled_dispatch_fraction"]
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
         """Return the share of multiprocessors that the collective takes from computing."""

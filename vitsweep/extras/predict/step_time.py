@@ -218,8 +218,8 @@ class Rates(ABC):
         """
 
     @abstractmethod
-    def compiled_dispatch(self, captured: bool) -> float:
-        """Host time of a compiled step relative to eager; `captured` by CUDA graphs."""
+    def compiled_dispatch(self) -> float:
+        """Host time of a compiled step relative to eager."""
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
         """Share by which computing slows down while this collective runs beside it."""
@@ -268,7 +268,6 @@ def predict_step(
     rates: Rates,
     *,
     tf32: bool = False,
-    captured: bool = False,
     input_ms: float = 0.0,
 ) -> StepTimePrediction:
     """Predict the time of one step.
@@ -277,12 +276,11 @@ def predict_step(
         trace: what a rank does.
         rates: of its device.
         tf32: whether float32 products may use TensorFloat-32.
-        captured: whether the step is replayed as a CUDA graph.
         input_ms: time in which the loader prepares one step's images; what the step does not hide counts.
     """
     parts = dict.fromkeys(PARTS, 0.0)
     for phase in ("forward", "backward", "optimizer"):
-        _add_phase(parts, trace, rates, phase, tf32, captured)
+        _add_phase(parts, trace, rates, phase, tf32)
     parts["compute"] += rates.fresh_us(fresh_bytes(trace)) / 1e3
     if trace.pipeline_ranks > 1:
         busy = parts["compute"] + parts["launch"]
@@ -340,7 +338,6 @@ def _add_phase(
     rates: Rates,
     phase: str,
     tf32: bool,
-    captured: bool,
 ) -> None:
     compiled = trace.compiled != "nothing" and phase != "optimizer"
     device_us = 0.0
@@ -351,8 +348,8 @@ def _add_phase(
         device_us += fused * operator.count * rates.operator_us(operator, tf32)
     host_us = trace.dispatches.get(phase, 0) * rates.dispatch_us
     host_us *= rates.update_dispatch if phase == "optimizer" else 1.0
-    if compiled or captured:
-        host_us *= rates.compiled_dispatch(captured)
+    if compiled:
+        host_us *= rates.compiled_dispatch()
     collectives = [c for c in trace.collectives if c.phase == phase]
     exposed_us, charge_us = _exposed(collectives, device_us, rates)
     device_us += charge_us

@@ -192,7 +192,7 @@ class Applied:
             mean over the whole batch. Where all ranks count as many images or labels, it is their mean loss.
 
         Raises:
-            VitsweepError: the batch has too few images, or a length that a pipeline, a captured graph or FP8
+            VitsweepError: the batch has too few images, or a length that a pipeline or FP8
                 does not take, or `close` was called.
             ImpossibleCellError: in the first step, before anything is trained: a technique cannot do what
                 the model does with this batch, or a label is none of the model's.

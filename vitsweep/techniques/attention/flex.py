@@ -43,14 +43,6 @@ class Flex(AttentionKernel):
                 f"{head_width}. Use fewer heads, or `attention=sdpa_auto`."
             )
 
-        if cell.compilation.scope != "nothing" and not cell.compilation.fuses_kernels:
-            yield (
-                f"`attention={self.name}` needs a compiler that fuses, and "
-                f"`compilation={cell.compilation.name}` traces without one: "
-                "unfused, it writes all scores to memory. Use `compilation=compile_model`, or "
-                "`attention=sdpa_auto`."
-            )
-
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Replace the kernel of every block."""
         from vitsweep.techniques.attention.kernels import attend_by_flex, put_into_blocks

@@ -1,6 +1,5 @@
 """The weights as they are, or their exponential moving average."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,6 @@ from vitsweep.spec.model_variant import Averaging
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from vitsweep.spec.cell_spec import CellSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +34,6 @@ class Ema(Averaging):
     def build(self, weights: "list[Tensor]") -> "MovingAverage":
         """Return the average, which begins as a copy of the weights."""
         return MovingAverage(weights, self.decay, warmup=self.warmup, every=self.every)
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse numbers that change from step to step where a step is recorded once."""
-        if cell.compilation.captures_step and (self.warmup or self.every > 1):
-            knob = "averaging.warmup=true" if self.warmup else f"averaging.every={self.every}"
-            yield (
-                f"`{knob}` changes what a step does, and `compilation={cell.compilation.name}` "
-                "replays one recorded step: use `averaging.warmup=false` with `averaging.every=1`."
-            )
 
 
 class MovingAverage:

@@ -1,1 +1,1 @@
-"""How much of a step is compiled or captured: one technique per file."""
+"""How much of a step is compiled: one technique per file."""

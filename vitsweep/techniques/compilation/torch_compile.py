@@ -41,7 +41,6 @@ class TorchCompile(Compilation):
     mode: Literal["default", "max_autotune", "reduce_overhead"]
     optimizer_step: bool
 
-    fuses_kernels: ClassVar[bool] = True
     rounds_apart: ClassVar[bool] = True
 
     @abstractmethod

@@ -34,7 +34,6 @@ class AdamW(OptimizerChoice):
     implementation: Literal["loop", "foreach", "fused"]
 
     elementwise: ClassVar[bool] = True
-    capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return torch's AdamW; each group carries its own `weight_decay`."""

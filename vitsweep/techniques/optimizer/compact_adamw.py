@@ -97,11 +97,6 @@ class CompactAdamW(OptimizerChoice):
                 f"`optimizer.stochastic_rounding=true` rounds bfloat16 weights, and `precision="
                 f"{cell.precision.name}` updates {_kept_dtype(cell)} ones: use `precision=bf16_params`."
             )
-        if cell.compilation.captures_step:
-            yield (
-                f"`optimizer={self.name}` keeps its step count on the host, which `compilation="
-                f"{cell.compilation.name}` would record once: use `optimizer=adamw_fused`."
-            )
 
 
 def _kept_dtype(cell: CellSpec) -> str:

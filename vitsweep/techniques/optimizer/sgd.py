@@ -28,7 +28,6 @@ class SGD(OptimizerChoice):
     implementation: Literal["loop", "foreach", "fused"]
 
     elementwise: ClassVar[bool] = True
-    capturable: ClassVar[bool] = True
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Return torch's SGD; each group carries its own `weight_decay`."""
