@@ -20,10 +20,6 @@ NEEDS = {
     "attention=sdpa_cudnn": ("precision=bf16",),
     "attention=sdpa_cudnn_first": ("precision=bf16",),
     "attention=sdpa_flash": ("precision=bf16",),
-    "optimizer=adamw_4bit": ("optimizer.compiled=false",),
-    "optimizer=adamw_8bit": ("optimizer.compiled=false",),
-    "optimizer=adamw_bf16_state": ("optimizer.compiled=false",),
-    "optimizer=adamw_stochastic": ("precision=bf16_params", "optimizer.compiled=false"),
     "precision=fp8": ("precision.layers=all",),
     "precision=fp8_masters": ("precision.layers=all",),
     "sequence_parallel=dsp": ("precision=bf16", "model=video_vit_nano", "data=synthetic_video"),
@@ -56,9 +52,6 @@ COMPILED: tuple[tuple[str, ...], ...] = (
     ("attention=flex",),
     ("compilation=compile_model",),
     ("compilation=compile_model", "compilation.mode=reduce_overhead", *BASE),
-    ("optimizer=adamw_stochastic", "precision=bf16_params", "optimizer.compiled=true"),
-    ("optimizer=adamw_8bit", "optimizer.compiled=true"),
-    ("optimizer=adamw_4bit", "optimizer.compiled=true"),
 )
 """Cases for which kernels are compiled, for seconds each; tried last."""
 ONLY_COMPILED = (
@@ -124,7 +117,6 @@ SINGLE_CHOICES: tuple[tuple[str, ...], ...] = (
     ("layout.patch_embedding=linear",),
     ("classifier=pooled",),
     ("precision=bf16_masters",),
-    ("precision=bf16_params", "optimizer=adamw_stochastic"),
     ("optimizer=muon",),
     ("layout.channels_last=true",),
     ("layout.cudnn_benchmark=true",),

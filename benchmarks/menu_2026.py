@@ -1,13 +1,12 @@
 """What the newer techniques cost and save on this machine, each beside its plain version, in turns.
 
-    python benchmarks/menu_2026.py [--rounds 15] [--parts drop_samples averaging state]
+    python benchmarks/menu_2026.py [--rounds 15] [--parts drop_samples averaging]
 
-Three parts, whose bounds are printed with them:
+Two parts, whose bounds are printed with them:
 
 - `drop_samples`: training steps of ViT-Ti at 224 px, with `vit_block=drop_samples` at 40 % and without.
 - `averaging`: an update of the average of a ViT's weights, by `averaging=ema` and by the loop over
   `state_dict` that is usually written (`ema.copy_(decay * ema + (1 - decay) * value)`).
-- `state`: bytes of the optimizer state of ViT-Ti under `optimizer=adamw_8bit`, of float32 AdamW's.
 
 Both sides of a ratio run in turns in one process; the median of the ratios of the rounds is kept, with
 its range.
@@ -24,7 +23,6 @@ import torch
 from kept import RESULTS, keep
 
 from vitsweep.composition.composer import Composer
-from vitsweep.measure.memory import optimizer_tensors
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
@@ -109,19 +107,7 @@ def averaging(composer: Composer, rounds: int) -> dict[str, Any]:
     return found
 
 
-def state(composer: Composer, rounds: int) -> dict[str, Any]:
-    """Bytes of the state of ViT-Ti after a step, over those of float32 AdamW."""
-    stored = {}
-    for name in ("adamw_loop", "adamw_8bit", "adamw_4bit", "adamw_bf16_state"):
-        overrides = ("model=vit_tiny", f"optimizer={name}", "batch.images_per_step=1")
-        trains, batch = trainer(cell(composer, *overrides))
-        trains.step(iter([batch]))
-        stored[name] = sum(t.nbytes for t in optimizer_tensors(trains))
-    shares = {name: round(b / stored["adamw_loop"], 4) for name, b in stored.items()}
-    return {"bytes": stored, "share_of_adamw": shares}
-
-
-PARTS = {"drop_samples": drop_samples, "averaging": averaging, "state": state}
+PARTS = {"drop_samples": drop_samples, "averaging": averaging}
 
 
 def main() -> None:

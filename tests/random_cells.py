@@ -27,7 +27,7 @@ GROUPS = {
     "sharding": "none ddp zero1 zero2 fsdp hsdp",
     "sharding.gradient_dtype": "- - - bfloat16",
     "optimizer": "adamw_loop adamw_foreach adamw_fused adamw_contiguous sgd_loop sgd_foreach sgd_fused "
-    "sgd_contiguous muon adamw_8bit adamw_4bit adamw_bf16_state adamw_stochastic",
+    "sgd_contiguous muon",
     "optimizer.learning_rate": "- 0.003 0.0003",
     "optimizer.clip_norm": "- 0.5 0.05",
     "model": "- - vit_nano dinov3_small axial_vit_nano -",

@@ -58,7 +58,6 @@ FIRST = "python -m vitsweep -m precision=O1,O2 sharding=ddp,fsdp"
 """The sweep whose results many pages read."""
 
 EXIT_CODES = {
-    "optimizer=glob(adamw_*)": 3,  # adamw_stochastic needs bfloat16 weights
     "vitsweep gate": 1,  # one block per cell is too few to judge
 }
 """Part of a command -> its exit code with these settings on this machine, where that is not 0."""

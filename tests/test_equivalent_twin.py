@@ -44,7 +44,7 @@ from vitsweep.world import World
         ["precision=O1"],
         ["precision=O2", "memory=recompute_blocks"],
         ["precision=O3", "optimizer=sgd_foreach"],
-        ["precision=bf16_params", "optimizer=adamw_stochastic"],
+        ["precision=bf16_params", "optimizer=adamw_fused"],
         ["layout=batch_second", "classifier=pooled", "attention=mha_module"],
         ["optimizer=adamw_contiguous", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"],
     ],

@@ -152,11 +152,8 @@ def _proved(cell: CellSpec, world: World, exactly: bool, bit_for_bit: bool = Fal
 
 
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
-    """Refuse an optimizer whose weights or state leave its equations in a long series of updates.
-
-    Stochastic rounding, which would hide small ones, is left to the twin in its own precision.
-    """
-    choice = exact_twin(twin).optimizer
+    """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
+    choice = twin.optimizer
     large = nn.Linear(*MANY_NUMBERS)
     many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
     many.to(world.device)
@@ -229,8 +226,7 @@ class _Leg:
             return max(EXACT, own), torch.finfo(stored).eps
         if stored == torch.float32:  # decay and step are rounded
             return max(1e-4, own), 2 * ROUNDOFF[stored]
-        times = 2.0 if getattr(choice, "stochastic_rounding", False) else 0.5
-        return max(4 * ROUNDOFF[stored], own), times * ROUNDOFF[stored]
+        return max(4 * ROUNDOFF[stored], own), 0.5 * ROUNDOFF[stored]
 
     @property
     def _stored_dtype(self) -> torch.dtype:

@@ -37,7 +37,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchao.optim import subclass_4bit, subclass_8bit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the parts find one another
 import gpu_parts
@@ -232,9 +231,6 @@ def pretend_cuda() -> None:
         return torch.empty(made.shape, dtype=made.dtype, device=device) if on_gpu else made
 
     torch.tensor = without_values
-    for quantized in (subclass_4bit, subclass_8bit):  # tables that are made of real tensors, once
-        quantized.get_qmap_signed()
-        quantized.get_qmap_unsigned()
     apply = nn.Module._apply
 
     def replace(

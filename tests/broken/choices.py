@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from vitsweep.spec.technique import Memory, OptimizerChoice, PrecisionPlan
 from vitsweep.techniques.memory.recompute import RecomputeBlocks
 from vitsweep.techniques.optimizer.adamw import AdamW
-from vitsweep.techniques.optimizer.compact_adamw import CompactAdamW
 from vitsweep.techniques.sequence_parallel.lss import LongSequenceSegmentation
 from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.zero1 import Zero1
@@ -756,11 +755,6 @@ class BrokenOptimizer(OptimizerChoice):
 @dataclass(frozen=True, kw_only=True)
 class BrokenAdamW(BrokenOptimizer, AdamW):
     """AdamW with a mistake in its optimizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokenCompact(BrokenOptimizer, CompactAdamW):
-    """AdamW on 8-bit or 4-bit state with a mistake."""
 
 
 # Faults between ranks.

@@ -103,15 +103,6 @@ IN_ANY_PRECISION = {
         "momentum_lost_after_the_tenth_step zeros_are_skipped numbers_after_32768_are_left",
         *ONE,
     ),
-    "dead_8_bit_optimizer": Breakage(
-        ("optimizer=broken_compact", "optimizer.fault=never_updates", *ONE)
-    ),
-    "dead_4_bit_optimizer": Breakage(
-        ("optimizer=broken_compact", "optimizer.state=int4", "optimizer.fault=never_updates", *ONE)
-    ),
-    "4_bit_state_that_is_lost": Breakage(
-        ("optimizer=broken_compact", "optimizer.state=int4", "optimizer.fault=state_is_lost", *ONE)
-    ),
     **_of(
         "sharding",
         "broken_ddp",

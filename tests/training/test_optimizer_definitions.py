@@ -1,4 +1,4 @@
-"""Optimizers by their equations: what torch and torchao compute, and what they do not."""
+"""Optimizers by their equations: what torch computes, and what they do not."""
 
 from dataclasses import replace
 
@@ -26,9 +26,6 @@ def apart(choice: OptimizerChoice | None = None, *overrides: str) -> str:
         ["optimizer=sgd_foreach", "optimizer.nesterov=true", "optimizer.weight_decay=0.1"],
         ["optimizer=muon"],
         pytest.param(["optimizer=adamw_fused"], marks=pytest.mark.full),
-        pytest.param(["optimizer=adamw_8bit"], marks=pytest.mark.full),
-        pytest.param(["optimizer=adamw_4bit"], marks=pytest.mark.full),
-        pytest.param(["optimizer=adamw_bf16_state"], marks=pytest.mark.full),
     ],
     ids=" ".join,
 )

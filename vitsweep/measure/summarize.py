@@ -332,8 +332,7 @@ def _are_unmoved(cell: CellSpec, shares: Mapping[str, float | None]) -> bool | N
     tensors, numbers = shares.values()
     if tensors is None or numbers is None:
         return None
-    at_random = getattr(cell.optimizer, "stochastic_rounding", False)  # each moves in some steps
-    return tensors > UNMOVED or (numbers > UNMOVED and not at_random)
+    return max(tensors, numbers) > UNMOVED
 
 
 def gradient_tolerance(cell: CellSpec) -> float | None:

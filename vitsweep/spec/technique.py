@@ -273,9 +273,6 @@ class OptimizerChoice(Technique):
     elementwise: ClassVar[bool] = False
     """True where the update treats every number alone, so that a shard is updated as a tensor of its own."""
 
-    compilable: ClassVar[bool] = True
-    """False where torch.compile cannot trace the update: kernels from elsewhere."""
-
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from that of `plain`, if state is rounded."""
         return 0.0

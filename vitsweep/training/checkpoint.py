@@ -191,7 +191,7 @@ class ShardLoadPlanner(DefaultLoadPlanner):
 NON_FINITE = ".non_finite"
 """Ends the names of the flags that a loss was inf or NaN, one of each rank."""
 OPTIMIZER = "optimizer."
-"""Begins the names of optimizer state, perhaps after that of a rank."""
+"""Begins the names of optimizer state."""
 
 
 def all_shards(trainer: Trainer) -> Iterator[Shard]:
@@ -347,19 +347,9 @@ def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> st
 
 
 def other_state(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
-    """Return why the optimizer state of a checkpoint is none of this trainer's; "" where it fits.
-
-    State in blocks of numbers with a common scale cannot be cut elsewhere: it is kept by rank.
-    """
-    here = {s.name for s in shards_of_training(trainer) if OPTIMIZER in s.name}
-    by_rank = [n for n in {*here, *saved} if n.startswith("rank") and OPTIMIZER in n]
-    if by_rank and saved_by(folder, trainer):
-        return (
-            f"`{folder}` cannot be read by {_described_trainer(trainer)}: `optimizer="
-            f"{trainer.cell.optimizer.name}` keeps blocks of numbers with one scale, which cannot be cut "
-            "elsewhere. Go on with the ranks, mesh and sharding that saved it."
-        )
-    kinds, there = _kinds(here), _kinds(name for name in saved if OPTIMIZER in name)
+    """Return why the optimizer state of a checkpoint is none of this trainer's; "" where it fits."""
+    names = [shard.name for shard in shards_of_training(trainer)]
+    kinds, there = _kinds(names), _kinds(saved)
     if there and kinds - there:
         return (
             f"`{folder}` is of another optimizer: it holds {_quoted(there)}, and `optimizer="
@@ -370,7 +360,7 @@ def other_state(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str
 
 def _kinds(names: Iterable[str]) -> set[str]:
     """Return what an optimizer keeps of each parameter: `exp_avg`, `step`."""
-    return {name.partition(OPTIMIZER)[2].partition(".")[0] for name in names}
+    return {name.split(".")[1] for name in names if name.startswith(OPTIMIZER)}
 
 
 def _quoted(kinds: set[str]) -> str:
@@ -381,11 +371,6 @@ def _described(size: int, mesh: Mapping[str, int], sharding: str) -> str:
     degrees = [f"{axis}={degree}" for axis, degree in mesh.items() if degree > 1]
     ranks = "1 rank" if size == 1 else f"{size} ranks"
     return f"{ranks} ({', '.join([f'sharding={sharding}', *degrees])})"
-
-
-def _described_trainer(trainer: Trainer) -> str:
-    world = trainer.world
-    return _described(world.size, asdict(world.shape), trainer.cell.sharding.name)
 
 
 def first_of_all_ranks(reason: str) -> str:
@@ -515,8 +500,8 @@ def load(trainer: Trainer, folder: Path) -> Position:
     Ranks, mesh and sharding may be others than those that saved it.
 
     Raises:
-        VitsweepError: on all ranks, if one of them finds that it is damaged, of another model, or holds
-            optimizer state that cannot be dealt out anew; no weights are changed then.
+        VitsweepError: on all ranks, if one of them finds that it is damaged, or of another model or
+            optimizer; no weights are changed then.
         CheckpointException: a tensor cannot be read; some may have been loaded.
     """
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -525,7 +510,7 @@ def load(trainer: Trainer, folder: Path) -> Position:
         raise VitsweepError(reason)
     info, reader = read_info(folder), CheckpointReader(folder)
     saved = reader.read_metadata().state_dict_metadata
-    if any(OPTIMIZER in name for name in saved):
+    if any(name.startswith(OPTIMIZER) for name in saved):
         allocate_state(trainer.optimizer)
     if reason := first_of_all_ranks(other_state(trainer, saved, folder)):
         raise VitsweepError(reason)

@@ -210,7 +210,6 @@ def course(cell: CellSpec) -> dict[str, Any]:
             kept[group] = identity(technique)
     optimizer = identity(cell.recipe.optimizer(cell).plain())
     kept |= {f"optimizer.{key}": value for key, value in optimizer.items() if key != "name"}
-    kept["optimizer.state"] = getattr(cell.optimizer, "state", None)  # its number format
     found: dict[str, Any] = json.loads(json.dumps(kept))
     return found
 

@@ -114,7 +114,7 @@ def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES)
     """Train a few tensors of a plain model on prescribed gradients; say what leaves the definition.
 
     The gradients of the steps change their scale over four decades and their signs, and vanish in
-    some steps. Weights, dequantized state and step counts are compared at the end, in float32.
+    some steps. Weights, state and step counts are compared at the end, in float32.
     Four steps would hardly show another beta2.
 
     Args:
@@ -154,8 +154,7 @@ def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES)
         held, defined = optimizer.state.get(parameter, {}), equations.state[name]
         for key in held.keys() & defined.keys():
             what = f"state `{key}` of `{name}`"
-            text = _told(what, _dequantized(held[key]), defined[key], steps, allowed)
-            if text:
+            if text := _told(what, torch.as_tensor(held[key]), defined[key], steps, allowed):
                 return text
     return ""
 
@@ -184,12 +183,6 @@ def _few(model: nn.Module) -> Named:
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
     return {n: p for n, p in named.items() if n in chosen}
-
-
-def _dequantized(value: Any) -> Tensor:
-    return torch.as_tensor(
-        value.dequantize() if type(value).__name__.startswith("OptimState") else value
-    )
 
 
 def _adamw(

@@ -88,15 +88,11 @@ class Updated:
         tensor: a parameter or a shard of it, a slice of it (ZeRO-1), or many in a flat buffer.
         names: plain names of these parameters.
         views: a tensor of this rank's, of the shape of `tensor` -> the shards in it.
-        own: begins the names of what no other rank can read.
-        is_whole: whether every rank holds all of the parameter.
     """
 
     tensor: nn.Parameter
     names: tuple[str, ...]
     views: Callable[[Tensor], list[Shard]]
-    own: str
-    is_whole: bool
 
     def shards(self, kind: str, values: Tensor) -> Iterator[Shard]:
         """Yield the shards of a tensor such as `exp_avg` that belongs to this one.
@@ -106,13 +102,12 @@ class Updated:
             values: with the shape of `tensor`, or a single number that belongs to it as a whole.
         """
         held = local(values)
-        if held.shape == local(self.tensor).shape and is_plain(held):
+        if held.shape == local(self.tensor).shape:
             for shard in self.views(held.detach()):
                 yield replace(shard, name=f"{kind}.{shard.name}")
             return
-        own = "" if is_plain(held) or self.is_whole else self.own
         for name in self.names:
-            yield whole(f"{own}{kind}.{name}", held)
+            yield whole(f"{kind}.{name}", held)
 
 
 def whole(name: str, values: Tensor) -> Shard:
@@ -124,7 +119,7 @@ def updated(trainer: Trainer) -> list[Updated]:
     """Return what the optimizer of this rank updates, in its order."""
     parts = dict(_parts(trainer.model))
     buffers = {buffer.parameter: buffer for buffer in getattr(trainer.optimizer, "buffers", ())}
-    in_stages, own = isinstance(trainer.model, nn.ModuleList), f"rank{trainer.world.rank}."
+    in_stages = isinstance(trainer.model, nn.ModuleList)
     found = []
     views: Callable[[Tensor], list[Shard]]
     for group in trainer.optimizer.param_groups:
@@ -133,13 +128,11 @@ def updated(trainer: Trainer) -> list[Updated]:
             if tensor in buffers:
                 names = [_unstaged(name, in_stages=in_stages) for name in buffers[tensor].names]
                 views = partial(_of_buffer, buffers[tensor], [(n, parts[n]) for n in names])
-                found.append(Updated(tensor, tuple(names), views, own, is_whole=False))
+                found.append(Updated(tensor, tuple(names), views))
                 continue
             name = _unstaged(group["names"][index], in_stages=in_stages)
-            part, start = parts[name], starts[index]
-            is_whole = start is None and not part.blocks and not isinstance(part.parameter, DTensor)
-            views = partial(_of_parameter, name, part, start)
-            found.append(Updated(tensor, (name,), views, own, is_whole))
+            views = partial(_of_parameter, name, parts[name], starts[index])
+            found.append(Updated(tensor, (name,), views))
     return found
 
 
@@ -264,11 +257,6 @@ def _in_row(
 ) -> Iterator[tuple[Offsets, Offsets]]:
     for offsets, sizes in boxes(shape, low, high):
         yield (row, *offsets), (1, *sizes)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is made of numbers that can be cut anywhere, not of scaled blocks."""
-    return type(tensor) in (Tensor, nn.Parameter)
 
 
 # Whole tensors by the plain model's names, joined from shards, split matrices and pipeline stages.
@@ -471,7 +459,7 @@ def watch_weights(trainer: Trainer) -> Callable[[], Unmoved]:
         trainer.before_update = None
         for each in updated(trainer):
             weights, gradient = local(each.tensor).detach(), each.tensor.grad
-            if gradient is None or not is_plain(weights):
+            if gradient is None:
                 continue
             pairs = zip(each.views(weights), each.views(local(gradient)), strict=True)
             for shard, of_gradient in pairs:
@@ -480,7 +468,7 @@ def watch_weights(trainer: Trainer) -> Callable[[], Unmoved]:
 
     def compare() -> Unmoved:
         found: Unmoved = defaultdict(lambda: [0.0, 0.0])
-        for shard in _plain_shards(trainer):
+        for shard in _updated_shards(trainer):
             if (shard.name, shard.offsets) in kept:
                 before, has_gradient = kept[shard.name, shard.offsets]
                 still = has_gradient & (_some(shard.values) == before)
@@ -492,10 +480,9 @@ def watch_weights(trainer: Trainer) -> Callable[[], Unmoved]:
     return compare
 
 
-def _plain_shards(trainer: Trainer) -> Iterator[Shard]:
+def _updated_shards(trainer: Trainer) -> Iterator[Shard]:
     for each in updated(trainer):
-        if is_plain(weights := local(each.tensor).detach()):
-            yield from each.views(weights)
+        yield from each.views(local(each.tensor).detach())
 
 
 def _some(values: Tensor) -> Tensor:

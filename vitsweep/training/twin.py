@@ -87,8 +87,7 @@ def _padded_alike(twin: CellSpec, cell: CellSpec) -> CellSpec:
 def exact_twin(twin: CellSpec) -> CellSpec:
     """Return the twin with all of its techniques in float64, or in float32 where that may be missing.
 
-    What only half precision has is replaced: flash kernels of a GPU, gradients that are exchanged in it,
-    weights that are rounded to it at random.
+    What only half precision has is replaced: flash kernels of a GPU, and gradients that are exchanged in it.
     """
     on_gpu = twin.resources.device == "cuda"
     may_lack_it = on_gpu or twin.model.norms_over_batch
@@ -99,8 +98,6 @@ def exact_twin(twin: CellSpec) -> CellSpec:
     changed: dict[str, Any] = {"precision": twin.precision if is_exact else exact}
     if getattr(twin.sharding, "gradient_dtype", None):
         changed["sharding"] = replace(twin.sharding, gradient_dtype=None)  # type: ignore[call-arg]
-    if getattr(twin.optimizer, "stochastic_rounding", False):
-        changed["optimizer"] = replace(twin.optimizer, stochastic_rounding=False)  # type: ignore[call-arg]
     if on_gpu and getattr(twin.attention, "backend", None) in HALF_ONLY:
         changed["attention"] = replace(twin.attention, backend="math", flash_kernel="torch")  # type: ignore[call-arg]
     return replace(twin, **changed)

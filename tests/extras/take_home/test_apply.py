@@ -36,7 +36,7 @@ MODELS = (
 KNOBS = {
     "precision": ("fp32", "bf16", "O1", "O2", "O3"),
     "sharding": ("ddp", "zero1", "zero2", "fsdp"),
-    "optimizer": ("adamw_loop", "adamw_fused", "adamw_contiguous", "adamw_8bit", "sgd_loop"),
+    "optimizer": ("adamw_loop", "adamw_fused", "adamw_contiguous", "sgd_loop"),
     "memory": ("keep_all", "recompute_blocks", "recompute_selected"),
     "averaging": ("none", "ema"),
     "batch.accumulation_steps": ("1", "2"),
@@ -45,7 +45,7 @@ KNOBS = {
 CORE = (
     ("sharding=fsdp", "precision=O2", "precision.half_dtype=float16", "averaging=ema"),
     ("sharding=zero1", "precision=O2", "batch.accumulation_steps=2", "optimizer.clip_norm=0.1"),
-    ("sharding=ddp", "precision=O1", "optimizer=adamw_8bit", "memory=recompute_blocks"),
+    ("sharding=ddp", "precision=O1", "optimizer=adamw_fused", "memory=recompute_blocks"),
     ("sharding=fsdp", "precision=fp32", "batch.accumulation_steps=2"),
 )
 

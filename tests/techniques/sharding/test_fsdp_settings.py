@@ -150,7 +150,7 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
                 "sharding.whole_norms=true",
                 "precision=O2",
                 "precision.loss_scale=256",
-                "optimizer=adamw_bf16_state",
+                "optimizer=muon",
             ),
             "torch cannot unscale together (`precision.loss_scale=256.0`)",
         ),

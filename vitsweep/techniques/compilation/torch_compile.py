@@ -141,12 +141,6 @@ class TorchCompile(Compilation):
                 "parameters in a way that was not proved equal: use `sharding=ddp`, or "
                 "`compilation.optimizer_step=false`."
             )
-        if not cell.optimizer.compilable:
-            yield (
-                f"`compilation.optimizer_step=true` cannot compile `optimizer={cell.optimizer.name}`, "
-                "whose update is no program of torch's own operators: use an optimizer such as "
-                "`optimizer=adamw_foreach`, or `compilation.optimizer_step=false`."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
