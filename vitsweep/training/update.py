@@ -227,8 +227,7 @@ def clip_gradients(
     """
     groups = list(groups)
     parameters = [p for group in groups for p in group["params"]]
-    kinds = _by_kind(parameters)
-    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices and len(kinds) == 1:
+    if world.shape.tensor == world.shape.pipeline == 1 and not in_slices:
         gradients = [p.grad for p in parameters if p.grad is not None]
         clip_grads_with_norm_(parameters, limit, _norm(gradients))
         return
@@ -245,25 +244,13 @@ def clip_gradients(
     square += of_wholes
     if world.shape.pipeline > 1:
         dist.all_reduce(square, group=world.axis("pipeline").get_group())
-    for kind in kinds:
-        clip_grads_with_norm_(kind, limit, square.sqrt())
-
-
-def _by_kind(parameters: list[Tensor]) -> list[list[Tensor]]:
-    """Part shards from whole parameters, which no operation on lists may mix."""
-    kinds = (
-        [p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (True, False)
-    )
-    return [kind for kind in kinds if kind]
+    clip_grads_with_norm_(parameters, limit, square.sqrt())
 
 
 def _square(parameters: list[Tensor], world: World) -> Tensor:
     total = torch.zeros((), device=world.device, dtype=torch.float64)
-    for kind in _by_kind(parameters):
-        gradients = [p.grad for p in kind if p.grad is not None]
-        if gradients:
-            total += _norm(gradients).double().square()
-    return total
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return total + _norm(gradients).double().square() if gradients else total
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import GPU_NODE, TINY, cell, entry
+from tests.cells import TINY, cell, entry
 from tests.equivalence import differences
 from tests.extras.predict.test_bytes_sent import predicted, same, sent
 from tests.ranks import on_ranks
@@ -17,19 +17,12 @@ EXACT = (
     ("sharding=fsdp", "sharding.prefetch_forward=1", "sharding.prefetch_backward=2"),
     ("sharding=zero2", "sharding.prefetch_forward=2", "batch.accumulation_steps=2"),
     ("sharding=fsdp", "sharding.blocks_per_unit=2", "sharding.prefetch_backward=1"),
-    ("sharding=fsdp", "sharding.whole_norms=true", "optimizer.clip_norm=0.5"),
-    (
-        "sharding=fsdp",
-        "sharding.whole_norms=true",
-        "optimizer.implementation=foreach",
-        "batch.accumulation_steps=2",
-    ),
+    ("sharding=fsdp", "optimizer.implementation=foreach", "optimizer.clip_norm=0.5"),
 )
 OF_FOUR_RANKS = (
     ("sharding=fsdp", "sharding.reshard_after_forward=2"),
     ("sharding=fsdp", "sharding.reshard_after_forward=2", "sharding.blocks_per_unit=2"),
     ("sharding=hsdp", "sharding.blocks_per_unit=2", "sharding.prefetch_backward=1"),
-    ("sharding=hsdp", "sharding.whole_norms=true"),
 )
 HALF = tuple(
     (f"sharding={name}", "sharding.gradient_dtype=bfloat16", *more)
@@ -77,16 +70,6 @@ def test_units_and_dtypes_train_what_the_plain_model_trains(ranks: int, tmp_path
         assert answer["weights"] < 2e-2
     if ranks > 1:  # the gradients really were rounded
         assert max(answer["weights"] for answer in answers[len(exact) :]) > 1e-5
-
-
-@pytest.mark.slow
-def test_whole_norms_train_the_same_beside_scaled_gradients_of_shards(tmp_path: Path) -> None:
-    scaled = ("sharding=fsdp", "precision=O2", "precision.loss_scale=256")
-    choices = (scaled, (*scaled, "sharding.whole_norms=true"))
-    of_shards, whole = compared(2, cells(2, choices), tmp_path)
-    assert whole["moved"] > 1e-3
-    assert whole["loss"] < 5e-3
-    assert whole["weights"] < 1.5 * of_shards["weights"] < 0.1
 
 
 def bytes_by_purpose(*overrides: str) -> Counter[str]:
@@ -144,17 +127,6 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
             ("sharding.prefetch_backward=1", "sharding.blocks_per_unit=2"),
             "use at most `sharding.prefetch_backward=0`",
         ),
-        (("sharding.whole_norms=true", "precision=bf16_params"), "has them in bfloat16"),
-        (
-            (
-                "sharding.whole_norms=true",
-                "precision=O2",
-                "precision.loss_scale=256",
-                "optimizer=muon",
-            ),
-            "torch cannot unscale together (`precision.loss_scale=256.0`)",
-        ),
-        (("sharding.symmetric_memory=true",), "needs `resources.device=cuda`, since NCCL"),
         (
             ("sharding.gradient_dtype=bfloat16", "precision=bf16_params"),
             "`precision=bf16_params` they are exchanged in bfloat16 already",
@@ -178,5 +150,3 @@ def test_master_weights_of_shards_have_float32_gradients_and_those_of_replicas_h
     chosen = ("sharding.gradient_dtype=bfloat16", "precision=bf16_masters")
     assert not entry(*TINY, "sharding=fsdp", *chosen).reasons
     assert "already" in " ".join(entry(*TINY, "sharding=ddp", *chosen).reasons)
-    symmetric = ("sharding=fsdp", "sharding.symmetric_memory=true")
-    assert not entry(*TINY, *symmetric, machine=GPU_NODE).reasons

@@ -56,10 +56,7 @@ def _typed(cell: CellSpec) -> Iterator[str]:
         yield f"task.label_smoothing={smoothing}"
 
 
-_OF_SHARDING = (
-    *("gradient_dtype", "whole_norms", "symmetric_memory"),
-    *("blocks_per_unit", "prefetch_forward", "prefetch_backward"),
-)
+_OF_SHARDING = (*("gradient_dtype", "blocks_per_unit", "prefetch_forward", "prefetch_backward"),)
 
 
 def _knobs(cell: CellSpec) -> Iterator[str]:

@@ -39,9 +39,7 @@ class Fsdp(Sharding):
         prefetch_backward: the same in the backward pass, where 0 gathers one unit ahead.
         gradient_dtype: in which gradients are reduced; None as the precision says, which is float32 unless
             parameters and gradients are half precision throughout.
-        whole_norms: every rank keeps the norms whole, which are thousands of numbers among millions; their
-            gradients are averaged in one message after the backward pass.
-        symmetric_memory: NCCL gathers from memory that all ranks of a node map (cuda).
+        whole_norms: False, as `symmetric_memory`; they keep the ids of cells from when both could be chosen.
     """
 
     reshard_after_forward: bool | Annotated[int, Gt(1)]
@@ -49,8 +47,8 @@ class Fsdp(Sharding):
     prefetch_forward: Annotated[int, Ge(0)]
     prefetch_backward: Annotated[int, Ge(0)]
     gradient_dtype: Literal["bfloat16"] | None
-    whole_norms: bool
-    symmetric_memory: bool
+    whole_norms: Literal[False] = False
+    symmetric_memory: Literal[False] = False
 
     axes: ClassVar[tuple[str, ...]] = ("shard",)
     shards_parameters: ClassVar[bool] = True
@@ -66,11 +64,6 @@ class Fsdp(Sharding):
             "parameters: `precision=bf16_masters` gathers half the bytes."
         )
 
-    @property
-    def needs_torch(self) -> str | None:
-        """`set_symm_mem_for_comm` of FSDP2."""
-        return "2.12" if self.symmetric_memory else None
-
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Shard blocks, then the rest; float32 norms inside a half model form units of their own."""
         is_stage = world.shape.pipeline > 1
@@ -81,19 +74,6 @@ class Fsdp(Sharding):
     def relative_tolerance(self) -> float:
         """Gradients in bfloat16 keep 8 bits of mantissa."""
         return HALF_GRADIENTS if self.gradient_dtype else 0.0
-
-    def optimizer_groups(
-        self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
-    ) -> list[dict[str, Any]]:
-        """Part shards from whole parameters, which no list of an optimizer may mix."""
-        if not self.whole_norms:
-            return groups
-        return [part for group in groups for part in parted_by_sharding(group)]
-
-    def complete_gradients(self, model: "nn.Module") -> None:
-        """Average the gradients of parameters that are not sharded."""
-        if self.whole_norms:
-            average_whole_gradients(model)
 
     def drop_gradients(self, model: "nn.Module") -> None:
         """Drop also those of whole parameters, which wait for the last micro-batch (private to torch)."""
@@ -146,32 +126,8 @@ class Fsdp(Sharding):
                 f"blocks that there are: use at most `sharding.blocks_per_unit={depth}`."
             )
         yield from self._prefetch_conflicts(depth)
-        if self.symmetric_memory and cell.resources.device == "cpu":
-            yield (
-                "`sharding.symmetric_memory=true` needs `resources.device=cuda`, since NCCL gathers from "
-                "it; got cpu. Use `sharding.symmetric_memory=false`."
-            )
-        if self.whole_norms:
-            yield from self._norm_conflicts(cell)
         if self.gradient_dtype is not None:
             yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
-
-    def _norm_conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse whole norms in half precision, and gradients of theirs that are scaled."""
-        plan, precision = cell.precision.plan(), cell.precision.name
-        if plan.norm_dtype in ("float16", "bfloat16"):
-            yield (
-                "`sharding.whole_norms=true` keeps norms in float32 beside shards, and "
-                f"`precision={precision}` has them in {plan.norm_dtype}: use `precision=bf16`, or "
-                "`sharding.whole_norms=false`."
-            )
-        if plan.loss_scale and not cell.optimizer.elementwise:
-            yield (
-                f"`sharding.whole_norms=true` has `optimizer={cell.optimizer.name}` update whole norms "
-                f"beside shards, whose gradients torch cannot unscale together (`precision.loss_scale="
-                f"{plan.loss_scale}`): use `precision.loss_scale=null`, `optimizer=adamw_fused`, or "
-                "`sharding.whole_norms=false`."
-            )
 
     def _prefetch_conflicts(self, depth: int | None) -> Iterator[str]:
         """Refuse more units than come after the first one."""
@@ -237,8 +193,6 @@ def shard_units(
     reduce_dtype = getattr(torch, reduced) if reduced else None
     policy = MixedPrecisionPolicy(param_dtype=_gather_dtype(plan), reduce_dtype=reduce_dtype)
     shards = mesh.size(mesh.ndim - 1)
-    norms = [m for m in model.modules() if isinstance(m, NORMS)]
-    whole = {p for norm in norms for p in norm.parameters()} if choice.whole_norms else None
 
     def placement(parameter: nn.Parameter) -> Shard | None:
         return _placement(parameter, shards)
@@ -252,11 +206,10 @@ def shard_units(
             mp_policy=policy,
             reshard_after_forward=reshard,
             shard_placement_fn=placement,
-            ignored_params=whole,
         )
 
-    if plan.norm_dtype != plan.param_dtype and not choice.whole_norms:
-        for norm in norms:
+    if plan.norm_dtype != plan.param_dtype:
+        for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
             # tiny: regathering costs a message each
             shard(norm, MixedPrecisionPolicy(reduce_dtype=reduce_dtype), False)
     layers, size = list(blocks_of(model)), choice.blocks_per_unit
@@ -267,8 +220,6 @@ def shard_units(
     # the root's own parameters are used first and last: regathering them would gain nothing
     shard(model, policy, False)
     _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
-    if choice.symmetric_memory:
-        _gather_from_symmetric_memory(model)
 
 
 def _keep_shards_in_place() -> None:
@@ -310,40 +261,6 @@ def _without_views(module: "nn.Module", inputs: Any, outputs: Any) -> Any:
     return tree_map_only(Tensor, lambda t: t.clone() if t._base is not None else t, outputs)
 
 
-def parted_by_sharding(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a parameter group of the shards and one of the whole parameters, where it has any."""
-    from torch.distributed.tensor import DTensor
-
-    for sharded in (True, False):
-        named = [
-            (name, parameter)
-            for name, parameter in zip(group["names"], group["params"], strict=True)
-            if isinstance(parameter, DTensor) is sharded
-        ]
-        if named:
-            names, parameters = zip(*named, strict=True)
-            yield group | {"names": list(names), "params": list(parameters)}
-
-
-def average_whole_gradients(model: "nn.Module") -> None:
-    """Average the gradients of parameters without shards over all ranks that hold shards: one message."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor
-
-    parameters = list(model.parameters())
-    mesh = next(p.device_mesh for p in parameters if isinstance(p, DTensor))
-    gradients = [p.grad for p in parameters if not isinstance(p, DTensor) and p.grad is not None]
-    if not gradients or mesh.size() == 1:
-        return
-    joined = torch.cat([gradient.flatten() for gradient in gradients]).div_(mesh.size())
-    for axis in range(mesh.ndim):
-        dist.all_reduce(joined, group=mesh.get_group(axis))
-    pieces = joined.split([gradient.numel() for gradient in gradients])
-    for gradient, piece in zip(gradients, pieces, strict=True):
-        gradient.copy_(piece.view_as(gradient))
-
-
 def _prefetch(units: list[Any], forward: int, backward: int) -> None:
     """Let each unit gather the parameters of those that come after it in either pass."""
     for index, unit in enumerate(units):
@@ -351,14 +268,6 @@ def _prefetch(units: list[Any], forward: int, backward: int) -> None:
             unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
         if backward:
             unit.set_modules_to_backward_prefetch(units[max(0, index - backward) : index][::-1])
-
-
-def _gather_from_symmetric_memory(model: "nn.Module") -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_symm_mem_for_comm()
 
 
 def _gather_dtype(plan: PrecisionPlan) -> "torch.dtype | None":
