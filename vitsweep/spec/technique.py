@@ -423,10 +423,6 @@ class Compilation(Technique):
     def begin_step(self) -> None:
         """Prepare a training step."""
 
-    def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
-        """Return what updates the parameters."""
-        return optimizer.step
-
 
 # Environment variables of the ranks of a cell, and which names nobody may set there.
 

@@ -99,7 +99,6 @@ class Trainer:
     is_averaged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._update = self.cell.compilation.update_of(self.optimizer)
         self._collection = ScheduledCollection(self.cell.runtime.collect_every_steps)
 
     def step(self, batches: Iterator[MicroBatch], marks: PhaseMarks | None = None) -> Tensor:
@@ -244,7 +243,7 @@ class Trainer:
         if self.scaler:
             self.scaler.step(self.optimizer)
         else:
-            self._update()
+            self.optimizer.step()
         self.publish()
         if self.average:
             self.average.update(self.steps_taken)

@@ -236,10 +236,6 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("optimizer=muon",), "optimizer=muon"),
         (("optimizer=adamw_contiguous",), "optimizer=adamw_contiguous"),
         (("averaging=ema",), "averaging=ema"),
-        (
-            ("compilation=compile_blocks", "compilation.optimizer_step=true"),
-            "compilation.optimizer_step=true",
-        ),
         (("sharding=fsdp", "sharding.blocks_per_unit=2", TWO), "sharding.blocks_per_unit=2"),
         (("sharding=fsdp", "sharding.prefetch_forward=1", TWO), "sharding.prefetch_forward=1"),
         (("tokens=drop",), "tokens=drop"),

@@ -127,18 +127,11 @@ MODES = {
         "compilation.mode=reduce_overhead",
         "batch.accumulation_steps=2",
     ): "`batch.accumulation_steps=2` adds to them",
-    ("compilation.optimizer_step=true", "sharding=zero1"): "in a way that was not proved equal",
-    ("compilation.optimizer_step=true", "task=train"): "`task=train` changes it from step to step",
-    (
-        "compilation.optimizer_step=true",
-        "precision=O1",
-        "precision.half_dtype=float16",
-    ): "`precision.loss_scale=dynamic`",
 }
 
 
 @pytest.mark.parametrize("chosen", MODES, ids=" ".join)
-def test_what_a_mode_or_a_compiled_update_cannot_do_is_named(chosen):
+def test_what_a_mode_cannot_do_is_named(chosen):
     compiled = [] if "compilation=compile_blocks" in chosen else ["compilation=compile_model"]
     one = [] if "resources.ranks_per_node=2" in chosen else ["resources.ranks_per_node=1"]
     reasons = " ".join(entry(*TINY, *compiled, *one, *chosen).reasons)
@@ -162,34 +155,11 @@ def _train(world, specs):
     return found
 
 
-UPDATES = ("adamw_foreach", "sgd_foreach", "adamw_contiguous")
-
-
 @pytest.mark.full
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_compiled_update_is_that_of_the_optimizer(ranks, tmp_path):
-    compiled = ("compilation=compile_blocks", "compilation.optimizer_step=true")
-    world = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1")
-    pairs = [
-        (tiny(*world, *chosen), tiny(*world, *chosen, *compiled))
-        for name in UPDATES
-        for sharding in ("ddp", "fsdp")
-        for chosen in [(f"sharding={sharding}", f"optimizer={name}")]
-        if not entry(*TINY, *world, *chosen, *compiled).reasons
-    ]
-    assert pairs
-    specs = [spec for pair in pairs for spec in pair]
-    losses, *_ = on_ranks(ranks, _train, specs[0], specs, folder=tmp_path, seconds=1000)
-    for (plain, _), ours, theirs in zip(pairs, losses[1::2], losses[::2], strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4), (plain.optimizer.name, plain.sharding.name)
-
-
-@pytest.mark.full
-def test_a_compiled_update_trains_the_same_and_its_seconds_are_counted(tmp_path):
+def test_compiled_blocks_train_the_same_and_their_seconds_are_counted(tmp_path):
     chosen = ("resources.ranks_per_node=1", "sharding=none", "optimizer=adamw_foreach")
     plain = tiny(*chosen)
-    compiled = tiny(*chosen, "compilation=compile_blocks", "compilation.optimizer_step=true")
+    compiled = tiny(*chosen, "compilation=compile_blocks")
     before = Compiled.so_far()
     [[theirs, ours]] = [_train(ALONE, [plain, compiled])]
     spent = Compiled.so_far().since(before)

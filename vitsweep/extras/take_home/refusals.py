@@ -66,8 +66,6 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
             continue
         if value and not (knob == "blocks_per_unit" and value == 1):
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
-    if getattr(cell.compilation, "optimizer_step", False):
-        yield "compilation.optimizer_step=true"
     if getattr(cell.attention, "backend", None) == "cudnn_first":
         yield f"attention={cell.attention.name}"
     if getattr(cell.attention, "flash_kernel", "torch") != "torch":

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +12,6 @@ from vitsweep.spec.technique import Compilation
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.optim import Optimizer
 
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -35,11 +34,11 @@ class TorchCompile(Compilation):
     Attributes:
         mode: `default`; `max_autotune` measures several kernels for each matrix product, compiles for
             minutes and takes the fastest; `reduce_overhead` replays kernels as CUDA graphs.
-        optimizer_step: compile the update of the optimizer as well.
+        optimizer_step: False; it keeps the ids of cells from when the update could be compiled too.
     """
 
     mode: Literal["default", "max_autotune", "reduce_overhead"]
-    optimizer_step: bool
+    optimizer_step: Literal[False] = False
 
     rounds_apart: ClassVar[bool] = True
 
@@ -76,21 +75,11 @@ class TorchCompile(Compilation):
 
             torch.compiler.cudagraph_mark_step_begin()
 
-    def update_of(self, optimizer: "Optimizer") -> "Callable[[], object]":
-        """Return what updates the parameters, compiled where that was asked for."""
-        if not self.optimizer_step:
-            return optimizer.step
-        import torch
-
-        return torch.compile(optimizer.step, dynamic=False)
-
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Say where the C++ compiler is missing, and what modes and a compiled update cannot do."""
+        """Say where the C++ compiler is missing, and what a mode cannot do."""
         yield from missing_compiler(self, cell)
         if self.replays_graphs:
             yield from self._graph_conflicts(cell)
-        if self.optimizer_step:
-            yield from self._update_conflicts(cell)
 
     def _graph_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         default = "Use `compilation.mode=default`."
@@ -116,30 +105,6 @@ class TorchCompile(Compilation):
                 "`compilation.mode=reduce_overhead` keeps gradients in memory that the next replay "
                 f"overwrites, and `batch.accumulation_steps={cell.batch.accumulation_steps}` adds to them. "
                 f"{default}"
-            )
-
-    def _update_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        way_out = "Use `compilation.optimizer_step=false`."
-        if cell.task.epochs:
-            yield (
-                "`compilation.optimizer_step=true` compiles the learning rate as a constant, and "
-                f"`task={cell.task.name}` changes it from step to step: it would compile anew each time. "
-                f"{way_out}"
-            )
-        scale = cell.precision.plan().loss_scale
-        if scale is not None:
-            yield (
-                f"`compilation.optimizer_step=true` cannot compile an update that an overflow skips, as "
-                f"`precision={cell.precision.name}` does with `precision.loss_scale={scale}`. {way_out}"
-            )
-        # FSDP's shards are plain tensors to an optimizer that treats every number alone.
-        in_parts = cell.sharding.shards_parameters and not cell.optimizer.elementwise
-        if in_parts or cell.sharding.shards_optimizer:
-            yield (
-                "`compilation.optimizer_step=true` compiles an update of plain tensors, and "
-                f"`sharding={cell.sharding.name}` has `optimizer={cell.optimizer.name}` update parts of "
-                "parameters in a way that was not proved equal: use `sharding=ddp`, or "
-                "`compilation.optimizer_step=false`."
             )
 
 
