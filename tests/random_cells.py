@@ -40,7 +40,7 @@ GROUPS = {
     "tokens": "all all drop registers",
     "sequence_parallel": "none none none ulysses ring usp lss lasp lasp2 dsp megatron_sp",
     "tensor_parallel": "none none none megatron",
-    "pipeline_parallel": "none none none gpipe one_f_one_b interleaved",
+    "pipeline_parallel": "none none none gpipe one_f_one_b",
     "batch.accumulation_steps": "1 1 2 3",
     "averaging": "none ema",
 }

@@ -192,11 +192,11 @@ def test_what_only_gpus_run_is_tried_first_and_what_compiles_last() -> None:
 
     names = [" ".join(case) for case in gpu_list.smoke_cases()]
     assert len(names) == len(set(names))
-    assert [name.split()[0] for name in names[:4]] == [*gpu_list.RISKY]
+    assert [name.split()[0] for name in names[:3]] == [*gpu_list.RISKY]
     compiling = [i for i, n in enumerate(names) if "compile_" in n or "compiled=true" in n]
     assert min(compiling) == len(names) - len(gpu_list.COMPILED)
     tried = {choice for case in gpu_list.smoke_cases() for choice in case}
-    assert {*gpu_list.choices()} - tried == {*gpu_list.NEED_RANKS}
+    assert {*gpu_list.choices()} <= tried
 
 
 @pytest.mark.usefixtures("beside")

@@ -97,7 +97,6 @@ BESIDE = {
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,
     "model=video_vit_nano": VIDEO,
-    "pipeline_parallel=interleaved": ["model.depth=4"],
     "sequence_parallel=dsp": VIDEO,
     "sequence_parallel=lasp": ["attention=linear", "attention.causal=true", "classifier=pooled"],
     "sequence_parallel=lasp2": ["attention=linear"],

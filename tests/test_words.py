@@ -127,7 +127,7 @@ compile=true -> whole model: `compilation=compile_model` or each block: `compila
 precision=amp -> mixed: `precision=O1` or no loss scale: `precision=bf16`?
 precision=O1 loss_scale=128 -> `precision.loss_scale=128`?
 precision=fp8_e4m3 -> `precision=fp8`?
-pipeline_parallel=vpp -> `pipeline_parallel=interleaved`?
+pipeline_parallel=vpp -> `pipeline_parallel=one_f_one_b`?
 global_pool=avg -> `classifier=pooled`?
 vit_block=stochastic_depth -> `vit_block=drop_samples`?
 partition=gpu -> `hydra/launcher=slurm hydra.launcher.partition=gpu`?

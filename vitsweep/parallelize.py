@@ -64,7 +64,7 @@ def parallelize(
     set_process_flags(cell)  # before the first convolution
     sharded = cell.sharding.shards_parameters
     draws = Draws(cell.seed, world.data_parallel_rank)
-    vars(model)["draws"] = draws  # stages of a pipeline and wrappers share it
+    vars(model)["draws"] = draws  # a stage of a pipeline and wrappers share it
     model = cell.vit_block.apply(model)  # what is computed, before anyone changes how
     model = cell.tokens.apply(model)  # before tokens are dealt out to ranks
     model = cell.precision.convert(model)  # swaps linears: before anyone wraps or splits them
@@ -75,41 +75,31 @@ def parallelize(
     # On the attention modules as they are now.
     depth = StochasticDepth(model, drop_path, cell, world) if drop_path else None
     forward_context = partial(autocast, plan, world.device)
-    stages = cell.pipeline_parallel.stages(model, world, forward_context)  # of finished blocks
+    model = cell.pipeline_parallel.stage(model, world, forward_context)  # of finished blocks
     if not sharded:
-        _materialize(stages, world)  # only what this rank keeps; hooks on parameters come later
-    stages = [cell.memory.apply(stage) for stage in stages]  # wraps blocks with all that is in them
-    stages = [cell.compilation.apply(stage) for stage in stages]  # compiles what that wrapped
-    groups_before = None if sharded else _groups(stages, cell)  # names are plainest before wrapping
-    # Outermost, since it owns parameters and gradients; each stage for itself, since stages of one
-    # rank finish their backward passes at different times.
-    stages = [cell.sharding.apply(stage, plan, world) for stage in stages]
+        materialize(
+            model, world.device
+        )  # only what this rank keeps; hooks on parameters come later
+    model = cell.memory.apply(model)  # wraps blocks with all that is in them
+    model = cell.compilation.apply(model)  # compiles what that wrapped
+    decay = cell.optimizer.weight_decay
+    groups = [] if sharded else parameter_groups(model, decay)  # names are plainest before wrapping
+    model = cell.sharding.apply(model, plan, world)  # outermost: it owns parameters and gradients
     if sharded:
-        _materialize(stages, world)  # no rank ever holds the whole model; shards are padded here
-    groups = groups_before or _groups(stages, cell)  # FSDP2 replaces parameters by shards
-    groups = cell.sharding.optimizer_groups(groups, stages)
+        materialize(
+            model, world.device
+        )  # no rank ever holds the whole model; shards are padded here
+        groups = parameter_groups(model, decay)  # FSDP2 replaces parameters by shards
+    groups = cell.sharding.optimizer_groups(groups, model)
     count = count or cell.model.own_count()
-    trainer = _trainer(stages, groups, cell, plan, world, draws, sums=count is not None)
+    trainer = _trainer(model, groups, cell, plan, world, draws, sums=count is not None)
     trainer.depth, trainer.names, trainer.count = depth, names, count
     trainer.own_loss = own_loss or cell.model.own_loss()
     return trainer
 
 
-def _materialize(stages: list[nn.Module], world: World) -> None:
-    for stage in stages:
-        materialize(stage, world.device)
-
-
-def _whole(stages: list[nn.Module]) -> nn.Module:
-    return stages[0] if len(stages) == 1 else nn.ModuleList(stages)
-
-
-def _groups(stages: list[nn.Module], cell: CellSpec) -> list[dict[str, Any]]:
-    return parameter_groups(_whole(stages), cell.optimizer.weight_decay)
-
-
 def _trainer(
-    stages: list[nn.Module],
+    model: nn.Module,
     groups: list[dict[str, Any]],
     cell: CellSpec,
     plan: PrecisionPlan,
@@ -131,8 +121,8 @@ def _trainer(
         cell=cell,
         world=world,
         plan=plan,
-        model=_whole(stages),
-        pipeline=cell.pipeline_parallel.runner(stages, criterion_of(cell, sums=sums), world),
+        model=model,
+        pipeline=cell.pipeline_parallel.runner(model, criterion_of(cell, sums=sums), world),
         optimizer=optimizer,
         masters=masters,
         local_shards=local_shards,

@@ -74,7 +74,7 @@ NOT_FAKED = {
     "compilation=compile_model": "the compiler writes kernels",
     "optimizer=sgd_fused": "PyTorch has no fake kernel of it",
     **dict.fromkeys(
-        (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b", "interleaved")),
+        (f"pipeline_parallel={schedule}" for schedule in ("gpipe", "one_f_one_b")),
         "stages tell each other their shapes through tensors that must be real",
     ),
 }

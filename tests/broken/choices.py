@@ -860,8 +860,8 @@ class BrokenZero1(Zero1):
 
     fault: str
 
-    def optimizer_groups(self, groups: Any, stages: Any) -> Any:
-        held = super().optimizer_groups(groups, stages)
+    def optimizer_groups(self, groups: Any, model: Any) -> Any:
+        held = super().optimizer_groups(groups, model)
         if self.fault == "last_piece_of_a_rank_not_updated":
             for key in ("params", "names", "starts"):
                 held[-1][key] = held[-1][key][:-1]

@@ -146,7 +146,7 @@ def test_two_ranks_go_on_as_four_under_every_sharding(
         asked(4, EXACT, *more, "sharding=hsdp"),
         asked(4, EXACT, *more, "sharding=fsdp", "tensor_parallel=megatron", "mesh.tensor=2"),
         asked(4, EXACT, *more, "sharding=zero1", "mesh.tensor=2", "sequence_parallel=megatron_sp"),
-        asked(4, EXACT, *more, "pipeline_parallel=interleaved", "mesh.pipeline=2", "sharding=ddp"),
+        asked(4, EXACT, *more, "pipeline_parallel=one_f_one_b", "mesh.pipeline=2", "sharding=ddp"),
     ]  # fmt: skip
     given = writer if optimizer in writer else (*writer, optimizer)
     check(tmp_path, [asked(2, EXACT, *given)], [(0, reader) for reader in readers], 1e-8)

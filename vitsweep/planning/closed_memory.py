@@ -65,7 +65,6 @@ class Sizes:
         ranks_per_node: consecutive ranks that share a node.
         micro_batch: images of one forward pass on one replica.
         micro_batches: forward passes of a step: pipeline micro-batches or accumulation.
-        stages_per_rank: of an interleaved pipeline.
         sharded: parameters in shards that are gathered for every use.
         recompute: what the backward pass computes again.
         update: implementation of AdamW.
@@ -92,7 +91,6 @@ class Sizes:
     ranks_per_node: int
     micro_batch: int
     micro_batches: int = 1
-    stages_per_rank: int = 1
     sharded: bool = False
     recompute: Literal["none", "selected", "blocks"] = "none"
     update: Literal["fused", "foreach", "loop"] = "fused"
@@ -119,7 +117,6 @@ class Sizes:
             ranks_per_node=cell.resources.ranks_per_node,
             micro_batch=cell.micro_batch // (parts if pipelined else 1),
             micro_batches=parts,
-            stages_per_rank=cell.pipeline_parallel.stages_per_rank,
             sharded=cell.sharding.shards_parameters,
             recompute=RECOMPUTE.get(cell.memory.name, "none"),  # type: ignore[arg-type]
             update=update if update in ("fused", "loop") else "foreach",  # type: ignore[arg-type]
@@ -212,7 +209,7 @@ def _waiting(s: Sizes) -> float:
         return 0.0
     rows, _, inputs = s.edge_products[0]
     images = 4 * s.micro_batch * rows * inputs
-    sent = s.stages_per_rank * s.rank_tokens * s.width * s.stream
+    sent = s.rank_tokens * s.width * s.stream
     return s.micro_batches * (images + 2 * sent)
 
 

@@ -64,7 +64,6 @@ class PipelineParallel(ModelParallel):
 
     Attributes:
         microbatches: parts of a batch that follow one another through the stages.
-        stages_per_rank: parts of the model on one rank.
     """
 
     colour = 0
@@ -73,33 +72,29 @@ class PipelineParallel(ModelParallel):
 
         @property
         def microbatches(self) -> int: ...  # noqa: D102
-        @property
-        def stages_per_rank(self) -> int: ...  # noqa: D102
     else:
-        microbatches = stages_per_rank = 1
+        microbatches = 1
 
-    def stages(
+    def stage(
         self,
         model: "nn.Module",
         world: "World",
         forward_context: Callable[[], AbstractContextManager[Any]],
-    ) -> "list[nn.Module]":
-        """Return this rank's stages of the model; the whole model is one.
+    ) -> "nn.Module":
+        """Return this rank's stage of the model; itself the whole model.
 
         Args:
             model: finished but for recomputation, compilation and sharding.
             world: ranks.
             forward_context: in which a forward pass runs (autocast).
         """
-        return [model]
+        return model
 
-    def runner(
-        self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
-    ) -> Any:
+    def runner(self, stage: "nn.Module", criterion: Callable[..., Any], world: "World") -> Any:
         """Return a `techniques.pipeline_parallel.runner.PipelineRunner`; None where there is one stage.
 
         Args:
-            stages: this rank's, as the sharding wrapped them.
+            stage: this rank's, as the sharding wrapped it.
             criterion: (outputs, labels) -> mean loss.
             world: ranks.
         """

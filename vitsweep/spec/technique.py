@@ -211,9 +211,9 @@ class Sharding(Technique):
         """Wrap `model` so that its gradients are averaged over `world.gradient_group()`."""
 
     def optimizer_groups(
-        self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
+        self, groups: list[dict[str, Any]], model: "nn.Module"
     ) -> list[dict[str, Any]]:
-        """Return what this rank's optimizer updates of parameter groups over wrapped `stages`."""
+        """Return what this rank's optimizer updates of parameter groups over the wrapped `model`."""
         return groups
 
     def complete_gradients(self, model: "nn.Module") -> None:

@@ -119,18 +119,17 @@ def updated(trainer: Trainer) -> list[Updated]:
     """Return what the optimizer of this rank updates, in its order."""
     parts = dict(_parts(trainer.model))
     buffers = {buffer.parameter: buffer for buffer in getattr(trainer.optimizer, "buffers", ())}
-    in_stages = isinstance(trainer.model, nn.ModuleList)
     found = []
     views: Callable[[Tensor], list[Shard]]
     for group in trainer.optimizer.param_groups:
         starts = group.get("starts") or [None] * len(group["params"])
         for index, tensor in enumerate(group["params"]):
             if tensor in buffers:
-                names = [_unstaged(name, in_stages=in_stages) for name in buffers[tensor].names]
+                names = buffers[tensor].names
                 views = partial(_of_buffer, buffers[tensor], [(n, parts[n]) for n in names])
                 found.append(Updated(tensor, tuple(names), views))
                 continue
-            name = _unstaged(group["names"][index], in_stages=in_stages)
+            name = group["names"][index]
             views = partial(_of_parameter, name, parts[name], starts[index])
             found.append(Updated(tensor, (name,), views))
     return found
@@ -143,33 +142,22 @@ def untouched(trainer: Trainer) -> Iterator[Shard]:
             place = _place(part.parameter)
             for offsets, values in part.in_whole(place, local(part.parameter).detach()):
                 yield Shard(f"model.{name}", part.shape, offsets, values)
-    for stage in _stages(trainer.model):
-        parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
-        for name, value in stage.state_dict().items():
-            if name not in parameters and isinstance(value, Tensor):
-                yield whole(f"model.{plain_name(name)}", value)
-
-
-def _stages(model: nn.Module) -> list[nn.Module]:
-    return list(model) if isinstance(model, nn.ModuleList) else [model]
-
-
-def _unstaged(name: str, *, in_stages: bool) -> str:
-    """Drop the number of the stage from a name, where a rank has several."""
-    return name.partition(".")[2] if in_stages else name
+    parameters = {name for name, _ in trainer.model.named_parameters(remove_duplicate=False)}
+    for name, value in trainer.model.state_dict().items():
+        if name not in parameters and isinstance(value, Tensor):
+            yield whole(f"model.{plain_name(name)}", value)
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, _Part]]:
-    for stage in _stages(model):
-        split, modules = split_over_ranks(stage), dict(stage.named_modules())
-        for name, parameter in stage.named_parameters():
-            part = _Part(parameter, tuple(parameter.shape))
-            if name in split:
-                path, _, own = name.rpartition(".")
-                linear = modules[path]
-                assert isinstance(linear, SplitLinear)
-                part = _Part(parameter, linear.whole_shape(own), tuple(linear.blocks(own)))
-            yield plain_name(name), part
+    split, modules = split_over_ranks(model), dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        part = _Part(parameter, tuple(parameter.shape))
+        if name in split:
+            path, _, own = name.rpartition(".")
+            linear = modules[path]
+            assert isinstance(linear, SplitLinear)
+            part = _Part(parameter, linear.whole_shape(own), tuple(linear.blocks(own)))
+        yield plain_name(name), part
 
 
 def _place(tensor: Tensor) -> Offsets:
@@ -293,13 +281,21 @@ def whole_tensors(
 def whole_tensors_here(
     trainer: Trainer, read: Callable[[nn.Parameter], Tensor | None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what `whole_tensors` returns of this rank's own stages, one tensor after the other.
+    """Yield what `whole_tensors` returns of this rank's own stage, one tensor after the other.
 
     Every rank must take all of them.
     """
     trainer.reshard()  # `state_dict` would free gathered parameters that were read before
-    for stage in _stages(trainer.model):
-        yield from _whole_stage(stage, read, trainer.world)
+    model = trainer.model
+    split, modules = split_over_ranks(model), dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        value: Any = read(parameter)
+        if value is None:
+            continue
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
+        if name in split:
+            value = _joined(value, modules[name.rpartition(".")[0]], trainer.world)
+        yield plain_name(name), value
 
 
 def plain_weights(trainer: Trainer, *, on_first: bool = False) -> Named:
@@ -321,30 +317,15 @@ def plain_weights(trainer: Trainer, *, on_first: bool = False) -> Named:
     found = whole_tensors(trainer, lambda parameter: parameter, copied)
     if not wanted:
         return {}
-    for stage in _stages(trainer.model):
-        first: dict[nn.Parameter, str] = {}
-        for name, parameter in stage.named_parameters(remove_duplicate=False):
-            known = first.setdefault(parameter, plain_name(name))
-            found.setdefault(plain_name(name), found[known].clone())
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in trainer.model.named_parameters(remove_duplicate=False):
+        known = first.setdefault(parameter, plain_name(name))
+        found.setdefault(plain_name(name), found[known].clone())
     for shard in untouched(trainer):
         name = shard.name.removeprefix("model.")
         if name not in found:
             found[name] = shard.values.to("cpu", copy=True).contiguous()
     return {trainer.names.get(name, name): value for name, value in found.items()}
-
-
-def _whole_stage(
-    stage: nn.Module, read: Callable[[nn.Parameter], Tensor | None], world: World
-) -> Iterator[tuple[str, Tensor]]:
-    split, modules = split_over_ranks(stage), dict(stage.named_modules())
-    for name, parameter in stage.named_parameters():
-        value: Any = read(parameter)
-        if value is None:
-            continue
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value.detach()
-        if name in split:
-            value = _joined(value, modules[name.rpartition(".")[0]], world)
-        yield plain_name(name), value
 
 
 def _joined(part: Tensor, linear: nn.Module, world: World) -> Tensor:

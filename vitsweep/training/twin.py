@@ -39,10 +39,9 @@ def twin_of(cell: CellSpec) -> CellSpec:
     Images, widths and classes have the remainders of the cell's, so that what is padded there is padded here.
     FP8 products need a number of rows divisible by 16: 16 computed images are, whatever the tokens.
     """
-    stages = cell.mesh.pipeline * cell.pipeline_parallel.stages_per_rank
     ranks = lcm(cell.mesh.gradient_shares, cell.mesh.tensor)
     classes = least_alike(cell.model.num_classes, max(16, cell.mesh.data_parallel_size), ranks)
-    model = cell.model.twin(depth=max(3, stages + 1), num_classes=classes, unit=ranks)
+    model = cell.model.twin(depth=max(3, cell.mesh.pipeline + 1), num_classes=classes, unit=ranks)
     parts = cell.pipeline_parallel.microbatches
     least = max(cell.vit_block.least_images, cell.tokens.least_images)
     # Of one forward pass.

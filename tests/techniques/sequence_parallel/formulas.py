@@ -190,10 +190,10 @@ def pipeline(cell: CellSpec) -> dict[str, float]:
     Mean over ranks: the last stage sends nothing forward, the first nothing backward.
     """
     size, ranks = Volume.of(cell), cell.mesh.pipeline
-    stages, depth = ranks * cell.pipeline_parallel.stages_per_rank, cell.transformer.depth
+    depth = cell.transformer.depth
     per_block = cell.sequence_parallel.tokens_per_rank(cell)
     # What enters a stage is still sharded as its predecessor's last block left it.
-    borders = sum(per_block[stage * depth // stages - 1] for stage in range(1, stages))
+    borders = sum(per_block[stage * depth // ranks - 1] for stage in range(1, ranks))
     both_ways = 2 * size.images * borders * size.width * size.stream
     return {"activation": both_ways / ranks + 2 * remote(ranks) * LOSS_BYTES}
 

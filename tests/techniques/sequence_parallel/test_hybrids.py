@@ -12,8 +12,7 @@ PIPELINES = [
     ("pipeline_parallel=gpipe", *DEEP),
     ("pipeline_parallel=one_f_one_b", *DEEP, "sharding=fsdp"),
     ("pipeline_parallel=one_f_one_b", *DEEP, "sharding=zero1", "memory=recompute_blocks"),
-    ("pipeline_parallel=interleaved", *DEEP, "optimizer.clip_norm=0.5"),
-    ("pipeline_parallel=interleaved", *DEEP, "sharding=fsdp", "layout=batch_second"),
+    ("pipeline_parallel=one_f_one_b", *DEEP, "optimizer.clip_norm=0.5", "layout=batch_second"),
     ("pipeline_parallel=gpipe", *VIDEO, *DEEP),
 ]
 ON_FOUR = [
@@ -28,7 +27,7 @@ ON_FOUR = [
     ("pipeline_parallel=one_f_one_b", *DEEP, "sequence_parallel=dsp", *VIDEO, "mesh.pipeline=2",
      "sharding=fsdp"),
     ("pipeline_parallel=one_f_one_b", *DEEP, "mesh.pipeline=2", "optimizer.clip_norm=0.5"),
-    ("pipeline_parallel=interleaved", *DEEP, "tensor_parallel=megatron", "mesh.pipeline=2",
+    ("pipeline_parallel=one_f_one_b", *DEEP, "tensor_parallel=megatron", "mesh.pipeline=2",
      "optimizer.clip_norm=0.5"),
 ]  # fmt: skip
 ON_EIGHT = [
@@ -40,7 +39,7 @@ ON_EIGHT = [
     ("tensor_parallel=megatron", "sequence_parallel=usp", "mesh.tensor=2", "mesh.ulysses=2",
      "mesh.ring=2", "attention=sdpa_causal", "classifier=pooled", "sequence_parallel.order=zigzag",
      "memory=recompute_blocks", "sharding=fsdp", "batch.resolution_px=10"),
-    ("pipeline_parallel=interleaved", *DEEP, "sequence_parallel=dsp", *VIDEO, "model.depth=8",
+    ("pipeline_parallel=one_f_one_b", *DEEP, "sequence_parallel=dsp", *VIDEO, "model.depth=8",
      "mesh.pipeline=2", "mesh.sequence=2", "sharding=fsdp", "mesh.shard=2",
      "pipeline_parallel.microbatches=2", "memory=recompute_blocks"),
     ("pipeline_parallel=gpipe", *DEEP, "tensor_parallel=megatron", "sequence_parallel=ring",

@@ -99,14 +99,6 @@ def reasons(*overrides: str, ranks: int = 4) -> str:
             "use `batch.accumulation_steps=1` and more `pipeline_parallel.microbatches`",
         ),
         (
-            ["pipeline_parallel=interleaved", "pipeline_parallel.microbatches=2"],
-            "`pipeline_parallel.microbatches=2` must be a multiple of `mesh.pipeline=4`",
-        ),
-        (
-            ["pipeline_parallel=gpipe", "pipeline_parallel.stages_per_rank=3"],
-            "`interleaved` has at least 2, the others 1.",
-        ),
-        (
             ["sequence_parallel=dsp", *VIDEO, "sharding=none"],
             "`sharding=none` leaves 4 ranks that never exchange gradients",
         ),
@@ -147,7 +139,7 @@ def test_hints_offer_degrees_that_divide_the_heads_and_the_world(
         ["sequence_parallel=usp", "mesh.ring=4", "model.num_heads=1"],
         ["sequence_parallel=dsp", *VIDEO, "mesh.sequence=2", "sharding=hsdp"],
         ["sequence_parallel=ulysses", "tensor_parallel=megatron", "mesh.tensor=2"],
-        ["pipeline_parallel=interleaved", "model.depth=8"],
+        ["pipeline_parallel=one_f_one_b", "model.depth=8"],
     ],
 )
 def test_what_fits_is_not_refused(overrides: list[str]) -> None:

@@ -39,7 +39,6 @@ CASES = [
     ("sequence_parallel=lss", "precision=O1"),
     ("pipeline_parallel=gpipe", "model.depth=8", *VIDEO[:3]),
     ("pipeline_parallel=one_f_one_b", "model.depth=9", *EIGHT_PARTS, "memory=recompute_blocks"),
-    ("pipeline_parallel=interleaved", "model.depth=16", *EIGHT_PARTS),
     ("tensor_parallel=megatron",),
     ("tensor_parallel=megatron", *VIDEO, "memory=recompute_blocks"),
     ("sequence_parallel=ulysses", "precision=O1"),

@@ -121,8 +121,8 @@ class StepTrace:
         flops_per_step: of this rank, recomputation included: the sum over `operators`.
         device: `cpu` or `cuda`, the device type for which the cell was resolved.
         pipeline_ranks: number of pipeline stages that wait for one another, 1 without a pipeline.
-        pipeline_chunks: micro-batches that pass through a pipeline in one step, times the stages of
-            one rank; its bubble is (pipeline_ranks - 1) / pipeline_chunks of the computing time.
+        pipeline_chunks: micro-batches that pass through a pipeline in one step; its bubble is
+            (pipeline_ranks - 1) / pipeline_chunks of the computing time.
         compiled: what is compiled: `nothing`, `block` or `model`. The operators are those of the
             eager step.
         notes: what was left out or approximated, as full sentences.

@@ -250,7 +250,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
         flops_per_step=sum(operator.flops for operator in operators),
         device=device,
         pipeline_ranks=cell.mesh.pipeline,
-        pipeline_chunks=_chunks(cell),
+        pipeline_chunks=cell.pipeline_parallel.microbatches,
         compiled=compiled,
         notes=notes,
         peaks=peaks,
@@ -262,12 +262,6 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
     found = {group: choice.trace_substitute() for group, choice in cell.techniques.items()}
     substitutes: dict[str, Any] = {group: choice for group, (choice, _) in found.items()}
     return replace(cell, **substitutes), tuple(note for _, note in found.values() if note)
-
-
-def _chunks(cell: CellSpec) -> int:
-    if cell.mesh.pipeline == 1:
-        return 1
-    return cell.pipeline_parallel.microbatches * cell.pipeline_parallel.stages_per_rank
 
 
 def _micro_batch(cell: CellSpec, example: Any) -> Any:
@@ -359,12 +353,11 @@ def _borders(cell: CellSpec) -> Callable[..., list[Tensor]]:
     """Return what finds the tensors between stages without sending them: (B, T, D) everywhere."""
 
     def between_stages(runner: PipelineRunner, images: Tensor) -> list[Tensor]:
-        stages = len(runner.stages) * runner._ranks
         dtype = getattr(torch, cell.precision.plan().param_dtype)
         width, tokens = cell.transformer.width, cell.sequence_parallel.tokens_per_rank(cell)
         found = [images]
-        for stage in range(1, stages):
-            shared = tokens[stage * len(tokens) // stages - 1]
+        for stage in range(1, runner._ranks):
+            shared = tokens[stage * len(tokens) // runner._ranks - 1]
             axes: tuple[int, ...] = (len(images), shared)
             if isinstance(cell.model, MultiDimSpec):
                 columns = cell.model.grid(cell.batch.resolution_px)[1]
@@ -373,7 +366,7 @@ def _borders(cell: CellSpec) -> Callable[..., list[Tensor]]:
                 axes = (shared, len(images))
             found.append(torch.empty(*axes, width, dtype=dtype, device=images.device))
         return (
-            [*found, runner.stages[-1](found[-1])]
+            [*found, runner.stage(found[-1])]
             if runner._rank == runner._ranks - 1
             else [*found, torch.empty(0, device=images.device)]
         )

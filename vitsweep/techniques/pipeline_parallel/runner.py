@@ -1,7 +1,7 @@
 """Running a step through the stages by torch.distributed.pipelining (needs torch)."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,29 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from vitsweep.collectives.primitives import from_first, sent_as
 from vitsweep.model.block import become
 from vitsweep.world import World
 
-SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "one_f_one_b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-}
-
-
-def stage_numbers(rank: int, ranks: int, per_rank: int) -> range:
-    """Return which stages lie on a rank: every `ranks`-th one."""
-    return range(rank, ranks * per_rank, ranks)
-
-
+SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}
 CHUNKS = {"forward_one_chunk": "forward", "backward_one_chunk": "backward"}
 """What schedules call on a stage for each micro-batch, and which phase that is."""
 
@@ -41,14 +25,14 @@ class PipelineRunner:
     """Forward and backward of one batch over all stages.
 
     Attributes:
-        stages: this rank's, as the sharding wrapped them.
+        stage: this rank's, as the sharding wrapped it.
         criterion: (outputs, labels) -> mean loss of a micro-batch, or its sum.
         schedule: a key of `SCHEDULES`.
         microbatches: parts of a batch.
         world: ranks.
     """
 
-    stages: list[nn.Module]
+    stage: nn.Module
     criterion: Callable[[Tensor, Tensor], Tensor]
     schedule: str
     microbatches: int
@@ -81,7 +65,7 @@ class PipelineRunner:
         self._scheduled = self._scheduled or self._build(images)
         losses: list[Tensor] = []
         inputs = (images,) if self._rank == 0 else ()
-        has_loss = self._owners[-1][0] == self._rank
+        has_loss = self._rank == self._ranks - 1
         target = {"target": labels, "losses": losses} if has_loss else {}
         self._scheduled.step(*inputs, **target)
         total = torch.zeros((), device=images.device, dtype=torch.float64)
@@ -99,10 +83,10 @@ class PipelineRunner:
     def _between_stages(self, images: Tensor) -> list[Tensor]:
         """Return what enters each stage, and the outputs, on every rank."""
         found, group = [images], self._group
-        for owner, place in self._owners:
+        for owner in range(self._ranks):
             x = found[-1]
             if owner == self._rank:
-                x = self.stages[place](x).contiguous()
+                x = self.stage(x).contiguous()
             source = dist.get_global_rank(group, owner)
             own = [list(x.shape), str(x.dtype).removeprefix("torch.")]
             shape, dtype = from_first(own, group, owner)
@@ -124,12 +108,6 @@ class PipelineRunner:
     def _ranks(self) -> int:
         return self._group.size()
 
-    @property
-    def _owners(self) -> list[tuple[int, int]]:
-        """The rank of each stage, and its place among the stages of that rank."""
-        places, ranks = range(len(self.stages)), range(self._ranks)
-        return [(rank, place) for place in places for rank in ranks]
-
     def _unscaled(self) -> Tensor:
         return self._scale(torch.ones((), device=self.world.device, dtype=torch.float32)).double()
 
@@ -147,27 +125,22 @@ class PipelineRunner:
         # Shapes are found by a pass of our own: torch's would run a backward pass as well, which
         # DDP takes for a step.
         between = self._between_stages(images.chunk(self.microbatches)[0])
-        numbers = stage_numbers(self._rank, self._ranks, len(self.stages))
-        stages = [self._stage(*each, between) for each in zip(numbers, self.stages, strict=True)]
-        kind = SCHEDULES[self.schedule]
-        chosen = stages if len(stages) > 1 else stages[0]
-        # The mean over micro-batches is part of the loss: gradients are not scaled again.
-        return kind(chosen, self.microbatches, loss_fn=self._loss, scale_grads=False)
-
-    def _stage(self, index: int, stage: nn.Module, between: list[Tensor]) -> PipelineStage:
-        built = PipelineStage(
-            stage,
-            index,
-            len(self.stages) * self._ranks,
+        rank = self._rank
+        stage = PipelineStage(
+            self.stage,
+            rank,
+            self._ranks,
             self.world.device,
-            input_args=_example(between[index], needs_gradient=index > 0),
-            output_args=_example(between[index + 1], needs_gradient=True),
+            input_args=_example(between[rank], needs_gradient=rank > 0),
+            output_args=_example(between[rank + 1], needs_gradient=True),
             group=self._group,
         )
-        # Schedules interleave both passes; only the stage knows which of them runs.
+        # Schedules take both passes in turns; only the stage knows which of them runs.
         for method, phase in CHUNKS.items():
-            setattr(built, method, self._marked(getattr(built, method), phase))
-        return built
+            setattr(stage, method, self._marked(getattr(stage, method), phase))
+        # The mean over micro-batches is part of the loss: gradients are not scaled again.
+        kind = SCHEDULES[self.schedule]
+        return kind(stage, self.microbatches, loss_fn=self._loss, scale_grads=False)
 
     def _marked(self, chunk: Callable[..., Any], phase: str) -> Callable[..., Any]:
         def told(*args: Any, **kwargs: Any) -> Any:
@@ -188,27 +161,27 @@ def _example(tensor: Tensor, *, needs_gradient: bool) -> Tensor:
 
 def cut(
     model: nn.Module,
-    numbers: Iterable[int],
-    num_stages: int,
+    stage: int,
+    stages: int,
     forward_context: Callable[[], AbstractContextManager[Any]],
-) -> list[nn.Module]:
-    """Return this rank's stages, by their numbers.
+) -> nn.Module:
+    """Return a stage of a model, by its number.
 
     Blocks are dealt out contiguously and evenly, the first stages having one more where they do not
     divide. Parameters keep their names: block 3 is `blocks.3` in whichever stage it is.
     """
     blocks = list(model.blocks)  # type: ignore[arg-type]
-    starts = [stage * len(blocks) // num_stages for stage in range(num_stages + 1)]
-    return [
-        _stage(
-            model,
-            {str(i): blocks[i] for i in range(starts[stage], starts[stage + 1])},
-            first=stage == 0,
-            last=stage == num_stages - 1,
-            forward_context=forward_context,
-        )
-        for stage in numbers
-    ]
+    first, end = (number * len(blocks) // stages for number in (stage, stage + 1))
+    part = copy.copy(model)
+    part._modules = dict(model._modules)
+    part.blocks = nn.ModuleDict({str(i): blocks[i] for i in range(first, end)})
+    if stage > 0:
+        part.embedding = None  # type: ignore[assignment]
+    if stage < stages - 1:
+        part.norm = part.head = None  # type: ignore[assignment]
+    part.forward_context = forward_context  # type: ignore[assignment]
+    become(part, StagePart)
+    return part
 
 
 class StagePart:
@@ -233,23 +206,3 @@ class StagePart:
         if self.head is not None:
             return self.read_out(x)  # type: ignore[attr-defined]
         return x.contiguous()  # what is sent must be
-
-
-def _stage(
-    model: nn.Module,
-    blocks: dict[str, nn.Module],
-    *,
-    first: bool,
-    last: bool,
-    forward_context: Callable[[], AbstractContextManager[Any]],
-) -> nn.Module:
-    stage = copy.copy(model)
-    stage._modules = dict(model._modules)
-    stage.blocks = nn.ModuleDict(blocks)
-    if not first:
-        stage.embedding = None  # type: ignore[assignment]
-    if not last:
-        stage.norm = stage.head = None  # type: ignore[assignment]
-    stage.forward_context = forward_context  # type: ignore[assignment]
-    become(stage, StagePart)
-    return stage

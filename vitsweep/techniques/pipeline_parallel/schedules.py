@@ -24,30 +24,26 @@ class Schedule(PipelineParallel):
     Attributes:
         schedule: `gpipe` (arXiv:1811.06965), all forward passes, then all backward ones;
             `one_f_one_b` (PipeDream-Flush, arXiv:2006.09503), in turns, so that few micro-batches
-            are in flight; `interleaved` (arXiv:2104.04473), several stages per rank, which shortens
-            the time at either end when ranks wait.
+            are in flight.
         microbatches: parts of a replica's batch that follow one another through the stages.
-        stages_per_rank: 1, more with `interleaved`.
+        stages_per_rank: 1; it keeps the ids of cells from when there could be more.
     """
 
-    schedule: Literal["gpipe", "one_f_one_b", "interleaved"]
+    schedule: Literal["gpipe", "one_f_one_b"]
     microbatches: Annotated[int, Gt(0)]
-    stages_per_rank: Annotated[int, Gt(0)]
+    stages_per_rank: Literal[1] = 1
 
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse stages without a block, uneven micro-batches, and what a schedule does not allow."""
         me, ranks = f"pipeline_parallel={self.name}", cell.mesh.pipeline
-        stages, depth = ranks * self.stages_per_rank, cell.transformer.depth
-        if stages > depth:
-            fits = largest_degree(
-                cell, ranks, lambda d: d == 1 or d * self.stages_per_rank <= depth
-            )
+        depth = cell.transformer.depth
+        if ranks > depth:
+            fits = largest_degree(cell, ranks, lambda d: d <= depth)
             yield (
-                f"`{me}` over `mesh.pipeline={ranks}` x "
-                f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` makes {stages} stages "
-                f"of `model.depth={depth}` blocks: try `mesh.pipeline={fits}` or more blocks."
+                f"`{me}` over `mesh.pipeline={ranks}` makes {ranks} stages of `model.depth={depth}` blocks: "
+                f"try `mesh.pipeline={fits}` or more blocks."
             )
         if cell.micro_batch % self.microbatches:
             yield (
@@ -61,21 +57,11 @@ class Schedule(PipelineParallel):
                 "split the batch twice: use `batch.accumulation_steps=1` and more "
                 "`pipeline_parallel.microbatches`."
             )
-        if (self.stages_per_rank > 1) != (self.schedule == "interleaved"):
+        if self.schedule == "one_f_one_b" and self.microbatches < ranks:
             yield (
-                f"`pipeline_parallel.stages_per_rank={self.stages_per_rank}` does not fit `{me}`: "
-                "`interleaved` has at least 2, the others 1."
-            )
-        if self.schedule == "interleaved" and self.microbatches % ranks:
-            yield (
-                f"`pipeline_parallel.microbatches={self.microbatches}` must be a multiple of "
-                f"`mesh.pipeline={ranks}` with `{me}`: micro-batches go in rounds over the ranks."
-            )
-        if self.schedule == "one_f_one_b" and self.microbatches < stages:
-            yield (
-                f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {stages} "
+                f"`pipeline_parallel.microbatches={self.microbatches}` must be at least the {ranks} "
                 f"stages of `{me}`, all of which are to be busy: use "
-                f"`pipeline_parallel.microbatches={stages}`, or `pipeline_parallel=gpipe`."
+                f"`pipeline_parallel.microbatches={ranks}`, or `pipeline_parallel=gpipe`."
             )
         if cell.compilation.scope == "model":
             yield (
@@ -84,23 +70,20 @@ class Schedule(PipelineParallel):
                 "`compilation=compile_blocks`."
             )
 
-    def stages(
+    def stage(
         self,
         model: "nn.Module",
         world: "World",
         forward_context: Callable[[], AbstractContextManager[Any]],
-    ) -> "list[nn.Module]":
-        """Keep this rank's stages."""
-        from vitsweep.techniques.pipeline_parallel.runner import cut, stage_numbers
+    ) -> "nn.Module":
+        """Keep this rank's stage."""
+        from vitsweep.techniques.pipeline_parallel.runner import cut
 
-        group, per_rank = world.axis("pipeline").get_group(), self.stages_per_rank
-        own = stage_numbers(group.rank(), group.size(), per_rank)
-        return cut(model, own, group.size() * per_rank, forward_context)
+        group = world.axis("pipeline").get_group()
+        return cut(model, group.rank(), group.size(), forward_context)
 
-    def runner(
-        self, stages: "list[nn.Module]", criterion: Callable[..., Any], world: "World"
-    ) -> Any:
+    def runner(self, stage: "nn.Module", criterion: Callable[..., Any], world: "World") -> Any:
         """Return what runs a batch through the stages."""
         from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 
-        return PipelineRunner(stages, criterion, self.schedule, self.microbatches, world)
+        return PipelineRunner(stage, criterion, self.schedule, self.microbatches, world)

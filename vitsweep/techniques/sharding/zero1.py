@@ -44,12 +44,12 @@ class Zero1(BucketedReplicas):
         return cast("ShardedReplica", model).exchanging(is_last_micro_batch)
 
     def optimizer_groups(
-        self, groups: list[dict[str, Any]], stages: "list[nn.Module]"
+        self, groups: list[dict[str, Any]], model: "nn.Module"
     ) -> list[dict[str, Any]]:
         """Replace parameters by this rank's slices of them; `starts` says where each begins."""
         pieces = {
             parameter: (piece, bucket.first_number(parameter))
-            for replica in _replicas(stages)
+            for replica in _replicas(model)
             for bucket in replica.buckets
             for parameter, piece in bucket.pieces.items()
         }
@@ -69,12 +69,12 @@ class Zero1(BucketedReplicas):
 
     def complete_gradients(self, model: "nn.Module") -> None:
         """Wait until every slice has its mean gradient."""
-        for replica in _replicas([model]):
+        for replica in _replicas(model):
             replica.complete_gradients()
 
     def complete_update(self, model: "nn.Module") -> None:
         """Gather the updated parameters."""
-        for replica in _replicas([model]):
+        for replica in _replicas(model):
             replica.gather_parameters()
 
     def gradient_of(
@@ -84,7 +84,7 @@ class Zero1(BucketedReplicas):
         held: "Callable[[nn.Parameter], Tensor | None]",
     ) -> "Tensor | None":
         """Join the gradients of a parameter's slices."""
-        for replica in _replicas([model]):
+        for replica in _replicas(model):
             for bucket in replica.buckets:
                 if any(parameter is each for each in bucket.parameters):
                     return bucket.whole(parameter, {p: held(o) for p, o in bucket.pieces.items()})
@@ -92,11 +92,10 @@ class Zero1(BucketedReplicas):
 
     def skips(self, model: "nn.Module", parameter: "nn.Parameter") -> bool:
         """Parameters that the loss does not depend on keep their value, as under DDP."""
-        return any(parameter in replica.unused for replica in _replicas([model]))
+        return any(parameter in replica.unused for replica in _replicas(model))
 
 
-def _replicas(modules: "list[nn.Module]") -> "Iterator[ShardedReplica]":
+def _replicas(model: "nn.Module") -> "Iterator[ShardedReplica]":
     from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 
-    for module in modules:
-        yield from (m for m in module.modules() if isinstance(m, ShardedReplica))
+    return (m for m in model.modules() if isinstance(m, ShardedReplica))
