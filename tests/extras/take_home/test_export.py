@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -19,13 +18,11 @@ from tests.command import ROOT
 from tests.ranks import RankFailedError, on_ranks
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
-from vitsweep.extras.take_home.prove import OWN_SIZE, Throughput, compared, sizes
+from vitsweep.extras.take_home.prove import OWN_SIZE, compared, sizes
 from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.extras.take_home.verb_export import chosen
 from vitsweep.extras.take_home.write import written
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.tables.comparison import Comparison
-from vitsweep.tables.comparison import compared as compared_turns
 from vitsweep.world import World
 
 OWN = ("model=module", "model.target=tests.user_modules.build_model", "batch.images_per_step=16")
@@ -350,27 +347,3 @@ def test_cells_are_named_by_best_id_and_settings() -> None:
     ):
         with pytest.raises(BadValueError, match=said):
             chosen(cells, words.split())
-
-
-def test_equivalent_is_an_interval_within_the_margin() -> None:
-    within = Throughput(Comparison(1.0, 0.96, 1.04, 5))
-    beside = Throughput(Comparison(1.0, 0.94, 1.04, 5))
-    outside = Throughput(Comparison(0.9, 0.88, 0.92, 5))
-    unknown = Throughput(Comparison(1.0, float("nan"), float("nan"), 2))
-    found = [within, beside, outside, unknown]
-    assert [each.equivalent for each in found] == [True, None, False, None]
-    assert str(unknown).startswith(
-        "not shown equal: 1.00x (no interval) of the cell's over 2 turns;"
-    )
-
-
-def test_a_file_at_the_margin_is_rarely_called_equivalent_and_an_equal_one_mostly() -> None:
-    rng, called = np.random.default_rng(0), {1.0: 0, 0.95: 0}
-    for ratio in called:
-        for _ in range(200):
-            logs = list(np.log(ratio) + 0.02 * rng.standard_t(4, 20) / np.sqrt(2))
-            looks = [Throughput(compared_turns(logs[:n])) for n in range(1, 21)]
-            verdicts = [look.equivalent for look in looks if look.equivalent is not None]
-            called[ratio] += bool(verdicts and verdicts[0])
-    assert called[1.0] > 180
-    assert called[0.95] <= 10

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
-from vitsweep.extras.take_home.rank import STEPS, Named, leave, run
+from vitsweep.extras.take_home.rank import Named, leave, run
 from vitsweep.launchers.external_ranks import init_method
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
@@ -31,8 +31,7 @@ class Cell:
         """Train on one batch of this rank; return its mean loss."""
         trainer, parts = self._trainer, self._cell.batch.accumulation_steps
         loss = trainer.step(zip(images.chunk(parts), labels.chunk(parts), strict=True))
-        if self._updates < STEPS:
-            self._updates += not (trainer.skipped and bool(trainer.skipped[-1]))
+        self._updates += not (trainer.skipped and bool(trainer.skipped[-1]))
         return loss
 
     def updates(self) -> int:
@@ -60,7 +59,7 @@ class Cell:
 
     def _keep(self) -> None:
         overflowed = self._trainer.skipped and bool(self._trainer.skipped[-1])
-        if self._updates < STEPS and not overflowed:
+        if not overflowed:
             self._gradients = self._whole(self._trainer.gradient_of)
 
     def _whole(self, read: Callable[[nn.Parameter], Tensor | None]) -> Named:
@@ -72,7 +71,7 @@ class Cell:
         }
 
 
-def main(seconds: float, folders: list[Path]) -> None:
+def main(folders: list[Path]) -> None:
     """Do this rank's part."""
     cells = {folder: _read(folder) for folder in folders}
     first = cells[folders[0]]
@@ -87,7 +86,7 @@ def main(seconds: float, folders: list[Path]) -> None:
     with rendezvous() as alone:
         method = init_method() if size > 1 else alone
         with joined_process_group(first, rank, local_rank, method) as world:
-            run(opened, folders, "cell", seconds)
+            run(opened, folders, "cell")
 
 
 def _read(folder: Path) -> CellSpec:
@@ -97,5 +96,5 @@ def _read(folder: Path) -> CellSpec:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    main([Path(word) for word in sys.argv[1:]])
     leave()

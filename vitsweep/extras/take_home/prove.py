@@ -1,15 +1,13 @@
-"""Is an exported file the cell? Both train alone from the same weights, and are timed in turns."""
+"""Is an exported file the cell? Both train alone from the same weights."""
 
-import json
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from itertools import takewhile
-from math import inf, log
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
@@ -27,12 +25,9 @@ from vitsweep.model.build import build_model, first_model
 from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import look_of
-from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.spec.resources import count_gpus
-from vitsweep.tables.comparison import Comparison
-from vitsweep.tables.comparison import compared as compared_turns
 from vitsweep.tables.formatting import count, missing, plain, ratio
 from vitsweep.tables.sentences import say
 from vitsweep.training.twin import exact_twin, twin_of
@@ -41,8 +36,6 @@ EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
 LEAST = 1e-2
 """A tensor's difference is measured by its norm, a nearly vanishing one by this share of a typical norm."""
-SECONDS, MARGIN = 2.0, 0.05
-"""Timed steps of a turn take so long; an interval of the ratio that lies so near to 1 says equivalent."""
 OWN_SIZE = "own size"
 KINDS = ("losses", "gradients", "weights", "masters")
 
@@ -71,40 +64,9 @@ class Leg:
         return f"{self.name}: {found} (at most {self.allowed:g})"
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """The file's throughput over the cell's, measured in turns until the margin decides.
-
-    Attributes:
-        found: ratio and interval, which is valid after every turn.
-    """
-
-    found: Comparison
-
-    @property
-    def equivalent(self) -> bool | None:
-        """Whether the interval lies within the margin; None where that is not decided."""
-        return self.found.lies_within(1 - MARGIN, 1 + MARGIN)
-
-    def __str__(self) -> str:
-        verdict = "equivalent" if self.equivalent else "not shown equal"
-        turns = count(self.found.num_blocks, "turn")
-        return (
-            f"{verdict}: {self.found} of the cell's over {turns}; equivalent within +-{MARGIN:.0%}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What was found; `throughput` is None where nothing was timed."""
-
-    legs: tuple[Leg, ...]
-    throughput: Throughput | None
-
-    @property
-    def equal(self) -> bool:
-        """Whether the file computes what the cell computes."""
-        return all(leg.equal for leg in self.legs)
+def are_equal(legs: Sequence[Leg]) -> bool:
+    """Return whether a file computes what the cell computes."""
+    return all(leg.equal for leg in legs)
 
 
 def not_provable(cell: CellSpec) -> str:
@@ -120,17 +82,13 @@ def not_provable(cell: CellSpec) -> str:
     return ""
 
 
-def prove(
-    cell: CellSpec, *, minutes: float, say: Callable[[str], None] = lambda text: None
-) -> Proof:
-    """Start the file that is written for a cell, and the cell; compare losses, gradients, weights, speed.
+def prove(cell: CellSpec, say: Callable[[str], None] = lambda text: None) -> list[Leg]:
+    """Start the file that is written for a cell, and the cell; compare losses, gradients and weights.
 
     First on the cell's twin (see `equivalence`) in float64 and in its own precision, then in its own size.
-    What is not equal is not timed.
 
     Args:
         cell: expressible, with ranks on this machine alone.
-        minutes: of turns for their throughput; 0 for none.
         say: told what was found as it comes.
 
     Raises:
@@ -138,15 +96,9 @@ def prove(
     """
     with TemporaryDirectory(prefix="vitsweep-export-") as folder:
         legs = compared({Path(folder, name): spec for name, spec in sizes(cell).items()}, say)
-        for leg in legs:
-            say(str(leg))
-        proof = Proof(legs=tuple(legs), throughput=None)
-        if not (minutes and proof.equal):
-            return proof
-        say(f"timing both in turns, for {minutes:g} min at most")
-        throughput = _throughput(cell, Path(folder, OWN_SIZE), minutes, say)
-        say(f"throughput {throughput}")
-    return replace(proof, throughput=throughput)
+    for leg in legs:
+        say(str(leg))
+    return legs
 
 
 def sizes(cell: CellSpec) -> dict[str, CellSpec]:
@@ -179,7 +131,7 @@ def compared(
         folders = [folder for folder in specs if not (folder / f"{side}.pt").exists()]
         if folders:
             say(f"the {side} trains: {', '.join(folder.name for folder in folders)}")
-            start(side, specs[folders[0]], folders, 0.0)
+            start(side, specs[folders[0]], folders)
     return [_compared(folder.name, spec, folder) for folder, spec in specs.items()]
 
 
@@ -209,10 +161,10 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
     torch.save(batches, folder / "batches.pt")
 
 
-def start(side: str, cell: CellSpec, folders: Sequence[Path], seconds: float) -> None:
+def start(side: str, cell: CellSpec, folders: Sequence[Path]) -> None:
     """Let one side train in processes of its own."""
     code = [exported.__file__] if side == "file" else ["-m", "vitsweep.extras.take_home.cell_rank"]
-    arguments = [*code, str(seconds), *map(str, folders)]
+    arguments = [*code, *map(str, folders)]
     launcher = []
     if cell.sharding.name != "none":
         launcher = ["-m", "torch.distributed.run", "--standalone"]
@@ -261,26 +213,6 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     )
 
 
-def _throughput(
-    cell: CellSpec, folder: Path, minutes: float, say: Callable[[str], None]
-) -> Throughput:
-    """Time both in turns, in a balanced order, until the margin decides or the minutes are over."""
-    order, ratios = BalancedOrder(), list[float]()
-    now = first = time.monotonic()
-    while True:
-        times = {}
-        for side in order.next_block(("file", "cell")):
-            start(side, cell, [folder], SECONDS)
-            found = json.loads((folder / f"{side}.json").read_text(encoding="utf-8"))
-            times[side] = float(found["step_ms"])
-        ratios.append(log(times["cell"] / times["file"]))
-        throughput = Throughput(compared_turns(ratios))
-        begun, now = now, time.monotonic()
-        if throughput.equivalent is not None or 2 * now - begun > first + 60 * minutes:
-            return throughput
-        say(f"so far {throughput.found} of the cell's throughput, {count(len(ratios), 'turn')}")
-
-
 # What an exported file says of itself: cell, code, speedup, proof, and its difference to the baseline.
 
 WIDTH = 84
@@ -293,7 +225,7 @@ def header(
     row: Mapping[str, Any],
     cell: CellSpec,
     baseline: CellSpec | None,
-    proof: Proof | str,
+    proof: Sequence[Leg] | str,
 ) -> list[str]:
     """Return the lines of the docstring, after what the file does and how it is started.
 
@@ -306,7 +238,7 @@ def header(
     """
     lines = [*wrap(" ".join(_origin(store, row, cell)), WIDTH), ""]
     lines += [*wrap(" ".join(_measured(row)), WIDTH), ""]
-    lines += [*(_proved(proof) if isinstance(proof, Proof) else wrap(proof, WIDTH)), ""]
+    lines += [*(wrap(proof, WIDTH) if isinstance(proof, str) else _proved(proof)), ""]
     if baseline is not None and baseline.cell_id != cell.cell_id:
         lines += [f"Against the baseline, cell {baseline.cell_id}:", *_diff(baseline, cell)]
     return [line.replace("\\", "/").replace('"""', "'''") for line in lines]
@@ -341,15 +273,12 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
         yield say("compared", name="The cell", size=size, base="its baseline", **told)
 
 
-def _proved(proof: Proof) -> Iterator[str]:
-
+def _proved(legs: Sequence[Leg]) -> Iterator[str]:
     head = f"This file, alone, on {date.today()} with torch {torch.__version__},"
-    answer = f"{'equal' if proof.equal else 'NOT EQUAL'} after {STEPS} updates"
+    answer = f"{'equal' if are_equal(legs) else 'NOT EQUAL'} after {STEPS} updates"
     yield from wrap(say("judged", head=head, base="the cell", answer=answer), WIDTH)
-    for leg in proof.legs:
+    for leg in legs:
         yield from wrap(f"- {leg}", WIDTH, subsequent_indent="  ")
-    timed = f"without loader {proof.throughput}" if proof.throughput else "not compared"
-    yield from wrap(f"- throughput {timed}", WIDTH, subsequent_indent="  ")
 
 
 def _diff(baseline: CellSpec, cell: CellSpec) -> Iterator[str]:

@@ -1,16 +1,12 @@
-"""One rank of a proof: train from given weights on given batches, write what came of it, time steps.
+"""One rank of a proof: train from given weights on given batches, and write what came of it.
 
-It is started as `rank.py SECONDS FOLDER ...` for the exported file in each folder, and needs torch alone.
+It is started as `rank.py FOLDER ...` for the exported file in each folder, and needs torch alone.
 `export.cell_rank` starts the product's side with the same loop.
 """
 
-import gc
 import importlib.util
-import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS, MOST_STEPS = 4, 24
 """Updates that are compared, and steps that may be taken for them: overflows skip the first ones."""
-WINDOWS, WARM_STEPS = 5, 3
 
 Named = dict[str, Tensor]
 
@@ -90,9 +85,8 @@ class ExportedFile:
 
     def _keep(self, *_: Any) -> None:
         self._count += 1
-        if self._count <= STEPS:
-            found = {n: p.grad for n, p in self._updated() if p.grad is not None}
-            self._gradients = {name: _whole(gradient) for name, gradient in found.items()}
+        found = {n: p.grad for n, p in self._updated() if p.grad is not None}
+        self._gradients = {name: _whole(gradient) for name, gradient in found.items()}
 
     def _updated(self) -> list[tuple[str, Any]]:
         """Return what the optimizer updates by name; DTensors where it updates their parts."""
@@ -113,14 +107,13 @@ def _whole(tensor: Any) -> Tensor:
     return whole.detach().to("cpu", copy=True).contiguous()
 
 
-def run(open_side: Callable[[Path], Side], folders: list[Path], name: str, seconds: float) -> None:
-    """Train in each folder, and let rank 0 write `NAME.json`, and `NAME.pt` where it is missing.
+def run(open_side: Callable[[Path], Side], folders: list[Path], name: str) -> None:
+    """Train in each folder, and let rank 0 write `NAME.pt`.
 
     Args:
         open_side: builds the side of a folder; it joins the other ranks.
         folders: with `batches.pt`.
         name: of the side.
-        seconds: of timed steps; 0 for none.
     """
     for number, folder in enumerate(folders):
         if number:  # after some compilations of one function torch would run it uncompiled
@@ -131,13 +124,9 @@ def run(open_side: Callable[[Path], Side], folders: list[Path], name: str, secon
         losses: list[float] = []
         while side.updates() < STEPS and len(losses) < MOST_STEPS:
             losses.append(float(side.step(*batches[len(losses) % len(batches)])))
-        if not (folder / f"{name}.pt").exists():
-            found = {kind: getattr(side, kind)() for kind in ("gradients", "weights", "masters")}
-            if rank == 0:
-                torch.save({"losses": losses, **found}, folder / f"{name}.pt")
-        step_ms = _step_ms(side, batches[0], seconds) if seconds else None
+        found = {kind: getattr(side, kind)() for kind in ("gradients", "weights", "masters")}
         if rank == 0:
-            (folder / f"{name}.json").write_text(json.dumps({"step_ms": step_ms}), encoding="utf-8")
+            torch.save({"losses": losses, **found}, folder / f"{name}.pt")
         if dist.is_initialized():
             dist.barrier()
 
@@ -150,34 +139,6 @@ def _own_batches(side: Side, folder: Path) -> list[tuple[Tensor, Tensor]]:
         (images.chunk(ranks)[rank].to(side.device), labels.chunk(ranks)[rank].to(side.device))
         for images, labels in torch.load(folder / "batches.pt", weights_only=True)
     ]
-
-
-def _step_ms(side: Side, batch: tuple[Tensor, Tensor], seconds: float) -> float:
-    """Return the median over windows of the time of a step, with Python's collector off."""
-    gc.collect()
-    gc.disable()
-    _timed(side, batch, WARM_STEPS)
-    number = max(1, round(seconds / WINDOWS * 1e3 / _timed(side, batch, WARM_STEPS)))
-    if dist.is_initialized():
-        agreed = torch.tensor(number, device=side.device)
-        dist.broadcast(agreed, 0)
-        number = int(agreed)
-    return statistics.median(_timed(side, batch, number) for _ in range(WINDOWS))
-
-
-def _timed(side: Side, batch: tuple[Tensor, Tensor], steps: int) -> float:
-    """Return milliseconds per step."""
-    _wait(side.device)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        side.step(*batch)
-    _wait(side.device)
-    return (time.perf_counter() - begin) * 1e3 / steps
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def leave() -> None:
@@ -194,5 +155,5 @@ def leave() -> None:
 
 if __name__ == "__main__":
     sys.modules["vitsweep"] = None  # type: ignore[assignment]  # importing it fails
-    run(ExportedFile, [Path(word) for word in sys.argv[2:]], "file", float(sys.argv[1]))
+    run(ExportedFile, [Path(word) for word in sys.argv[1:]], "file")
     leave()

@@ -24,13 +24,13 @@ Write a cell as one file of plain PyTorch that trains as it does, and prove that
 
 The file needs torch alone (and timm, transformers or your package, where the model is theirs). It is
 started beside the cell from equal weights and batches, on a small twin and in its own size; losses,
-gradients and weights are compared, then both are timed in turns. What was found stands in its header.
+gradients and weights are compared. What was found stands in its header.
 
   python -m vitsweep export first --cell best --to train.py
   python -m vitsweep export first --cell O2 fsdp --to train.py
-  python -m vitsweep export first --cell best sharding=ddp --to train.py --minutes 0
+  python -m vitsweep export first --cell best sharding=ddp --to train.py --no-prove
 """
-BEST, MINUTES = "best", 5.0
+BEST = "best"
 
 
 def add_options(options: Options) -> None:
@@ -45,9 +45,6 @@ def add_options(options: Options) -> None:
     )
     options.add_argument("--to", required=True, type=Path, metavar="FILE", help="file to write")
     options.flag("--no-prove", help="write the file, and start nothing")
-    options.number(
-        "--minutes", MINUTES, "of turns of both for throughput, at most; 0: none (%(default)g)", 0.0
-    )
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -62,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     print(
         f"Reading the cells of {store.name}.", flush=True
     )  # torch is imported, which takes seconds
-    from vitsweep.extras.take_home.prove import header, not_provable, prove
+    from vitsweep.extras.take_home.prove import are_equal, header, not_provable, prove
     from vitsweep.extras.take_home.write import written
 
     cells = SweepTables.of(store).cells
@@ -87,9 +84,9 @@ def run(arguments: Sequence[str]) -> int:
     if unproved:
         print(unproved)
         return ExitCode.ok
-    found = prove(cell, minutes=typed.minutes, say=lambda line: print(f"  {line}", flush=True))
+    found = prove(cell, lambda line: print(f"  {line}", flush=True))
     typed.to.write_text(text(found), encoding="utf-8")
-    if found.equal:
+    if are_equal(found):
         return ExitCode.ok
     print(f"{typed.to} does not train as the cell does: use `vitsweep.apply`.", file=sys.stderr)
     return ExitCode.gate_failed
