@@ -24,7 +24,6 @@ NANO = ViTSpec(
     patch_px=2,
     in_channels=3,
     num_classes=5,
-    tokens_per_channel=False,
     head="classify",
     norm_eps=1e-6,
     registers=0,

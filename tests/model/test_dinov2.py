@@ -190,7 +190,6 @@ REFUSED = {
     ("tokens=drop",): "on one whole grid, not with `tokens=drop`: use `tokens=all`",
     ("attention=mha_module",): "use `attention=sdpa_math`",
     ("model.num_heads=64",): "needs a head width divisible by 4, not 2",
-    ("model.tokens_per_channel=true",): "use `model.tokens_per_channel=false`",
 }
 
 

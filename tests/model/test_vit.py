@@ -9,7 +9,6 @@ from tests.shapes import CASES, NANO, build, replace, step
 
 SHAPES = {
     "plain": NANO,
-    "tokens_per_channel": replace(NANO, tokens_per_channel=True),
 }
 
 

@@ -79,13 +79,12 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     """Count the parameters; the position embedding makes them depend on the resolution."""
     width = spec.width
     if isinstance(spec, MultiDimSpec):  # a position for each place along each of two axes
-        frames, filter_biases, biases = spec.frames_per_patch, 1, 4
+        frames, biases = spec.frames_per_patch, 4
         vectors = sum(spec.grid(resolution_px))
     else:
         assert isinstance(spec, ViTSpec)
-        frames, filter_biases = 1, spec.in_channels if spec.tokens_per_channel else 1
         class_token, is_rotary = spec.has_class_token(pooling), spec.position == "rotary"
-        biases = 3 if is_rotary else 4  # keys have none then
+        frames, biases = 1, 3 if is_rotary else 4  # keys have none then
         positions = 0 if is_rotary else spec.num_patches(resolution_px) + class_token
         vectors = class_token + spec.registers + positions
     filters = spec.in_channels * spec.patch_px**2 * width * frames
@@ -99,7 +98,7 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     scales = 2 * width if spec.layer_scale else 0
     blocks = spec.depth * (attention + mlp + 2 * norms * width + scales)
     head = (width + 1) * spec.num_classes
-    return filters + (filter_biases + vectors + 2) * width + blocks + head
+    return filters + (vectors + 3) * width + blocks + head
 
 
 def _blocks_flops(

@@ -19,11 +19,7 @@ class Embedding(nn.Module):
     """Cut images into patches, project each to width D, add its learned position.
 
     Axes: B images, C channels, P patches (h x w of them), p pixels of a patch's side, K pixels of all
-    channels of a patch, G groups of channels, T tokens, D width. C is 1 after the patches, and G is 1,
-    unless every channel has tokens of its own.
-
-    With `tokens_per_channel` each channel has filters of its own and P patches of its own, channel
-    after channel (as the per-variable embedding of ClimaX, arXiv:2301.10343).
+    channels of a patch, T tokens, D width.
 
     `position` is (T, D), not (1, T, D): sharding splits the first axis, and an axis of size one
     would leave the whole tensor to one rank.
@@ -52,17 +48,11 @@ class Embedding(nn.Module):
         as_linear: bool = False,
     ) -> None:
         super().__init__()
-        groups = spec.in_channels if spec.tokens_per_channel else 1
-        self.width = spec.width
         self.batch_first = batch_first
         self.channels_last = channels_last
         self.as_linear = as_linear
         self.patch = nn.Conv2d(
-            spec.in_channels,
-            groups * spec.width,
-            kernel_size=spec.patch_px,
-            stride=spec.patch_px,
-            groups=groups,
+            spec.in_channels, spec.width, kernel_size=spec.patch_px, stride=spec.patch_px
         )
         num_positions = spec.num_patches(resolution_px) + class_token
         learned = spec.position == "learned"
@@ -90,30 +80,19 @@ class Embedding(nn.Module):
         """Return the tokens of all patches."""
         if self.channels_last:
             images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        # A grouped convolution gives its channels one after another, each of width D.
-        x_BCDP = self.patch(images_BCHW).flatten(2).unflatten(1, (-1, self.width))
+        x_BDP = self.patch(images_BCHW).flatten(2)
         # The one change of layout: the blocks after it keep the order of the axes.
-        if self.batch_first:
-            return x_BCDP.permute(0, 1, 3, 2).flatten(1, 2)
-        return x_BCDP.permute(1, 3, 0, 2).flatten(0, 1)
+        return x_BDP.permute(0, 2, 1) if self.batch_first else x_BDP.permute(2, 0, 1)
 
     def _multiplied(self, images_BCHW: Tensor) -> Tensor:
         """Return the same tokens by products, already in the order of the blocks."""
-        size, groups, bias = self.patch.kernel_size[0], self.patch.groups, self.patch.bias
+        size = self.patch.kernel_size[0]
         pixels_BChpwp = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
-        pixels_BGChpwp = pixels_BChpwp.unflatten(1, (groups, -1))
-        # `flatten` makes the one copy, in the order of the blocks: (B, G, h, w, K) or (G, h, w, B, K).
-        order = (0, 1, 3, 5, 2, 4, 6) if self.batch_first else (1, 3, 5, 0, 2, 4, 6)
-        patches = pixels_BGChpwp.permute(order).flatten(4)
-        tokens = (1, 3) if self.batch_first else (0, 2)
-        if groups == 1:
-            return F.linear(patches.flatten(*tokens), self.patch.weight.flatten(1), bias)
-        assert bias is not None
-        weight_GDK = self.patch.weight.flatten(1).unflatten(0, (groups, -1))
-        letters = "bghwk,gdk->bghwd" if self.batch_first else "ghwbk,gdk->ghwbd"
-        one_per_channel = (groups, *(1,) * (2 if self.batch_first else 3), self.width)
-        x = torch.einsum(letters, patches, weight_GDK) + bias.view(one_per_channel)
-        return x.flatten(*tokens)
+        # `flatten` makes the one copy, in the order of the blocks: (B, h, w, K) or (h, w, B, K).
+        order = (0, 2, 4, 1, 3, 5) if self.batch_first else (2, 4, 0, 1, 3, 5)
+        patches = pixels_BChpwp.permute(order).flatten(3)
+        tokens = patches.flatten(1, 2) if self.batch_first else patches.flatten(0, 1)
+        return F.linear(tokens, self.patch.weight.flatten(1), self.patch.bias)
 
     def _with_registers(self, x: Tensor, registers: Tensor, token_axis: int) -> Tensor:
         """Insert the registers, which have no position, between class token and patches."""

@@ -243,8 +243,7 @@ class ViTSpec(TransformerSpec):
     """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
 
     Attributes:
-        tokens_per_channel: True gives every channel tokens of its own (as scientific ViTs do:
-            S = (H/p)(W/p) x channels), False folds the channels into the patch.
+        tokens_per_channel: False; it keeps the ids of cells from when channels could have their own tokens.
         registers: learned tokens without a position, between class token and patches, which the head
             does not read (arXiv:2309.16588).
         position: `learned`, a vector added to each token, or `rotary`: q and k of patches are turned by
@@ -252,15 +251,14 @@ class ViTSpec(TransformerSpec):
         kept_patches: patches of an image that go through the blocks in training; None for all.
     """
 
-    tokens_per_channel: bool
+    tokens_per_channel: Literal[False] = False
     registers: Annotated[int, Ge(0)]
     position: Literal["learned", "rotary"]
     kept_patches: int | None = field(default=None, metadata=DERIVED)
 
     def num_patches(self, resolution_px: int) -> int:
-        """Patches of one image; with `tokens_per_channel` of all its channels."""
-        grid = resolution_px // self.patch_px
-        return grid * grid * (self.in_channels if self.tokens_per_channel else 1)
+        """Patches of one image."""
+        return (resolution_px // self.patch_px) ** 2
 
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
         """Patches that are kept, registers, and one more where a class token is used."""
@@ -293,8 +291,6 @@ class ViTSpec(TransformerSpec):
             )
         sequence = cell.sequence_parallel
         lacking = {
-            "model.tokens_per_channel=false": self.tokens_per_channel
-            and "model.tokens_per_channel=true",
             "attention=sdpa_math": cell.attention.name == "mha_module" and "attention=mha_module",
             "sequence_parallel=megatron_sp": set(sequence.axes) & set(TOKEN_AXES)
             and f"sequence_parallel={sequence.name}",

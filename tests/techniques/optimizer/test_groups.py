@@ -17,7 +17,6 @@ NANO = ViTSpec(
     patch_px=2,
     in_channels=1,
     num_classes=10,
-    tokens_per_channel=False,
     head="classify",
     norm_eps=1e-6,
     registers=0,

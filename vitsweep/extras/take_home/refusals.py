@@ -85,7 +85,6 @@ def _of_model(cell: CellSpec) -> Iterator[str]:
         yield f"model={model.name}"
         return
     for knob, plain in (
-        ("tokens_per_channel", False),
         ("registers", 0),
         ("layer_scale", None),
         ("mlp", "gelu"),
