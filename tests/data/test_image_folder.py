@@ -12,7 +12,6 @@ from PIL import Image
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
 from tests.data.pictures import picture, truncate, write_folder
-from vitsweep.data import image_loader
 from vitsweep.data.image_loader import DEVIATION, MEAN
 from vitsweep.errors import VitsweepError
 
@@ -155,27 +154,21 @@ def test_more_damage_than_allowed_ends_the_run(tmp_path):
     (root / "train" / "cat" / "cat_0.png").write_bytes(b"")
     batches = opened(root, images_per_step=24, max_damaged_share=0.05)
 
-    told = r"2 of 24 images cannot be read, more than `data.max_damaged_share=0.05` allows: .*bee"
+    told = r"^At least 2 of 24 images cannot be read, more than `data.max_damaged_share=0.05` allows: .*bee"
     with pytest.raises(VitsweepError, match=told):
         list(batches.train(0))
 
 
-def test_all_damage_is_counted_however_few_images_were_asked_for(tmp_path, monkeypatch):
+def test_the_damage_that_was_met_is_named(tmp_path):
     root = write_folder(tmp_path)
     damaged = sorted(map(str, map(truncate, root.glob("train/*/*_[1357].jpg"))))
-    asked = {"images_per_step": 2, "max_damaged_share": 0.05}
-    batches = opened(root, **asked)
+    batches = opened(root, images_per_step=2, max_damaged_share=0.05)
     with pytest.raises(
-        VitsweepError, match=r"^12 of 24 images cannot be read, more than .*names each"
+        VitsweepError, match=r"^At least \d of 24 images .*names those that were met"
     ):
         list(batches.train(0))
-    assert sorted(batches.damaged) == damaged
-
-    monkeypatch.setattr(image_loader, "READ_SECONDS", -1.0)
-    with pytest.raises(
-        VitsweepError, match=r"^At least \d of 24 images cannot be read \(\d were read\)"
-    ):
-        list(opened(root, **asked).train(0))
+    assert 1 < len(batches.damaged) <= len(damaged)
+    assert {*batches.damaged} <= {*damaged}
 
 
 def test_a_folder_of_nothing_but_damage_ends_the_run(tmp_path):
@@ -183,7 +176,7 @@ def test_a_folder_of_nothing_but_damage_ends_the_run(tmp_path):
     for path in root.glob("train/*/*"):
         path.write_bytes(b"no image")
 
-    with pytest.raises(VitsweepError, match="6 of 6 images cannot be read"):
+    with pytest.raises(VitsweepError, match=r"^At least 6 of 6 images cannot be read"):
         list(opened(root, images_per_step=2, max_damaged_share=0.9).train(0))
 
 

@@ -1,10 +1,7 @@
 """Batches of an image folder that processes read while the model trains."""
 
 import logging
-import os
-import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -110,34 +107,6 @@ class ImageReader(Dataset[Read]):
     def _image(self, row: int) -> Image.Image | str:
         return self.decoded.image(row) if self.decoded else decode(self.files.path(row))
 
-    def all_damaged(self, seconds: float) -> tuple[dict[str, str], int]:
-        """Read the split for so long, on all cores of this process.
-
-        Returns:
-            path -> reason of what cannot be read, and how many images were read.
-        """
-        until, damaged, rows = (
-            time.monotonic() + seconds,
-            dict[str, str](),
-            iter(range(len(self.files))),
-        )
-
-        def read(_: int) -> int:
-            num_read = 0
-            for row in rows:  # which the threads share
-                if time.monotonic() > until:
-                    break
-                if isinstance(image := self._image(row), str):
-                    damaged[self.files.path(row)] = image
-                num_read += 1
-            return num_read
-
-        Image.preinit()  # threads would register Pillow's formats at the same time
-        num_threads = len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(num_threads) as pool:
-            num_read = sum(pool.map(read, range(num_threads)))
-        return damaged, num_read
-
     def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
         if not self.training:
             return cut(image, centre_box(*image.size, self.crop_share), self.side)
@@ -147,10 +116,6 @@ class ImageReader(Dataset[Read]):
 
 
 LOG = logging.getLogger(__name__)
-
-
-READ_SECONDS = 60.0
-"""So long a run that has met too many damaged images reads on, to name all of them."""
 
 
 @dataclass
@@ -172,36 +137,23 @@ class DamagedImages:
         """Number of damaged images that are allowed."""
         return int(self.max_share * self.num_images)
 
-    def add(self, damaged: list[tuple[str, str]], reader: ImageReader) -> None:
-        """Record damaged images and log those not seen before.
-
-        Args:
-            damaged: path and reason of each.
-            reader: of the split; reads all of it where too many are damaged.
+    def add(self, damaged: list[tuple[str, str]]) -> None:
+        """Record damaged images (path and reason of each) and log those not seen before.
 
         Raises:
             VitsweepError: there are more than `max_share` of the split.
         """
-        self._note(damaged)
-        if len(self.found) <= self.most:
-            return
-        others, num_read = reader.all_damaged(READ_SECONDS)
-        self._note(others.items())
-        is_all, num_read = num_read == self.num_images, max(num_read, len(self.found))
-        least, read = ("", "") if is_all else ("At least ", f" ({num_read} were read)")
-        names = ", ".join(sorted(self.found)[:3])  # the same for all ranks and cells
-        raise VitsweepError(
-            f"{least}{len(self.found)} of {self.num_images} images cannot be read{read}, more than "
-            f"`data.max_damaged_share={self.max_share}` allows: {names}"
-            f"{', ...' if len(self.found) > 3 else ''}. `damaged_images.jsonl` in the sweep's folder names "
-            "each. Mend or remove them, or raise the share."
-        )
-
-    def _note(self, damaged: Iterable[tuple[str, str]]) -> None:
         for path, reason in damaged:
             if path not in self.found:
                 self.found[path] = reason
                 LOG.warning("%s cannot be read (%s): skipped.", path, reason)
+        if len(self.found) > self.most:
+            raise VitsweepError(
+                f"At least {len(self.found)} of {self.num_images} images cannot be read, more than "
+                f"`data.max_damaged_share={self.max_share}` allows: {', '.join(sorted(self.found)[:3])}. "
+                "`damaged_images.jsonl` in the sweep's folder names those that were met. Mend or remove "
+                "them, or raise the share."
+            )
 
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -275,7 +227,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
         """Note what was damaged, and normalise the rest on the device."""
         damage = self.damage["train" if training else "val"]
         if read.damaged:
-            damage.add(read.damaged, self.reader(training=training))
+            damage.add(read.damaged)
         return self._normalised(read.images), self._there(read.labels)
 
     def _normalised(self, images: Tensor) -> Tensor:
