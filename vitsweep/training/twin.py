@@ -98,7 +98,7 @@ def exact_twin(twin: CellSpec) -> CellSpec:
     if getattr(twin.sharding, "gradient_dtype", None):
         changed["sharding"] = replace(twin.sharding, gradient_dtype=None)  # type: ignore[call-arg]
     if on_gpu and getattr(twin.attention, "backend", None) in HALF_ONLY:
-        changed["attention"] = replace(twin.attention, backend="math", flash_kernel="torch")  # type: ignore[call-arg]
+        changed["attention"] = replace(twin.attention, backend="math")  # type: ignore[call-arg]
     return replace(twin, **changed)
 
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
-from vitsweep.errors import VitsweepError
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import PrecisionPlan
 
@@ -157,12 +155,3 @@ def test_mha_module_refuses_what_works_on_linears():
     assert reason.endswith("Use `attention=sdpa_math`, which computes the same way.")
     (reason,) = reasons("mha_module", precision="fp8")
     assert "would stay outside `precision=fp8`" in reason
-
-
-def test_a_flash_kernel_that_is_missing_is_named():
-    fa3 = ("attention=sdpa_flash", "attention.flash_kernel=FA3")
-    assert "needs `resources.device=cuda`" in " ".join(entry(*TINY, *fa3).reasons)
-    on_gpu = " ".join(entry(*TINY, *fa3, "precision=bf16", machine=GPU_NODE).reasons)
-    assert "needs the package `flash_attn_interface`" in on_gpu
-    with pytest.raises(VitsweepError, match=r"`attention.flash_kernel=FA3` cannot be registered"):
-        choice("attention", "sdpa_flash", flash_kernel="FA3").apply(build())

@@ -68,8 +68,6 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
             yield f"sharding.{knob}={str(value).lower() if value is True else value}"
     if getattr(cell.attention, "backend", None) == "cudnn_first":
         yield f"attention={cell.attention.name}"
-    if getattr(cell.attention, "flash_kernel", "torch") != "torch":
-        yield f"attention.flash_kernel={cell.attention.flash_kernel}"  # type: ignore[attr-defined]
 
 
 def _of_model(cell: CellSpec) -> Iterator[str]:

@@ -24,7 +24,7 @@ class Flex(AttentionKernel):
 
     def trace_substitute(self) -> tuple[Technique, str]:
         """Flash attention, whose sizes are the same."""
-        flash = ScaledDotProduct(name="sdpa_auto", backend="auto", flash_kernel="torch")
+        flash = ScaledDotProduct(name="sdpa_auto", backend="auto")
         return flash, f"`attention={self.name}` is counted as flash attention."
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from vitsweep.errors import VitsweepError
 from vitsweep.model.attention import Attend, Attention, attend, attention_modules
 from vitsweep.model.block import Block
 
@@ -33,23 +32,6 @@ def attend_by(backend: str) -> Attend:
     `cudnn_first` takes the first kernel of a list that can run.
     """
     return partial(_attend, BACKENDS[backend])
-
-
-def register_flash_kernel(name: str) -> None:
-    """Let torch's flash attention run another implementation, for the life of the process.
-
-    Raises:
-        VitsweepError: this version of torch has no such registry, or the package does not fit.
-    """
-    try:
-        from torch.nn.attention import activate_flash_attention_impl
-
-        activate_flash_attention_impl(name)
-    except (ImportError, RuntimeError, ValueError) as error:
-        raise VitsweepError(
-            f"`attention.flash_kernel={name}` cannot be registered with torch {torch.__version__} "
-            f"({error}): use `attention.flash_kernel=torch`."
-        ) from error
 
 
 def _attend(

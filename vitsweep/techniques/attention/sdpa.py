@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from vitsweep.spec.resources import gpu_capability
 from vitsweep.spec.technique import AttentionKernel, Technique
 
 if TYPE_CHECKING:
@@ -19,12 +17,6 @@ ON_CPU = ("auto", "math", "flash")
 HALF_ONLY = ("flash", "cudnn")
 """Backends that take float16 and bfloat16 only, on CUDA (flash on CPU takes every float type)."""
 
-MAY_BE_FLASH = ("auto", "flash", "cudnn_first")
-"""Backends that run a flash kernel, or may."""
-
-FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
-"""Kernel -> module that torch takes it from."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledDotProduct(AttentionKernel):
@@ -35,12 +27,11 @@ class ScaledDotProduct(AttentionKernel):
             (arXiv:2205.14135), `efficient` (xFormers) and `cudnn` never write them to memory.
             `cudnn_first` lets torch choose with cuDNN's kernel before all others, which torch prefers to
             its flash kernel on some GPUs and in some versions only; the record names the one that ran.
-        flash_kernel: torch's own FlashAttention-2, or FlashAttention-3 (Hopper) or -4 (Hopper, Blackwell)
-            of a package that is installed, registered in its place.
+        flash_kernel: torch's own; it keeps the ids of cells from when another package's could be registered.
     """
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
-    flash_kernel: Literal["torch", "FA3", "FA4"]
+    flash_kernel: Literal["torch"] = "torch"
 
     @property
     def recomputes_scores(self) -> bool:
@@ -49,8 +40,7 @@ class ScaledDotProduct(AttentionKernel):
 
     def trace_substitute(self) -> tuple[Technique, str]:
         """Torch's own choice for all fused kernels."""
-        fused = replace(self, backend="auto", flash_kernel="torch")
-        return (self if self.backend == "math" else fused), ""
+        return (self if self.backend == "math" else replace(self, backend="auto")), ""
 
     @property
     def needs_transformer(self) -> bool:
@@ -76,18 +66,7 @@ class ScaledDotProduct(AttentionKernel):
                     f"torch has no `{self.backend}` kernel. Use `attention=sdpa_flash` or "
                     "`attention=sdpa_auto`."
                 )
-            if self.flash_kernel != "torch":
-                yield (
-                    f"`attention.flash_kernel={self.flash_kernel}` needs `resources.device=cuda`; got "
-                    "cpu. Use `attention.flash_kernel=torch`."
-                )
             return
-        if self.flash_kernel != "torch" and self.backend not in MAY_BE_FLASH:
-            yield (
-                f"`attention.flash_kernel={self.flash_kernel}` has no effect with `attention={self.name}`, "
-                "which never runs a flash kernel: use `attention=sdpa_flash`, or "
-                "`attention.flash_kernel=torch`."
-            )
         dtype = compute_dtype(cell)
         if self.backend in HALF_ONLY and dtype not in ("float16", "bfloat16"):
             yield (
@@ -95,37 +74,13 @@ class ScaledDotProduct(AttentionKernel):
                 f"`precision={cell.precision.name}` computes in {dtype}. Use a half precision such "
                 "as `precision=O1`, or `attention=sdpa_efficient`."
             )
-        package = FLASH_PACKAGES.get(self.flash_kernel)
-        if package and find_spec(package.partition(".")[0]) is None:
-            yield (
-                f"`attention.flash_kernel={self.flash_kernel}` needs the package `{package}` "
-                "(github.com/Dao-AILab/flash-attention), which is not installed: use "
-                "`attention.flash_kernel=torch`."
-            )
         if self.backend == "cudnn":
             yield from _uneven_heads(cell, self.name)
 
-    def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
-        """Say where the GPU is older than Hopper, or for FlashAttention-3 newer."""
-        found = gpu_capability()
-        if self.flash_kernel == "torch" or found is None:
-            return
-        if found < (9, 0) or (self.flash_kernel == "FA3" and found >= (10, 0)):
-            runs_on = "Hopper (9.0)" if self.flash_kernel == "FA3" else "Hopper (9.0) or newer"
-            yield (
-                f"`attention.flash_kernel={self.flash_kernel}` needs a GPU of {runs_on}, and this machine's "
-                f"has compute capability {found[0]}.{found[1]}: use `attention.flash_kernel=torch`."
-            )
-
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
-        from vitsweep.techniques.attention.kernels import (
-            attend_everywhere_by,
-            register_flash_kernel,
-        )
+        from vitsweep.techniques.attention.kernels import attend_everywhere_by
 
-        if self.flash_kernel != "torch":
-            register_flash_kernel(self.flash_kernel)
         return model if self.backend == "auto" else attend_everywhere_by(model, self.backend)
 
 
