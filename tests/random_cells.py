@@ -30,7 +30,7 @@ GROUPS = {
     "sgd_contiguous muon",
     "optimizer.learning_rate": "- 0.003 0.0003",
     "optimizer.clip_norm": "- 0.5 0.05",
-    "model": "- - vit_nano dinov3_small axial_vit_nano -",
+    "model": "- - vit_nano dinov2_small axial_vit_nano -",
     "model.mlp": "- - swiglu",
     "layout": "batch_first batch_second",
     "classifier": "token pooled",

@@ -21,7 +21,6 @@ CPU_FLASH = {  # torch's counter knows this kernel on CUDA only, and would count
 SHAPES = {
     "plain": NANO,
     "registers": replace(NANO, registers=3),
-    "rotary": replace(NANO, position="rotary"),
     "dinov2": replace(NANO, registers=1, mlp="swiglu", layer_scale=0.5),
     "uneven": replace(NANO, width=48, num_heads=3, mlp_width=80, patch_px=4, num_classes=7),
 }

@@ -27,7 +27,7 @@ OVER_RANKS = (
 SIXTEEN = "batch.images_per_step=16"  # two images in each of four micro-batches of two replicas
 MODERN = ("model.mlp=swiglu", "model.layer_scale=0.5", "model.registers=2")
 FEW = [
-    (*MODERN, "sequence_parallel=megatron_sp", "model.position=rotary"),
+    (*MODERN, "sequence_parallel=megatron_sp"),
     (*MODERN, "sequence_parallel=ulysses", "optimizer.clip_norm=0.5"),
     (*BOTH, "sequence_parallel=ulysses"),
     (*BOTH, "tensor_parallel=megatron", "layout=batch_second"),

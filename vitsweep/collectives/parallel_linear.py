@@ -181,8 +181,6 @@ def _autocast(device: torch.device, *tensors: Tensor | None) -> list[Tensor | No
 class SplitLinear(nn.Linear):
     """A linear whose weight is this rank's part; not to be built, an `nn.Linear` becomes one.
 
-    So does a module that has a bias alone.
-
     Attributes:
         boundary: what lies outside the pair of matrices.
         parts: matrices that are fused in it along the outputs, each split for itself.
@@ -202,8 +200,7 @@ class SplitLinear(nn.Linear):
         for name, whole in [*self.named_parameters()]:
             # A copy: a view would keep the whole alive.
             setattr(self, name, nn.Parameter(self.part_of(name, whole.detach()).clone()))
-        if "weight" in self._parameters:
-            self.out_features, self.in_features = self.weight.shape
+        self.out_features, self.in_features = self.weight.shape
 
     def whole_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole `weight` or `bias`, which this rank has a part of."""

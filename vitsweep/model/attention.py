@@ -1,68 +1,12 @@
 """Multi-head self-attention with one seam, `attend`, which is all that a technique may replace."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.errors import BadValueError
-
-# Rotary positions of patches on a grid (RoFormer, arXiv:2104.09864; DINOv3, arXiv:2508.10104).
-
-
-BASE = 100.0
-"""Longest period over the shortest, of DINOv3."""
-
-
-class RotaryPosition:
-    """Turns pairs of numbers of q and k by angles that grow with a patch's row and column.
-
-    Rows and columns run from -1 to 1 over the image, whatever its size; half of the pairs turn with
-    the row, half with the column, at geometric frequencies. Class token and registers stay.
-
-    No buffer: DDP would send it in every step.
-
-    Args:
-        grid: patches along a side.
-        head_width: K, a multiple of 4.
-        num_prefix_tokens: tokens before the patches.
-    """
-
-    def __init__(self, grid: int, head_width: int, num_prefix_tokens: int) -> None:
-        self._grid, self._width, self._first = grid, head_width, num_prefix_tokens
-        self._tables: tuple[Tensor, Tensor] | None = None
-
-    def __call__(self, x_BHTK: Tensor) -> Tensor:
-        """Turn q or k; (B, H, T, K) -> (B, H, T, K)."""
-        cos, sin = self._cos_and_sin(x_BHTK)
-        first = self._first
-        patches = x_BHTK.narrow(2, first, x_BHTK.shape[2] - first)
-        a, b = patches.chunk(2, dim=-1)
-        turned = patches * cos + torch.cat([-b, a], dim=-1) * sin
-        return torch.cat([x_BHTK.narrow(2, 0, first), turned], dim=2) if first else turned
-
-    def _cos_and_sin(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both tables (P, K), made once per device and dtype."""
-        if self._tables is None or (self._tables[0].device, self._tables[0].dtype) != (
-            like.device,
-            like.dtype,
-        ):
-            angles = self._angles(like.device)
-            self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-        return self._tables
-
-    def _angles(self, device: torch.device) -> Tensor:
-        center = torch.arange(self._grid, device=device, dtype=torch.float64) + 0.5
-        side = 2 * center / self._grid - 1
-        places_P2 = torch.cartesian_prod(side, side)
-        quarter = self._width // 4
-        periods = BASE ** (torch.arange(quarter, device=device, dtype=torch.float64) / quarter)
-        angles = 2 * math.pi * places_P2.unsqueeze(2) / periods
-        return angles.flatten(1).repeat(1, 2)
-
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """softmax(q k^T / sqrt(K)) v: (B, H, T, K) three times -> (B, H, T, K)."""
@@ -85,27 +29,16 @@ class Attention(nn.Module):
         width: D.
         num_heads: H; divides D.
         batch_first: whether forward takes and gives (B, T, D) or (T, B, D).
-        rotary: turns q and k by the positions of their tokens; keys have no bias then, as in DINOv3. None
-            where tokens carry their own positions.
     """
 
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        *,
-        batch_first: bool,
-        rotary: RotaryPosition | None = None,
-    ) -> None:
+    def __init__(self, width: int, num_heads: int, *, batch_first: bool) -> None:
         super().__init__()
-        self.rotary = rotary
         self.num_heads = num_heads
         self.head_width = width // num_heads
         self.batch_first = batch_first
         # One product instead of three: a larger matrix, and under autocast one saved half-precision
         # copy of the input instead of three.
-        self.qkv = nn.Linear(width, 3 * width, bias=rotary is None)
-        self.query_value = None if rotary is None else QueryValueBias(width)
+        self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.attend: Attend = attend
 
@@ -119,32 +52,9 @@ class Attention(nn.Module):
             part.unflatten(-1, (-1, self.head_width)).permute(to_BHTK)
             for part in self.qkv(x).chunk(3, dim=-1)
         )
-        if self.query_value is not None:
-            of_q, of_v = self.query_value.of_heads(q_BHTK)
-            q_BHTK, v_BHTK = q_BHTK + of_q, v_BHTK + of_v
-        if self.rotary is not None:
-            q_BHTK, k_BHTK = self.rotary(q_BHTK), self.rotary(k_BHTK)
         o_BHTK = self.attend(q_BHTK, k_BHTK, v_BHTK)
         from_BHTK = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
         return self.out(o_BHTK.permute(from_BHTK).flatten(-2))
-
-
-class QueryValueBias(nn.Module):
-    """What is added to q and v where k has no bias: (2 D), apart from `qkv`, so that FP8 may replace that.
-
-    Args:
-        width: D.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(2 * width))
-
-    def of_heads(self, like_BHTK: Tensor) -> list[Tensor]:
-        """Return what is added to q and to v, (H, 1, K) each."""
-        head_width = like_BHTK.shape[-1]
-        parts = self.bias.to(like_BHTK.dtype).chunk(2)
-        return [part.unflatten(0, (-1, head_width)).unsqueeze(1) for part in parts]
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

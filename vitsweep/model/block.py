@@ -15,7 +15,7 @@ from vitsweep.collectives.parallel_linear import (
     Replicated,
     RowParallelLinear,
 )
-from vitsweep.model.attention import Attention, RotaryPosition
+from vitsweep.model.attention import Attention
 from vitsweep.spec.model_spec import TransformerSpec
 
 # What a model repeats, whatever its kind.
@@ -70,14 +70,10 @@ class SwiGlu(nn.Module):
 class Block(nn.Module):
     """Attention between tokens, then the MLP on each; norms come before, residuals around."""
 
-    def __init__(
-        self, spec: TransformerSpec, *, batch_first: bool, rotary: RotaryPosition | None = None
-    ) -> None:
+    def __init__(self, spec: TransformerSpec, *, batch_first: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(spec.width, eps=spec.norm_eps)
-        self.attention: nn.Module = Attention(
-            spec.width, spec.num_heads, batch_first=batch_first, rotary=rotary
-        )
+        self.attention: nn.Module = Attention(spec.width, spec.num_heads, batch_first=batch_first)
         self.norm_mlp = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.mlp: Mlp | SwiGlu = (SwiGlu if spec.mlp == "swiglu" else Mlp)(
             spec.width, spec.mlp_width
@@ -171,8 +167,6 @@ def _split(block: Block, boundary: Boundary) -> None:
     attention: nn.Module = block.attention
     # q, k and v are fused: each is cut by heads for itself.
     become(attention.qkv, ColumnParallelLinear).take(boundary, parts=3)
-    if attention.query_value is not None:
-        become(attention.query_value, ColumnParallelLinear).take(boundary, parts=2)
     become(attention.out, RowParallelLinear).take(boundary)
     # So are gate and up of SwiGLU.
     num_fused = 2 if isinstance(block.mlp, SwiGlu) else 1

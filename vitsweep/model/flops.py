@@ -79,17 +79,17 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     """Count the parameters; the position embedding makes them depend on the resolution."""
     width = spec.width
     if isinstance(spec, MultiDimSpec):  # a position for each place along each of two axes
-        frames, biases = spec.frames_per_patch, 4
+        frames = spec.frames_per_patch
         vectors = sum(spec.grid(resolution_px))
     else:
         assert isinstance(spec, ViTSpec)
-        class_token, is_rotary = spec.has_class_token(pooling), spec.position == "rotary"
-        frames, biases = 1, 3 if is_rotary else 4  # keys have none then
-        positions = 0 if is_rotary else spec.num_patches(resolution_px) + class_token
-        vectors = class_token + spec.registers + positions
+        frames = 1
+        vectors = (
+            2 * spec.has_class_token(pooling) + spec.registers + spec.num_patches(resolution_px)
+        )
     filters = spec.in_channels * spec.patch_px**2 * width * frames
     norms = 1 if spec.parallel_branches else 2
-    attention = (4 * width + biases) * width
+    attention = (4 * width + 4) * width
     mlp = (
         spec.mlp_matrices * width * spec.mlp_width
         + (spec.mlp_matrices - 1) * spec.mlp_width

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitsweep.model.attention import Attention, RotaryPosition, TokenAxis
+from vitsweep.model.attention import Attention, TokenAxis
 from vitsweep.model.block import Block, BlockStack
 from vitsweep.model.initialize import draw_transformer_weight, draw_weights
 from vitsweep.spec.model_spec import MultiDimSpec, ViTSpec
@@ -55,8 +55,7 @@ class Embedding(nn.Module):
             spec.in_channels, spec.width, kernel_size=spec.patch_px, stride=spec.patch_px
         )
         num_positions = spec.num_patches(resolution_px) + class_token
-        learned = spec.position == "learned"
-        self.position = nn.Parameter(torch.zeros(num_positions, spec.width)) if learned else None
+        self.position = nn.Parameter(torch.zeros(num_positions, spec.width))
         self.class_token = nn.Parameter(torch.zeros(spec.width)) if class_token else None
         some = spec.registers > 0
         self.registers = nn.Parameter(torch.zeros(spec.registers, spec.width)) if some else None
@@ -71,9 +70,7 @@ class Embedding(nn.Module):
             x = torch.cat([first, x], dim=token_axis)
         # Without `contiguous` the sum would keep the strides of the convolution, and so would the
         # residual stream through all blocks: every LayerNorm would copy.
-        x = x.contiguous()
-        if self.position is not None:
-            x = x + (self.position if self.batch_first else self.position.unsqueeze(1))
+        x = x.contiguous() + (self.position if self.batch_first else self.position.unsqueeze(1))
         return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
 
     def _convolved(self, images_BCHW: Tensor) -> Tensor:
@@ -150,13 +147,7 @@ class ViT(BlockStack):
         )
         self.num_tokens = spec.num_tokens(resolution_px, pooling)
         self.num_prefix_tokens = self.embedding.num_prefix_tokens
-        rotary = None
-        if spec.position == "rotary":
-            grid, head_width = resolution_px // spec.patch_px, spec.width // spec.num_heads
-            rotary = RotaryPosition(grid, head_width, self.num_prefix_tokens)
-        self.blocks = nn.ModuleList(
-            Block(spec, batch_first=batch_first, rotary=rotary) for _ in range(spec.depth)
-        )
+        self.blocks = nn.ModuleList(Block(spec, batch_first=batch_first) for _ in range(spec.depth))
         self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
         self.head = nn.Linear(spec.width, spec.num_classes)
         if channels_last:

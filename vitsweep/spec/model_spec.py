@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt
 
-from vitsweep.spec.resources import TOKEN_AXES
-
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
@@ -246,14 +244,13 @@ class ViTSpec(TransformerSpec):
         tokens_per_channel: False; it keeps the ids of cells from when channels could have their own tokens.
         registers: learned tokens without a position, between class token and patches, which the head
             does not read (arXiv:2309.16588).
-        position: `learned`, a vector added to each token, or `rotary`: q and k of patches are turned by
-            their row and column in every block, and keys have no bias (DINOv3, arXiv:2508.10104).
+        position: `learned`; it keeps the ids of cells from when there were rotary ones.
         kept_patches: patches of an image that go through the blocks in training; None for all.
     """
 
     tokens_per_channel: Literal[False] = False
     registers: Annotated[int, Ge(0)]
-    position: Literal["learned", "rotary"]
+    position: Literal["learned"] = "learned"
     kept_patches: int | None = field(default=None, metadata=DERIVED)
 
     def num_patches(self, resolution_px: int) -> int:
@@ -278,30 +275,6 @@ class ViTSpec(TransformerSpec):
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """One image."""
         return (self.in_channels, resolution_px, resolution_px)
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse rotary positions where no block knows the place of its tokens."""
-        yield from super().conflicts(cell)
-        if self.position != "rotary":
-            return
-        if self.width // self.num_heads % 4:
-            yield (
-                "`model.position=rotary` needs a head width divisible by 4, not "
-                f"{self.width // self.num_heads}: choose another `model.num_heads`."
-            )
-        sequence = cell.sequence_parallel
-        lacking = {
-            "attention=sdpa_math": cell.attention.name == "mha_module" and "attention=mha_module",
-            "sequence_parallel=megatron_sp": set(sequence.axes) & set(TOKEN_AXES)
-            and f"sequence_parallel={sequence.name}",
-            "tokens=all": cell.tokens.draws and f"tokens={cell.tokens.name}",
-        }
-        for instead, typed in lacking.items():
-            if typed:
-                yield (
-                    "`model.position=rotary` turns q and k by the place of each patch on one whole grid, not "
-                    f"with `{typed}`: use `{instead}`, or `model.position=learned`."
-                )
 
     def has_class_token(self, pooling: str) -> bool:
         """The head reads it, or the mean over all tokens."""

@@ -243,7 +243,6 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("vit_block=parallel",), "vit_block=parallel"),
         (("attention=linear",), "attention=linear"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
-        (("model.position=rotary",), "model.position=rotary"),
         (("model=axial_vit_nano",), "model=axial_vit_nano"),
     ],
 )

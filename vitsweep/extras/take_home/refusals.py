@@ -86,7 +86,6 @@ def _of_model(cell: CellSpec) -> Iterator[str]:
         ("registers", 0),
         ("layer_scale", None),
         ("mlp", "gelu"),
-        ("position", "learned"),
     ):
         value = getattr(model, knob)
         if value != plain:
