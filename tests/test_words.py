@@ -143,7 +143,7 @@ launcher=slurm -> `hydra/launcher=slurm`?
 trainer.precision=16-mixed -> `precision=O1`?
 zero_optimization.stage=3 -> `sharding=fsdp`?
 --seed 3 -> `seed=3`?
-opt=Lion -> `adamw_fused`.
+opt=Lion -> use `optimizer=adamw_fused`.
 precision:O1 -> `precision=O1`?
 +experiment=first -> a named sweep: `+sweep=first` or a name: `sweep.name=first`?
 train seed=3 -> `python -m vitsweep -m seed=3` or to an accuracy: `python -m vitsweep -m seed=3 task=train`?
