@@ -26,7 +26,7 @@ from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import look_of
 from vitsweep.results.store import Store
-from vitsweep.spec.cell_spec import CellSpec, flatten
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.formatting import count, missing, plain, ratio
 from vitsweep.tables.sentences import say
@@ -213,18 +213,15 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     )
 
 
-# What an exported file says of itself: cell, code, speedup, proof, and its difference to the baseline.
+# What an exported file says of itself: cell, code, speedup and proof.
 
 WIDTH = 84
-NOT_SETTINGS = ("name", "resources.", "measurement", "data", "tracker")
-"""Beginnings of columns that a file does not follow, or says elsewhere."""
 
 
 def header(
     store: Store,
     row: Mapping[str, Any],
     cell: CellSpec,
-    baseline: CellSpec | None,
     proof: Sequence[Leg] | str,
 ) -> list[str]:
     """Return the lines of the docstring, after what the file does and how it is started.
@@ -233,20 +230,17 @@ def header(
         store: of the sweep.
         row: of the cell in its table.
         cell: what is exported.
-        baseline: of the cell; None where it has none.
         proof: what was found, or why nothing was.
     """
     lines = [*wrap(" ".join(_origin(store, row, cell)), WIDTH), ""]
     lines += [*wrap(" ".join(_measured(row)), WIDTH), ""]
     lines += [*(wrap(proof, WIDTH) if isinstance(proof, str) else _proved(proof)), ""]
-    if baseline is not None and baseline.cell_id != cell.cell_id:
-        lines += [f"Against the baseline, cell {baseline.cell_id}:", *_diff(baseline, cell)]
     return [line.replace("\\", "/").replace('"""', "'''") for line in lines]
 
 
 def _origin(store: Store, row: Mapping[str, Any], cell: CellSpec) -> Iterator[str]:
     code = store.frozen(cell.cell_id).get("code") or {}
-    yield f"Written by `vitsweep export` from sweep {store.name}, cell {cell.cell_id}."
+    yield f"Written by `vitsweep export` from sweep {store.name}, cell {cell.cell_id} ({row['cell']})."
     if commit := code.get("git_commit"):
         yield f"Code: commit {str(commit)[:12]}{' with changes' if code.get('git_dirty') else ''}."
     packages = {**(code.get("packages") or {}), **_of_model(cell)}
@@ -279,21 +273,3 @@ def _proved(legs: Sequence[Leg]) -> Iterator[str]:
     yield from wrap(say("judged", head=head, base="the cell", answer=answer), WIDTH)
     for leg in legs:
         yield from wrap(f"- {leg}", WIDTH, subsequent_indent="  ")
-
-
-def _diff(baseline: CellSpec, cell: CellSpec) -> Iterator[str]:
-    """Yield the settings that differ, those of the baseline first."""
-    before, after = flatten(baseline), flatten(cell)
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if old == new or key.startswith(NOT_SETTINGS) or _follows(key, before, after):
-            continue
-        yield from (
-            f"{sign} {key}={value}" for sign, value in (("-", old), ("+", new)) if value is not None
-        )
-
-
-def _follows(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a knob differs because its group has another choice."""
-    group, dot, _ = key.partition(".")
-    return bool(dot) and before.get(group) != after.get(group)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import read_cell
-from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.names import cell_names, cells_named, find_cell
 from vitsweep.tables.render import ranked
@@ -17,7 +16,6 @@ from vitsweep.tables.sweep_tables import SweepTables
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from vitsweep.results.store import Store
 
 HELP = """\
 Write a cell as one file of plain PyTorch that trains as it does, and prove that it does.
@@ -63,22 +61,19 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.extras.take_home.write import written
 
     cells = SweepTables.of(store).cells
-    row = chosen(cells, typed.cell)
+    row = chosen(cells.assign(cell=cell_names(cells)), typed.cell)
     cell = read_cell(store, str(row["cell_id"]))
-    known = row.get("baseline_cell_id")
-    baseline = read_cell(store, known) if isinstance(known, str) else None
     unproved = (
         "Not proved: it was written with `--no-prove`." if typed.no_prove else not_provable(cell)
     )
 
     def text(proof: Any) -> str:
-        return written(cell, typed.to.name, header(store, row, cell, baseline, proof))
+        return written(cell, typed.to.name, header(store, row, cell, proof))
 
     try:
         first = text(unproved or "Not proved: `vitsweep export` did not come to its end.")
     except ImpossibleCellError as error:
-        others = _written_ones(store, cells, typed.cell) if BEST in typed.cell else []
-        raise VitsweepError("\n".join([*error.reasons, *others])) from error
+        raise VitsweepError("\n".join(error.reasons)) from error
     typed.to.write_text(first, encoding="utf-8")
     print(f"Wrote cell {cell.cell_id} to {typed.to} ({len(first.splitlines())} lines).", flush=True)
     if unproved:
@@ -90,14 +85,6 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.ok
     print(f"{typed.to} does not train as the cell does: use `vitsweep.apply`.", file=sys.stderr)
     return ExitCode.gate_failed
-
-
-def _written_ones(store: "Store", cells: "DataFrame", words: Sequence[str]) -> list[str]:
-    """Name the best cell of those that were meant which is plain PyTorch."""
-    for row in _measured(cells, words).to_dict("records"):
-        if not refusals(read_cell(store, row["cell_id"])):
-            return [f"The best cell that is: `--cell {row['cell_id']}` ({row['cell']})."]
-    return []
 
 
 def _check(typed: Any) -> None:
