@@ -65,7 +65,7 @@ def closed_trace(s: Sizes) -> StepTrace:
         flops_per_step=sum(operator.flops for operator in operators),
         device="cuda",
         pipeline_ranks=mesh.pipeline,
-        pipeline_chunks=s.micro_batches * s.stages_per_rank,
+        pipeline_chunks=s.micro_batches,
     )
 
 
@@ -242,9 +242,8 @@ def _activations(s: Sizes) -> Iterator[CollectiveTotal]:
         yield _exchange("all_gather", "activation", "forward", whole, s.micro_batches, group)
     if mesh.pipeline > 1:
         sent, (_, nodes) = tokens * d * s.stream, _group(s, "pipeline")
-        times = s.micro_batches * s.stages_per_rank
         for phase in ("forward", "backward"):
-            yield _exchange("send", "activation", phase, sent, times, (2, min(2, nodes)))
+            yield _exchange("send", "activation", phase, sent, s.micro_batches, (2, min(2, nodes)))
 
 
 def _group(s: Sizes, *axes: str) -> tuple[int, int]:
