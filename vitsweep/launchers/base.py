@@ -15,7 +15,7 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.planning.blocks import within_minutes
-from vitsweep.planning.freeze import code_state, command_line, freeze, open_store
+from vitsweep.planning.freeze import code_state, command_line, freeze
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -103,7 +103,7 @@ def prepared(request: LaunchRequest) -> Iterator[PreparedSweep]:
     store = store.create()
     request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with held(store, request.console):
-        yield _frozen(store, request)
+        yield frozen(store, request)
 
 
 def rounds_of(
@@ -179,12 +179,8 @@ def announce_undecided(
         )
 
 
-def frozen_sweep(request: LaunchRequest) -> PreparedSweep:
-    """Do the same without the lock, for cells of one sweep that several processes run at once."""
-    return _frozen(open_store(request.settings), request)
-
-
-def _frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
+def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
+    """Freeze the cells, without the lock where several processes run cells of one sweep at once."""
     plan, machine, settings = request.plan, request.machine, request.settings
     if settings.minutes is not None and settings.search == "grid":
         plan = within_minutes(plan, settings.minutes)

@@ -26,7 +26,7 @@ from vitsweep.launchers.base import (
     PreparedSweep,
     announce,
     announce_undecided,
-    frozen_sweep,
+    frozen,
     prepared,
     rounds_of,
 )
@@ -38,7 +38,7 @@ from vitsweep.planning.blocks import (
     runs_per_cell,
     warm_up_cell,
 )
-from vitsweep.planning.freeze import planned_store
+from vitsweep.planning.freeze import open_store, planned_store
 from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels, plan_of
@@ -224,7 +224,7 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     request = LaunchRequest(
         plan=plan, machine=machine, settings=settings, console=console, hydra=composer.words
     )
-    sweep = frozen_sweep(request)
+    sweep = frozen(open_store(settings), request)
     _run(sweep, request)
     [cell_id] = [entry.cell_id for entry in sweep.plan.named]
     runs = list(sweep.store.runs(cell_id))

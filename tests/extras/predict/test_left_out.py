@@ -97,7 +97,7 @@ def test_a_training_of_unknown_length_is_refused_by_name() -> None:
         dict.fromkeys(entries, 1),
     )
     [entry] = kept.entries.values()
-    assert "`data=module` does not say how many images" in entry.reasons[0]
+    assert "no length of a run of it" in entry.reasons[0]
     assert "`sweep.max_gpu_hours=1e+09`" in entry.reasons[0]
 
 
@@ -177,4 +177,6 @@ def test_a_cell_without_a_step_time_is_not_free() -> None:
     within = replace(settings, max_gpu_hours=1e9)
     kept = without_left_out(plan, within, found, dict.fromkeys(plan.entries, 1))
     assert [e.cell_id for e in kept.runnable] == [fp32]
-    assert "no step time of it or of its baseline is predicted" in kept.entries[bf16].reasons[0]
+    assert (
+        "no length of a run of it or of its baseline is predicted" in kept.entries[bf16].reasons[0]
+    )

@@ -103,9 +103,10 @@ def _within_hours(
         runs = runs_per_cell(plan, with_it, cells_per_block)
         hours = sum(n * _run_hours(found.get(cell_id)) for cell_id, n in runs.items())
         if hours == inf:
-            needed = (found.get(cell_id) for cell_id in runs)
-            is_timed = all(p is not None and p.step_time is not None for p in needed)
-            reasons[entry.cell_id] = _unbounded(entry, most, is_timed=is_timed)
+            reasons[entry.cell_id] = (
+                "no length of a run of it or of its baseline is predicted, so that `sweep.max_gpu_hours="
+                f"{most:g}` cannot hold: leave that out, or use `sweep.minutes`."
+            )
         elif hours > most:
             reasons[entry.cell_id] = (
                 f"needs {hours - spent:.2g} of the {most - spent:.2g} predicted hours of devices that "
@@ -122,14 +123,6 @@ def _run_hours(prediction: CellPrediction | None) -> float:
     """Return the device-hours of a run: infinite where its step time or its length is unknown."""
     hours = prediction and prediction.run_device_hours
     return hours[0] if hours else inf
-
-
-def _unbounded(entry: PlannedCell, most: float, *, is_timed: bool) -> str:
-    why = f"`data={entry.spec.data.name}` does not say how many images it trains on"
-    way = "use `task=measure`"
-    if not is_timed:
-        why, way = "no step time of it or of its baseline is predicted", "use `sweep.minutes`"
-    return f"{why}, so that `sweep.max_gpu_hours={most:g}` cannot hold: leave that out, or {way}."
 
 
 SECONDS_BEFORE_A_SUBMISSION = 60.0
