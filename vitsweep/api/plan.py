@@ -172,8 +172,7 @@ def plan(
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         notes = [n for e in found.plan.runnable for n in technique_notes(flatten(e.spec))]
-        own = (_shared_machine(found.plan, node), _crossing(found.plan))
-        for sentence in filter(None, (*own, *dict.fromkeys(notes))):
+        for sentence in filter(None, (_shared_machine(found.plan, node), *dict.fromkeys(notes))):
             console.print(sentence)
         if found.detectable_effect:
             console.print(found.detectable_effect)
@@ -195,25 +194,6 @@ def _shared_machine(plan: SweepPlan, machine: Machine) -> str:
         f"{largest.world_size} ranks of {count(largest.nodes, 'node')} share the {machine.cores_per_node} "
         "cores of this machine: such runs show nothing of that many devices, nor of a network. On a "
         "cluster, add `hydra/launcher=slurm`."
-    )
-
-
-def _crossing(plan: SweepPlan) -> str:
-    """Say which ranks that exchange activations in every block lie on several nodes; "" where none do."""
-    found: dict[str, None] = {}
-    for entry in plan.runnable:
-        mesh, per_node = entry.spec.mesh, entry.spec.resources.ranks_per_node
-        span = 1
-        for axis in ("tensor", "ulysses", "ring", "sequence"):  # innermost first
-            degree = getattr(mesh, axis)
-            span *= degree
-            if degree > 1 and per_node % span:
-                found[f"`mesh.{axis}={degree}`"] = None
-    if not found:
-        return ""
-    return (
-        f"{', '.join(found)}: ranks of one group lie on several nodes, so that activations of every block "
-        "cross the network between nodes."
     )
 
 
