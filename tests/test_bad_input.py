@@ -1,7 +1,7 @@
-"""What a user may get wrong, or find wrong: each ends with an exit code and words that help.
+"""What a user may get wrong, or find wrong: each ends with an exit code and a message that helps.
 
-Every line is (what is typed or how the machine is, words of the message). No line may end in a
-traceback, hang, or lose what was measured. A new way of failing gets a line here first.
+Every line is (what is typed or how the machine is, what the message names: settings, values, ways out).
+No line may end in a traceback, hang, or lose what was measured. A new way of failing gets a line here first.
 """
 
 import io
@@ -21,6 +21,7 @@ from rich.text import Text
 from tests.builders import run as record_of
 from tests.cells import LAPTOP, composer, entry
 from tests.extras import ABSENT_VERBS
+from tests.refusals import require
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.main import run
 from vitsweep.composition.grid import expand
@@ -36,89 +37,98 @@ from vitsweep.results.user_metrics import check_metrics
 from vitsweep.streams import prepare_streams
 
 HUGE = 10**30
+ARGPARSE = ("Unrecognized arguments", "Argument ", "The following", "One sweep")
 
 REFUSED_BEFORE_HYDRA = [
-    ("", "plna", "did you mean `python -m vitsweep plan`?"),
-    ("", "precision", "`precision` has no value: type `precision=...`"),
-    ("", "help", "did you mean `python -m vitsweep --help`?"),
-    ("", "--verison", "did you mean `--version`?"),
-    ("", "--precision O1", "did you mean `precision=O1`?"),
-    ("", "--sweep=first", "did you mean `+sweep=first`?"),
-    ("", "--batch.images_per_step=8", "did you mean `batch.images_per_step=8`?"),
-    ("", "precision=O9", "`precision` has no choice `O9`; it has `O0`, `O1`, "),
-    ("", "precision=01", "did you mean `precision=O1`?"),
-    ("", "++sweep=first", "a named sweep is `+sweep=first`"),
-    ("", "optimizer.lr", "`python -m vitsweep show optimizer` lists what there is"),
-    ("", "optimizer.lr=0.1", "did you mean `optimizer.learning_rate=0.1`?"),
-    ("", "-m precision=O1, O2", "no space after a comma"),
-    ("", "precision=O1,O2", "add `-m`"),
-    ("", "sweep.name=a,b", "add `-m`"),
-    ("", "++precision=O2 plan", "The verb comes first: `python -m vitsweep plan ++precision=O2`"),
-    ("", "--config-dir conf plan", "The verb comes first"),
-    ("", "sweep=meta_speedups", "a named sweep is `+sweep=meta_speedups`"),
-    ("", "+sweep=nosuch", "`+sweep` has no choice `nosuch`"),
-    ("", "-m +sweep=meta_speedup", "did you mean `+sweep=meta_speedups`?"),
-    ("", "hydra.sweep.dir=/x", "changes nothing"),
-    ("", "hydra.run.dir=/x", "`sweep.folder`/`sweep.name`"),
-    ("", "hydra.job.chdir=true", "changes nothing"),
-    ("", "hydra.job={}", "a cell has processes of its own"),
+    ("", "plna", "`python -m vitsweep plan`"),
+    ("", "precision", "`precision` `precision=...`"),
+    ("", "help", "`python -m vitsweep --help`"),
+    ("", "--verison", "`--version`"),
+    ("", "--precision O1", "`precision=O1`"),
+    ("", "--sweep=first", "`+sweep=first`"),
+    ("", "--batch.images_per_step=8", "`batch.images_per_step=8`"),
+    ("", "precision=O9", "`precision` `O9` `O0` `O1`"),
+    ("", "precision=01", "`precision=O1`"),
+    ("", "++sweep=first", "`+sweep=first`"),
+    ("", "optimizer.lr", "`python -m vitsweep show optimizer`"),
+    ("", "optimizer.lr=0.1", "`optimizer.learning_rate=0.1`"),
+    ("", "-m precision=O1, O2", "`precision=O1, O2` `precision=O1,O2`"),
+    ("", "precision=O1,O2", "`-m`"),
+    ("", "sweep.name=a,b", "`-m`"),
+    ("", "++precision=O2 plan", "`python -m vitsweep plan ++precision=O2`"),
+    ("", "--config-dir conf plan", "`python -m vitsweep plan --config-dir conf`"),
+    ("", "sweep=meta_speedups", "`+sweep=meta_speedups`"),
+    ("", "+sweep=nosuch", "`+sweep` `nosuch`"),
+    ("", "-m +sweep=meta_speedup", "`+sweep=meta_speedups`"),
+    ("", "hydra.sweep.dir=/x", "`hydra.sweep.dir=/x` `sweep.folder` `sweep.name`"),
+    ("", "hydra.run.dir=/x", "`sweep.folder` `sweep.name`"),
+    ("", "hydra.job.chdir=true", "`hydra.job.chdir=true` `sweep.folder` `sweep.name`"),
+    ("", "hydra.job={}", "`hydra.job={}`"),
     ("", "+hydra.job.env_set.A=1", "`'runtime.variables={NAME:value}'`"),
-    ("", "hydra.runtime.cwd=/x", "changes nothing"),
-    ("", "hydra.verbose=true", "Hydra prints and calls nothing here"),
-    ("", "hydra.help.template=x", "changes nothing"),
-    ("", "hydra.launcher=slurm", "did you mean `hydra/launcher=slurm`?"),
-    ("", "hydra.launcher.partition=gpu", "need `hydra/launcher=slurm` beside them"),
-    ("", "hydra.sweeper.n_trials=5", "vitsweep has one sweeper, its own"),
-    ("", "-m hydra/sweeper=optuna seed=1,2", "where the grid is large add `sweep.search=race`."),
-    ("plan", "hydra/sweeper=basic seed=1,2", "vitsweep has one sweeper, its own"),
-    ("", "hydra.launcher.objective=speedup", "`hydra.launcher.objective` was left out"),
-    ("", "check conf", "`python -m vitsweep check` was left out"),
-    ("", "data=glyphs", "`data=glyphs` was left out: use `data=digits`"),
-    ("", "sweep.minute=3", "did you mean `sweep.minutes=3`?"),
-    ("", "+sweep=first sweep.baselin=null", "did you mean `sweep.baseline=null`?"),
-    ("", "hydra/launcher=slrm", "did you mean `hydra/launcher=slurm`?"),
+    ("", "hydra.runtime.cwd=/x", "`hydra.runtime.cwd=/x`"),
+    ("", "hydra.verbose=true", "`hydra.verbose=true`"),
+    ("", "hydra.help.template=x", "`hydra.help.template=x`"),
+    ("", "hydra.launcher=slurm", "`hydra/launcher=slurm`"),
+    ("", "hydra.launcher.partition=gpu", "`hydra/launcher=slurm`"),
+    ("", "hydra.sweeper.n_trials=5", "`hydra.sweeper.n_trials=5`"),
+    ("", "-m hydra/sweeper=optuna seed=1,2", "`sweep.search=race`"),
+    ("plan", "hydra/sweeper=basic seed=1,2", "`hydra/sweeper=basic`"),
+    ("", "hydra.launcher.objective=speedup", "`hydra.launcher.objective`"),
+    ("", "check conf", "`python -m vitsweep check`"),
+    ("", "data=glyphs", "`data=glyphs` `data=digits`"),
+    ("", "sweep.minute=3", "`sweep.minutes=3`"),
+    ("", "+sweep=first sweep.baselin=null", "`sweep.baseline=null`"),
+    ("", "hydra/launcher=slrm", "`hydra/launcher=slurm`"),
     (
         "",
         "hydra/launcher=slurm hydra.launcher.partion=x",
-        "did you mean `hydra.launcher.partition=x`?",
+        "`hydra.launcher.partition=x`",
     ),
-    ("plan", "--parquet /nosuch/x.parquet precision=O1", "`mkdir -p /nosuch` makes it"),
-    ("plan", "--parquet / precision=O1", "`--parquet /` is a folder"),
-    ("plan", "-m precision=O1,O2 --rows 2", "`--rows` is no option of vitsweep"),
-    ("", "precision=ü", "\"precision='ü'\""),
-    ("", "sweep.name=über", "stands in quotes, and in others for the shell"),
-    ("", "sweep.name=it's", r"sweep.name='it\'s'"),
-    ("", "sweep.name=a#b", "\"sweep.name='a#b'\""),
-    ("", "sweep.name=a(b", "\"sweep.name='a(b'\""),
-    ("", "sweep.question=what=why", "\"sweep.question='what=why'\""),
-    ("", "sweep.baseline=[precision=O1]", "such as `sweep.baseline=['a=b']`"),
-    ("", "sweep.cells=[[precision=O9]]", "a text in a list or section"),
-    ("", "seed=[1", "brackets must close"),
-    ("", "-m precision=O1,,O2", "a value is missing next to a comma"),
-    ("", "-m precision=O1,", "a value is missing next to a comma"),
-    ("status", "nosuch", "There is no sweep `nosuch`"),
-    ("status", "../nosuch", "There is no sweep `../nosuch`"),
-    ("report", "nosuch", "There is no sweep `nosuch`"),
-    ("collect", "nosuch", "There is no sweep `nosuch`"),
-    ("retry", "nosuch", "There is no sweep `nosuch`"),
-    ("cancel", "nosuch", "There is no sweep `nosuch`"),
-    ("gate", "nosuch --against x", "There is no sweep `nosuch`"),
+    ("plan", "--parquet /nosuch/x.parquet precision=O1", "`mkdir -p /nosuch`"),
+    ("plan", "--parquet / precision=O1", "`--parquet /`"),
+    ("plan", "-m precision=O1,O2 --rows 2", "`--rows`"),
+    ("", "precision=ü", "`precision=ü` `.-_/` `\"precision='ü'\"`"),
+    ("", "sweep.name=über", "`sweep.name=über` `.-_/` `\"sweep.name='über'\"`"),
+    ("", "sweep.name=it's", "`sweep.name=it's` `.-_/` `\"sweep.name='it\\'s'\"`"),
+    ("", "sweep.name=a#b", "`sweep.name=a#b` `.-_/` `\"sweep.name='a#b'\"`"),
+    ("", "sweep.name=a(b", "`sweep.name=a(b` `.-_/` `\"sweep.name='a(b'\"`"),
+    (
+        "",
+        "sweep.question=what=why",
+        "`sweep.question=what=why` `.-_/` `\"sweep.question='what=why'\"`",
+    ),
+    ("", "sweep.baseline=[precision=O1]", "`sweep.baseline=['a=b']`"),
+    (
+        "",
+        "sweep.cells=[[precision=O9]]",
+        "`sweep.cells=[[precision=O9]]` `.-_/` `sweep.cells=['a=b']`",
+    ),
+    ("", "seed=[1", "`seed=[1` `.-_/` `seed=['a=b']`"),
+    ("", "-m precision=O1,,O2", "`precision=O1,,O2`"),
+    ("", "-m precision=O1,", "`precision=O1,`"),
+    ("status", "nosuch", "`nosuch`"),
+    ("status", "../nosuch", "`../nosuch`"),
+    ("report", "nosuch", "`nosuch`"),
+    ("collect", "nosuch", "`nosuch`"),
+    ("retry", "nosuch", "`nosuch`"),
+    ("cancel", "nosuch", "`nosuch`"),
+    ("gate", "nosuch --against x", "`nosuch`"),
     ("gate", "", "--against"),
     ("report", "a b c", "c"),
-    ("status", "--wach", "--wach; did you mean `--watch`?"),
-    ("judge", "HEAD~1 HEAD --stepp a.py:f", "did you mean `--step`?"),
-    ("compare", "precision=O1 precision=O2 --minuts=1", "did you mean `--minutes`?"),
+    ("status", "--wach", "`--watch`"),
+    ("judge", "HEAD~1 HEAD --stepp a.py:f", "`--step`"),
+    ("compare", "precision=O1 precision=O2 --minuts=1", "`--minutes`"),
     ("doctor", "foo", "foo"),
     ("retry", "one two", "One sweep at a time"),
-    ("retry", "--status faild", "`--status faild`: name some of"),
-    ("compare", "", "needs two settings"),
-    ("compare", "precision=O1", "needs two settings"),
-    ("compare", "precision=O1 precision=O2 --width -1", "`--width -1` must be a number above 0"),
-    ("compare", "precision=O1 precision=O2 --width nan", "`--width nan` must be a number above 0"),
+    ("retry", "--status faild", "`--status faild`"),
+    ("compare", "", "`compare`"),
+    ("compare", "precision=O1", "`compare`"),
+    ("compare", "precision=O1 precision=O2 --width -1", "`--width -1` 0"),
+    ("compare", "precision=O1 precision=O2 --width nan", "`--width nan` 0"),
     ("compare", "precision=O1 precision=O2 --minutes x", "--minutes"),
     ("compare", "precision=O1 precision=O2 --nosuch", "--nosuch"),
 ]
-"""(verb or "", the rest of the line, words of the message): refused without Hydra, in milliseconds."""
+"""(verb or "", the rest of the line, what the message names): refused without Hydra, in milliseconds."""
 
 
 def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatch) -> None:
@@ -141,18 +151,18 @@ def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatc
 def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     read_line(["-m", "precision=O1", "precision=O2,O3", "seed=1"])
     said = capsys.readouterr().err
-    assert "`precision` is given 2 times (`precision=O1`, `precision=O2,O3`): the last one" in said
+    assert all(name in said for name in ("`precision`", "`precision=O1`", "`precision=O2,O3`"))
     assert "`-m precision=O1,O2,O3`" in said
     assert "seed" not in said
 
 
 @pytest.mark.parametrize(
-    ("verb", "typed", "words"), [r for r in REFUSED_BEFORE_HYDRA if r[0] not in ABSENT_VERBS]
+    ("verb", "typed", "names"), [r for r in REFUSED_BEFORE_HYDRA if r[0] not in ABSENT_VERBS]
 )
 def test_a_line_is_refused_in_a_sentence(
     verb: str,
     typed: str,
-    words: str,
+    names: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -160,92 +170,103 @@ def test_a_line_is_refused_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     assert run([*filter(None, [verb]), *typed.split()]) == 2
     shown = capsys.readouterr()
-    assert words in shown.err
-    assert "Traceback" not in shown.err
+    said = shown.err.partition("usage: ")[0].strip()
+    if said.startswith(ARGPARSE):
+        assert names in said
+    else:
+        require(said, names)
     assert shown.out == ""
     assert not any(tmp_path.iterdir())
 
 
 REFUSED_IN_A_PLAN = [
-    ("sweep.published=[{figures:{source:x}}]", "must be sections of `figures`, `column`, `cell`"),
+    ("sweep.published=[{figures:{source:x}}]", "`figures` `column` `cell`"),
     (
         "sweep.published=[{figures:{source:x},column:speedup,cell:{precision:O1},conditions:{}}]",
-        "names {'source': 'x'}, which no row of `vitsweep/tables/published.csv` has",
+        "`vitsweep/tables/published.csv`",
     ),
-    ("measurement.blocks=1000000000", "must be less than or equal to 10000"),
-    ("sweep.name='~'", "must name a folder"),
-    ("~precision", "removes a group"),
-    ("~model", "removes a group"),
-    ("~sweep.name", "`sweep.name` is missing"),
-    ("~batch.images_per_step", "`batch.images_per_step` is missing"),
-    ("~nosuch", "`~nosuch` cannot be composed: Could not delete from config. 'nosuch' does not"),
-    ("precision=[O1,O2]", "sweep over several with `-m precision=O1,O2`"),
-    ("precision=null", "`precision` has no choice `null`"),
-    ("precision=", "`precision` has no choice ``"),
-    ("precision=O9", "`precision` has no choice `O9`"),
-    ("precision=o1", "did you mean `precision=O1`?"),
-    ("precison=O1", "did you mean `precision=O1`?"),
-    ("+precision=O2", "`+precision=O2`"),
-    ("precision._target_=os.system", "`precision._target_=os.system` names no class of settings"),
-    ("precision._target_=pathlib.Path", "names no class of settings"),
-    ("precision._target_=nosuch", "must name a class"),
-    ("precision._target_=no.such.X", "cannot be imported"),
-    ("batch=1", "`batch` has no choice `1`"),
-    ("batch.nosuch=1", "`batch=base` has no key `nosuch`"),
-    ("nosuch.x=1", "there is no group or key `nosuch`"),
-    ("batch.images_per_step=range(2,9,0)", "cannot be enumerated"),
-    ("batch.images_per_step=range(9,2)", "holds no value"),
-    ("batch.images_per_step=range(1,2,0.5)", "`batch.images_per_step=1.0`: a whole number"),
-    ("precision=glob(x*)", "`precision=glob(x*)` holds no value"),
-    (f"batch.images_per_step={HUGE}", f"must be at most {2**63 - 1}"),
-    (f"seed={2**63}", f"`seed={2**63}`: must be at most {2**63 - 1}"),
+    ("measurement.blocks=1000000000", "`measurement.blocks=1000000000`"),
+    ("sweep.name='~'", "`sweep.name=~` `first_try` `sweep.folder`"),
+    ("~precision", "`~precision` `precision` `-m precision=a,b`"),
+    ("~model", "`~model` `model` `-m model=a,b`"),
+    ("~sweep.name", "`sweep.name`"),
+    ("~batch.images_per_step", "`batch.images_per_step`"),
+    ("~nosuch", "`~nosuch`"),
+    ("precision=[O1,O2]", "`-m precision=O1,O2`"),
+    ("precision=null", "`precision` `null`"),
+    ("precision=", "`precision` ``"),
+    ("precision=O9", "`precision` `O9`"),
+    ("precision=o1", "`precision=O1`"),
+    ("precison=O1", "`precision=O1`"),
+    ("precision._target_=os.system", "`precision._target_=os.system`"),
+    ("precision._target_=pathlib.Path", "`precision._target_=pathlib.Path`"),
+    ("precision._target_=nosuch", "`precision._target_=nosuch` `package.module.Class`"),
+    ("precision._target_=no.such.X", "`precision._target_=no.such.X` `PYTHONPATH`"),
+    ("batch=1", "`batch` `1`"),
+    ("batch.nosuch=1", "`batch=base` `nosuch`"),
+    ("nosuch.x=1", "`nosuch`"),
+    ("batch.images_per_step=range(2,9,0)", "`batch.images_per_step=range(2,9,0)`"),
+    ("batch.images_per_step=range(9,2)", "`batch.images_per_step=range(9,2)`"),
+    ("batch.images_per_step=range(1,2,0.5)", "`batch.images_per_step=1.0`"),
+    ("precision=glob(x*)", "`precision=glob(x*)`"),
+    (f"batch.images_per_step={HUGE}", f"`batch.images_per_step={HUGE}` {2**63 - 1}"),
+    (f"seed={2**63}", f"`seed={2**63}` {2**63 - 1}"),
     (f"resources.nodes={10**18}", f"`resources.nodes={10**18}` x `resources.ranks_per_node=2`"),
-    ("resources.device=[cpu]", "must be one of `auto`, `cpu`, `cuda`"),
-    ("resources.device=tpu", "must be one of `auto`, `cpu`, `cuda`"),
-    ("resources.memory_gib_per_rank=1e30", "must be less than or equal to 1048576"),
-    ("measurement.timeout_min=1e30", "must be less than or equal to 525600"),
-    ("sweep.baseline=foo", "`sweep.baseline=foo`: `foo` is no override"),
-    ("sweep.baseline=[foo]", "`sweep.baseline=[foo]`: `foo` is no override"),
+    ("resources.device=[cpu]", "`auto` `cpu` `cuda`"),
+    ("resources.device=tpu", "`auto` `cpu` `cuda`"),
+    ("resources.memory_gib_per_rank=1e30", "`resources.memory_gib_per_rank=1e+30`"),
+    ("measurement.timeout_min=1e30", "`measurement.timeout_min=1e+30`"),
+    ("sweep.baseline=foo", "`sweep.baseline=foo` `foo`"),
+    ("sweep.baseline=[foo]", "`sweep.baseline=[foo]` `foo`"),
     ("sweep.baseline=1", "`sweep.baseline=1`"),
-    ("sweep.baseline='precision=O9'", "`precision` has no choice `O9`"),
-    ("sweep.match=foo", "must be a list"),
-    ("sweep.match=[foo]", "`sweep.match` names `foo`, which is no group"),
-    ("sweep.retry=[foo]", "`sweep.retry=[foo]`: cells can run again whose status is"),
-    ("sweep.zip=[[a,b]]", "`sweep.zip` names `a`"),
-    ("sweep.zip=[a,b]", "`sweep.zip` names `a`"),
-    ("sweep.cells=foo", "must be a list"),
-    ("metric.columns=5", "`metric.columns=5` must be a section"),
-    ("sweep.replicate=foo", "`sweep.replicate=foo`: must be"),
-    ("sweep.limit=foo", "`sweep.limit` is a section"),
-    ("sweep.limit.first=0", "`sweep.limit.first=0`: must be greater than 0"),
-    ("sweep.remeasure=maybe", "must be a valid boolean"),
-    ("sweep.cells_per_block=0", "must be greater than 0"),
-    ("sweep.name=null", "`sweep.name=null`: must be a valid string"),
-    ("sweep.name=[a]", '`sweep.name=["a"]`: must be a valid string'),
-    ("sweep.name=", "`sweep.name=` must name a folder"),
-    ("sweep.name=../../x", "must name a folder"),
-    ("sweep.name='[tensorboard]'", "must name a folder"),
-    ("sweep.name='a\x1b[31mb'", "must name a folder"),
-    (f"sweep.name={'x' * 300}", "at most 200 letters"),
-    ("sweep.folder=null", "`sweep.folder=null`: must be a valid string"),
-    ("sweep.folder=", "is no path of a folder"),
+    ("sweep.baseline='precision=O9'", "`precision` `O9`"),
+    ("sweep.match=foo", "`sweep.match=foo` `[a,b]`"),
+    ("sweep.match=[foo]", "`sweep.match` `foo`"),
+    ("sweep.retry=[foo]", "`sweep.retry=[foo]`"),
+    ("sweep.zip=[[a,b]]", "`sweep.zip` `a`"),
+    ("sweep.zip=[a,b]", "`sweep.zip` `a`"),
+    ("sweep.cells=foo", "`sweep.cells=foo` `[a,b]`"),
+    ("metric.columns=5", "`metric.columns=5`"),
+    ("sweep.replicate=foo", "`sweep.replicate=foo`"),
+    ("sweep.limit=foo", "`sweep.limit`"),
+    ("sweep.limit.first=0", "`sweep.limit.first=0` 0"),
+    ("sweep.remeasure=maybe", "`sweep.remeasure=maybe`"),
+    ("sweep.cells_per_block=0", "`sweep.cells_per_block=0`"),
+    ("sweep.name=null", "`sweep.name=null`"),
+    ("sweep.name=[a]", '`sweep.name=["a"]`'),
+    ("sweep.name=", "`sweep.name=`"),
+    ("sweep.name=../../x", "`sweep.name=../../x` `first_try` `sweep.folder`"),
+    ("sweep.name='[tensorboard]'", "`sweep.name=[tensorboard]` `first_try` `sweep.folder`"),
+    ("sweep.name='a\x1b[31mb'", "`sweep.name='a\\x1b[31mb'` `first_try` `sweep.folder`"),
+    (f"sweep.name={'x' * 300}", "200 `sweep.folder`"),
+    ("sweep.folder=null", "`sweep.folder=null`"),
+    ("sweep.folder=", "`sweep.folder=` `results`"),
     ("sweep.question=[a]", "`sweep.question=["),
-    ("tracker=nosuch", "`tracker` has no choice `nosuch`"),
-    ("tracker.mode=foo", "`tracker.mode=foo`: must be one of `none`"),
-    ("tracker.mode=null", "`tracker.mode=None`: must be one of `none`"),
-    ("tracker=wandb tracker.project=null", "must be the name of a project"),
-    ("tracker=wandb tracker.time_limit_s=0", "must be a number of seconds above 0"),
-    ("tracker=wandb tracker.time_limit_s=1e30", "at most 86400"),
+    ("tracker=nosuch", "`tracker` `nosuch`"),
+    ("tracker.mode=foo", "`tracker.mode=foo` `none`"),
+    ("tracker.mode=null", "`tracker.mode=None` `none`"),
+    ("tracker=wandb tracker.project=null", "`tracker.project=None`"),
+    ("tracker=wandb tracker.time_limit_s=0", "`tracker.time_limit_s=0`"),
+    ("tracker=wandb tracker.time_limit_s=1e30", "`tracker.time_limit_s=1e+30`"),
     ("data=image_folder", "`data.folder=PATH`"),
-    ("data=image_folder data.folder=/nosuch", "/nosuch"),
-    ("model=vit_base", "`batch.resolution_px=8` is not divisible by `model.patch_px=16`"),
-    ("batch.images_per_step=3", "does not split evenly over 2 replicas"),
-    ("mesh.tensor=2", "`mesh.tensor=2` is not used by `tensor_parallel=none`"),
-    ("mesh.shard=3", "`mesh.shard=3` does not divide the 2 ranks"),
-    ("resources.device=cuda", "needs a GPU, which is not here"),
-    ("model.num_classes=2", "`model.num_classes=2` is fewer than the 10"),
+    (
+        "data=image_folder data.folder=/nosuch",
+        "`data.folder=/nosuch`",
+    ),
+    ("model=vit_base", "`batch.resolution_px=8` `model.patch_px=16`"),
+    (
+        "batch.images_per_step=3",
+        "`batch.images_per_step=3` `batch.accumulation_steps=1` `batch.images_per_step=2`",
+    ),
+    ("mesh.tensor=2", "`mesh.tensor=2` `tensor_parallel=none`"),
+    ("mesh.shard=3", "`mesh.shard=3` 2"),
+    (
+        "resources.device=cuda",
+        "`resources.device=cuda` `resources.device=cpu` `hydra/launcher=slurm`",
+    ),
+    ("model.num_classes=2", "`model.num_classes=2` 10"),
 ]
-"""(overrides, words of the message): what `plan` and a sweep refuse or list as invalid."""
+"""(overrides, what the message names): what `plan` and a sweep refuse or list as invalid."""
 
 
 def answer(typed: list[str]) -> str:
@@ -267,9 +288,9 @@ def answer(typed: list[str]) -> str:
     return " ".join(reason for planned in plan.entries.values() for reason in planned.reasons)
 
 
-@pytest.mark.parametrize(("typed", "words"), REFUSED_IN_A_PLAN)
+@pytest.mark.parametrize(("typed", "names"), REFUSED_IN_A_PLAN)
 def test_a_cell_that_cannot_run_says_why(
-    typed: str, words: str, monkeypatch: pytest.MonkeyPatch
+    typed: str, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
@@ -279,8 +300,7 @@ def test_a_cell_that_cannot_run_says_why(
         said = answer(overrides)
     except VitsweepError as error:
         said = str(error)
-        assert "https://" not in said
-    assert words in said
+    require(said, names)
 
 
 VALUES = ("-1", "0", "1e30", str(2**63), "text", "null", "[1]", "'ümlaut [bold]x'")
@@ -301,10 +321,13 @@ def knobs(all_choices: bool) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("all_choices", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_every_setting_takes_or_names_every_value(all_choices: bool) -> None:
-    """A value is refused by the name of its setting, or can be frozen, read and put in a column."""
+    """A value is refused by the name of its setting, or can be frozen, read and put in a column.
+
+    In `make test` each setting meets every other value, and the next one those that it does not.
+    """
     lines, unnamed = 0, list[str]()
-    for choice, key in knobs(all_choices):
-        for value in VALUES:
+    for number, (choice, key) in enumerate(knobs(all_choices)):
+        for value in VALUES if all_choices else VALUES[number % 2 :: 2]:
             lines += 1
             typed = [choice, f"{key}={value}"]
             try:
@@ -320,7 +343,7 @@ def test_every_setting_takes_or_names_every_value(all_choices: bool) -> None:
             assert frozen == planned.tree
             assert all(map(_fits_a_column, _leaves(planned.tree))), typed
     assert not unnamed
-    assert lines > 500
+    assert lines > 300
 
 
 def _refused_alone(choice: str) -> bool:
@@ -377,5 +400,5 @@ def test_a_wrong_value_waits_for_no_heavy_import() -> None:
         "print({'torch', 'matplotlib'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert "must be a valid integer" in done.stderr
+    require(done.stderr.strip(), "`batch.images_per_step=abc`")
     assert done.stdout == "set()\n"

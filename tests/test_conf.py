@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def choice_of(path: Path) -> str:
 CHOICES = [choice_of(path) for path in yamls(of_cells=True)]
 
 
+@cache
 def tiny(choice: str, pictures: Path) -> PlannedCell:
     """The smallest cell that holds a choice."""
     beside = [text.format(pictures=pictures) for text in BESIDE.get(choice, [])]
@@ -238,29 +240,32 @@ def test_the_tables_name_choices_that_exist() -> None:
     assert {*REFUSED_ON_CPU, *BESIDE, *SLOW} <= set(CHOICES)
 
 
-@pytest.mark.parametrize("path", yamls(), ids=choice_of)
-def test_a_yaml_begins_with_a_comment_that_says_something(path: Path) -> None:
-    first = path.read_text().splitlines()[0]
-    assert first.startswith("# ")
-    assert len(first) > 20
+def test_a_yaml_begins_with_a_comment_that_says_something() -> None:
+    for path in yamls():
+        first = path.read_text().splitlines()[0]
+        assert first.startswith("# ")
+        assert len(first) > 20
 
 
-@pytest.mark.parametrize("path", yamls(of_cells=True), ids=choice_of)
-def test_the_name_of_a_file_is_the_name_of_its_choice(path: Path) -> None:
-    group, choice = choice_of(path).split("=")
-    assert choice in composer().options(group)
-    assert composer().compose([f"{group}={choice}"]).tree[group]["name"] == choice
-    assert yaml.safe_load(path.read_text()).get("name") is None
+def test_the_name_of_a_file_is_the_name_of_its_choice() -> None:
+    for path in yamls(of_cells=True):
+        group, choice = choice_of(path).split("=")
+        assert choice in composer().options(group)
+        assert composer().compose([f"{group}={choice}"]).tree[group]["name"] == choice
+        assert yaml.safe_load(path.read_text()).get("name") is None
 
 
-@pytest.mark.parametrize("group", [*sorted(ROOMS), "data"])
-def test_every_class_of_a_group_is_on_the_menu(group: str) -> None:
-    written = {
-        yaml.safe_load(p.read_text())["_target_"] for p in (conf_dir() / group).glob("*.yaml")
-    }
-    plain = {target for target in written if target.startswith("vitsweep.spec.")}
-    assert len(plain) <= 1  # the kind itself
-    assert plain | {f"{kind.__module__}.{kind.__qualname__}" for kind in _classes(group)} == written
+def test_every_class_of_a_group_is_on_the_menu() -> None:
+    for group in [*sorted(ROOMS), "data"]:
+        written = {
+            yaml.safe_load(p.read_text())["_target_"] for p in (conf_dir() / group).glob("*.yaml")
+        }
+        plain = {target for target in written if target.startswith("vitsweep.spec.")}
+        assert len(plain) <= 1  # the kind itself
+        assert (
+            plain | {f"{kind.__module__}.{kind.__qualname__}" for kind in _classes(group)}
+            == written
+        )
 
 
 def _classes(group: str) -> Iterator[type]:

@@ -83,7 +83,7 @@ def test_a_wrong_optimizer_is_found_by_its_equations(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(AdamW, "arguments", twice_the_rate)
     with pytest.raises(WrongResultError, match=r"optimizer's definition .*adamw_fused`"):
         prove(alone("optimizer=adamw_fused"), lone_world())
-    with pytest.raises(WrongResultError, match=r"update of `.*`optimizer=adamw_fused`"):
+    with pytest.raises(WrongResultError, match=r"`.*`optimizer=adamw_fused`"):
         prove(alone("optimizer=adamw_fused"), lone_world(), exactly=False)
 
 
@@ -207,7 +207,7 @@ WITH_BATCH_NORM = ("model=module", "model.target=tests.user_modules.with_batch_n
 def test_running_statistics_that_a_technique_moves_are_found() -> None:
     normed = entry(*WITH_BATCH_NORM, "batch.images_per_step=16", *ONE).spec
     prove(normed, lone_world())
-    with pytest.raises(WrongResultError, match=r"buffer of `.*running_mean` differs"):
+    with pytest.raises(WrongResultError, match=r"`.*running_mean`"):
         prove(replace(normed, sharding=Drifting(name="none")), lone_world())
 
 

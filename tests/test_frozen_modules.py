@@ -236,17 +236,17 @@ def frozen_parts(module: nn.Module) -> set[str]:
     return {name for name, part in module.named_modules() if not part.training}
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_evaluation_leaves_a_module_as_it_was(name: str) -> None:
-    spec = planned(name, *ALONE)
-    trainer = parallelize(first_model(spec), spec, lone_world())
-    assert frozen_parts(trainer.model) == FROZEN[name]
-    batches = spec.data.open(spec, lone_world())
-    for _ in range(2):
-        trainer.step(batches.train(0))
-        with untouched(name, trainer.model):
-            evaluate(trainer, batches, 1, 0.0)
-            held_out(trainer, batches, f"{__name__}.kept")
+def test_evaluation_leaves_a_module_as_it_was() -> None:
+    for name in FROZEN:
+        spec = planned(name, *ALONE)
+        trainer = parallelize(first_model(spec), spec, lone_world())
+        assert frozen_parts(trainer.model) == FROZEN[name]
+        batches = spec.data.open(spec, lone_world())
+        for _ in range(2):
+            trainer.step(batches.train(0))
+            with untouched(name, trainer.model):
+                evaluate(trainer, batches, 1, 0.0)
+                held_out(trainer, batches, f"{__name__}.kept")
 
 
 def trained(spec: CellSpec, here: World, every: int) -> Trainer:
@@ -259,17 +259,17 @@ def trained(spec: CellSpec, here: World, every: int) -> Trainer:
 TRAIN = ("task=train", "task.epochs=6", "task.warmup_epochs=1", "task.keep=none")
 
 
-@pytest.mark.parametrize("name", sorted(FROZEN.keys() - {"no_gradients", "nested_modes", "shared"}))
-def test_how_often_it_is_evaluated_changes_no_training(name: str) -> None:
-    spec = planned(name, *ALONE, *TRAIN)
-    first, *others = (held(trained(spec, lone_world(), every).model) for every in (0, 1, 3))
-    for other in others:
-        assert other["modes"] == first["modes"]
-        assert other["values"] == first["values"]
-    if "stem.norm" in FROZEN[name] and name != "no_statistics":
-        assert first["values"]["stem.norm.running_mean"] == [0.0, 0.0]
-    if name != "cumulative":
-        assert any(first["values"]["norm.running_mean"])
+def test_how_often_it_is_evaluated_changes_no_training() -> None:
+    for name in sorted(FROZEN.keys() - {"no_gradients", "nested_modes", "shared"}):
+        spec = planned(name, *ALONE, *TRAIN)
+        first, *others = (held(trained(spec, lone_world(), every).model) for every in (0, 1, 3))
+        for other in others:
+            assert other["modes"] == first["modes"]
+            assert other["values"] == first["values"]
+        if "stem.norm" in FROZEN[name] and name != "no_statistics":
+            assert first["values"]["stem.norm.running_mean"] == [0.0, 0.0]
+        if name != "cumulative":
+            assert any(first["values"]["norm.running_mean"])
 
 
 def buffers_of_both(world: World, spec: CellSpec) -> list[dict[str, Any]]:
@@ -318,30 +318,30 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
             look()
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_an_exported_file_trains_the_parts_that_the_cell_trains(name: str) -> None:
-    write = pytest.importorskip("vitsweep.extras.take_home.write")
-    spec = planned(name, *ALONE)
-    text: dict[str, Any] = {"__name__": "exported"}
-    exec(write.written(spec, "train.py", []), text)
-    assert frozen_parts(text["build_model"]()) == FROZEN[name]
-    assert frozen_parts(without_weights(spec.model, 8)) == FROZEN[name]  # type: ignore[arg-type]
+def test_an_exported_file_trains_the_parts_that_the_cell_trains() -> None:
+    for name in FROZEN:
+        write = pytest.importorskip("vitsweep.extras.take_home.write")
+        spec = planned(name, *ALONE)
+        text: dict[str, Any] = {"__name__": "exported"}
+        exec(write.written(spec, "train.py", []), text)
+        assert frozen_parts(text["build_model"]()) == FROZEN[name]
+        assert frozen_parts(without_weights(spec.model, 8)) == FROZEN[name]  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be run on this batch without values")
-@pytest.mark.parametrize("name", FROZEN)
-def test_a_prediction_leaves_the_model_of_a_loop_as_it_was(name: str) -> None:
-    torch.manual_seed(0)
-    model: nn.Module = globals()[name]()
-    set_to_train(model)
-    images, labels = torch.randn(16, 1, 8, 8), torch.arange(16) % 10
-    if name == "Unfreezes":
-        model.head.bias.requires_grad_(False)
-    with vitsweep.apply([*ALONE, "precision=fp32"], model) as applied:
-        for _ in range(2):
-            with untouched(name, model):
-                first, again = applied.predict(images), applied.predict(images)
-            assert torch.equal(first, again) == (name != "Draws")
-            modes = held(model)["modes"]
-            applied.step((images, labels))
-            assert held(model)["modes"] == modes or name == "frozen_by_a_hook"
+def test_a_prediction_leaves_the_model_of_a_loop_as_it_was() -> None:
+    for name in FROZEN:
+        torch.manual_seed(0)
+        model: nn.Module = globals()[name]()
+        set_to_train(model)
+        images, labels = torch.randn(16, 1, 8, 8), torch.arange(16) % 10
+        if name == "Unfreezes":
+            model.head.bias.requires_grad_(False)
+        with vitsweep.apply([*ALONE, "precision=fp32"], model) as applied:
+            for _ in range(2):
+                with untouched(name, model):
+                    first, again = applied.predict(images), applied.predict(images)
+                assert torch.equal(first, again) == (name != "Draws")
+                modes = held(model)["modes"]
+                applied.step((images, labels))
+                assert held(model)["modes"] == modes or name == "frozen_by_a_hook"

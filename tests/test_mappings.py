@@ -139,39 +139,49 @@ def test_a_technique_that_changes_an_input_is_found(monkeypatch: pytest.MonkeyPa
         prove(cell, one_rank())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("model.twin_batch=null",), "set `model.twin_batch=package.module.function`, a function of"),
+def test_what_does_not_fit_is_said_before_anything_runs() -> None:
+    for overrides, words in [
+        (
+            ("model.twin_batch=null",),
+            "set `model.twin_batch=package.module.function`, a function of",
+        ),
         (("data.native_resolution_px=16",), "`data.native_resolution_px` is the side of an image"),
         (("model.twin_batch=tests.user_data.nosuch",), "raised AttributeError with (num_images=2"),
         (("model.twin_batch=tests.user_data.stream",), "raised TypeError with (num_images=2"),
-        (("model.twin_batch=tests.user_data.half_a_batch",), "half_a_batch` gives mappings of `image`"),
+        (
+            ("model.twin_batch=tests.user_data.half_a_batch",),
+            "half_a_batch` gives mappings of `image`",
+        ),
         (("data.label=class",), "`data.label=class` is none of the entries"),
         (("data.label=null", "model.loss=null"), "the cross entropy needs labels"),
-        (("data.num_classes=7", *TRAIN), "the accuracy from logits (2, 7), (batch, `data.num_classes`)"),
+        (
+            ("data.num_classes=7", *TRAIN),
+            "the accuracy from logits (2, 7), (batch, `data.num_classes`)",
+        ),
         (("data.test_arguments=null", *TRAIN), "`++data.test_arguments.NAME=VALUE` give held-out"),
         (("data.label=null", *TRAIN), "the accuracy of `task=train` needs labels"),
         ((*TRAIN, "recipe.erase_probability=0.5"), "augments pairs of images and labels"),
-        (("data.target=tests.user_data.MapStyle", "data.label=null", "model.twin_batch=null"),
-         "raised TypeError on images (2, 1, 8, 8)"),
-        (("data.target=tests.user_data.MapStyle", "data.label=null"),
-         "and `data.target=tests.user_data.MapStyle` gives pairs: leave it out"),
+        (
+            ("data.target=tests.user_data.MapStyle", "data.label=null", "model.twin_batch=null"),
+            "raised TypeError on images (2, 1, 8, 8)",
+        ),
+        (
+            ("data.target=tests.user_data.MapStyle", "data.label=null"),
+            "and `data.target=tests.user_data.MapStyle` gives pairs: leave it out",
+        ),
         (("data.target=tests.user_data.WithText",), "gave item 0 the entry `name`, str 'a':"),
         (("model.loss=tests.user_modules.by_image",), "by_image` returned a tensor (2,) of torch"),
         ((*TRAIN, "task.held_out=tests.user_modules.nosuch"), "nosuch` cannot be imported (Attr"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_said_before_anything_runs(
-    overrides: tuple[str, ...], words: str
-) -> None:
-    reasons = entry(*MASKED, OWN_LOSS, *overrides).reasons
-    assert any(words in reason for reason in reasons), reasons
-    assert all(reason.endswith(".") for reason in reasons)
-    if "the entry `name`" in words:
-        assert len(reasons) == 1, "of what it holds besides nothing is known"
-    if "is the side of an image" in words or "set `model.twin_batch=" in words:
-        assert not any("Masked` raised" in reason for reason in reasons), "which is not at fault"
+    ]:
+        reasons = entry(*MASKED, OWN_LOSS, *overrides).reasons
+        assert any(words in reason for reason in reasons), reasons
+        assert all(reason.endswith(".") for reason in reasons)
+        if "the entry `name`" in words:
+            assert len(reasons) == 1, "of what it holds besides nothing is known"
+        if "is the side of an image" in words or "set `model.twin_batch=" in words:
+            assert not any("Masked` raised" in reason for reason in reasons), (
+                "which is not at fault"
+            )
 
 
 @pytest.mark.parametrize("loss", [OWN_LOSS, "model.loss=null"])

@@ -28,6 +28,7 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+# Half a minute: the script of the example as its reader runs it, five cells in processes of their own.
 @pytest.mark.slow
 def test_its_script_measures_own_model_data_technique_and_metric(outside):
     done = python(outside, "run.py", *QUICK, NO_REPORT)  # the script asks for it itself

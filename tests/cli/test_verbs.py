@@ -10,23 +10,22 @@ from vitsweep.cli.show import usage
 from vitsweep.cli.verbs import VERBS
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"python -m vitsweep {verb} " in usage()
-    assert VERBS[verb].summary in " ".join(usage().split())
-    try:
-        code = run([verb, "--help"])
-    except SystemExit as left:
-        code = left.code
-    assert code == 0
-    assert f"python -m vitsweep {verb}" in capsys.readouterr().out
-    typed = VERBS[verb].parser().format_usage()
-    assert all(len(line) <= 80 for line in typed.splitlines())
+def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        assert f"python -m vitsweep {verb} " in usage()
+        assert VERBS[verb].summary in " ".join(usage().split())
+        try:
+            code = run([verb, "--help"])
+        except SystemExit as left:
+            code = left.code
+        assert code == 0
+        assert f"python -m vitsweep {verb}" in capsys.readouterr().out
+        typed = VERBS[verb].parser().format_usage()
+        assert all(len(line) <= 80 for line in typed.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_is_mistyped_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in [
         (["status", "--wach"], "--wach"),
         (["collect", "--synch"], "--synch"),
         (["report", "one", "two", "three"], "three"),
@@ -43,13 +42,9 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
         (["-m", "+sweep=meta_speedup"], "did you mean `+sweep=meta_speedups`?"),
         (["hydra.sweep.dir=/x"], "`sweep.folder`/`sweep.name`"),
         (["--config-dir", "conf", "plan"], "The verb comes first"),
-    ],
-)
-def test_what_is_mistyped_is_refused_by_name(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(words) == 2
-    assert said in capsys.readouterr().err
+    ]:
+        assert run(words) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_vitsweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ FILES = {
            retry: [], remeasure: false,
            replicate: null, accept_code: same, search: grid, objective: throughput, keep_model: false,
            memory_limit_gib: null, indifference: 0.02, minutes: null,
-           looks: auto, prune_slowdown: 4, confirm: 5, only: null, max_gpu_hours: null,
+           screening: auto, prune_slowdown: 4, confirm: 5, only: null, max_gpu_hours: null,
            try_anyway: false, report: true,
            limit: {key: null, first: 16, step: 1, most: null, within: 0.06},
            snapshot_code: false}

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.composition import small_conf
+from tests.refusals import require
 from vitsweep.composition.composer import Composer, copy_tree
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import conf_dir
@@ -187,37 +188,38 @@ def test_every_group_node_carries_its_choice(tmp_path: Path) -> None:
     assert cell.choices["nested/kind"] == "b"
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
+def test_a_mistake_is_named_as_typed() -> None:
+    for typed, names in [
         (
             "precison=O1",
-            "no group or key `precison`; did you mean `precision=O1`?",
+            "`precison` `precision=O1`",
         ),
-        ("precision=o1", "no choice `o1`; did you mean `precision=O1`?"),
-        ("precision=3", "`precision=3`: `precision` has no choice `3`"),
-        ("precision=O1.yaml", "`precision` has no choice `O1.yaml`"),
+        ("precision=o1", "`o1` `precision=O1`"),
+        ("precision=3", "`precision=3` `precision` `3`"),
+        ("precision=O1.yaml", "`precision` `O1.yaml`"),
         (
             "batch.image_per_step=3",
-            "no key `image_per_step`; did you mean `batch.images_per_step=3`?",
+            "`image_per_step` `batch.images_per_step=3`",
         ),
-        ("resources.ranks=2", "did you mean `resources.ranks_per_node=2`?"),
+        ("resources.ranks=2", "`resources.ranks_per_node=2`"),
         (
             "averaging.every=2",
-            "`averaging=none` has no key `every`; another choice of `averaging` may have it.",
+            "`averaging=none` `every` `averaging`",
         ),
-        ("+precison=O1", "`+precison=O1`: there is no group or key `precison`"),
+        ("+precison=O1", "`+precison=O1` `precison`"),
         (
             "+seed=1",
-            "`+seed=1` would add what exists already (`seed=0`): leave the `+` out, `seed=1`.",
+            "`+seed=1` `seed=0` `+` `seed=1`",
         ),
-        ("seed=[1", "`seed=[1` cannot be read: "),
-        ("sweep=nightly", "To append to your default list use +sweep=nightly"),
-        ("modle/vit=a", "`modle/vit=a` cannot be composed: Could not override 'modle/vit'"),
-    ],
-)
-def test_a_mistake_is_named_as_typed(typed: str, told: str) -> None:
-    with pytest.raises(BadValueError) as error:
-        Composer().compose([typed])
-    assert told in str(error.value)
-    assert "https://" not in str(error.value)
+        ("seed=[1", "`seed=[1`"),
+    ]:
+        with pytest.raises(BadValueError) as error:
+            Composer().compose([typed])
+        require(str(error.value), names)
+    for typed, told in [  # Hydra's own words
+        ("sweep=nightly", r"\+sweep=nightly"),
+        ("modle/vit=a", "`modle/vit=a`"),
+        ("+precision=O2", r"`\+precision=O2`"),
+    ]:
+        with pytest.raises(BadValueError, match=told):
+            Composer().compose([typed])

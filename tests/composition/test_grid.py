@@ -8,6 +8,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
 from tests.cells import GPU_NODE, LAPTOP
 from tests.composition import small_conf
+from tests.refusals import require
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.composition.overrides import value_override
@@ -123,18 +124,14 @@ def test_a_cell_of_a_named_sweep_can_be_typed_again(small: Composer) -> None:
         assert [again.tree for again in expand(cell.overrides, small)] == [cell.tree]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda p: p.stem
-)
-def test_every_named_sweep_expands_into_a_folder_of_its_name(
-    path: Path, composer: Composer
-) -> None:
-    cells = expand([f"+sweep={path.stem}"], composer)
-    assert len(cells) > 1
-    assert {cell.tree["sweep"]["name"] for cell in cells} == {path.stem}
-    assert cells[0].tree["sweep"]["question"]
-    fewest = min(cell.tree["measurement"]["blocks"] for cell in cells)
-    assert fewest >= 5 or "# One block: " in path.read_text()
+def test_every_named_sweep_expands_into_a_folder_of_its_name(composer: Composer) -> None:
+    for path in sorted((conf_dir() / "sweep").glob("*.yaml")):
+        cells = expand([f"+sweep={path.stem}"], composer)
+        assert len(cells) > 1
+        assert {cell.tree["sweep"]["name"] for cell in cells} == {path.stem}
+        assert cells[0].tree["sweep"]["question"]
+        fewest = min(cell.tree["measurement"]["blocks"] for cell in cells)
+        assert fewest >= 5 or "# One block: " in path.read_text()
 
 
 def on_a_cluster(path: Path) -> list[str]:
@@ -147,15 +144,13 @@ def on_a_cluster(path: Path) -> list[str]:
 GROWN = [p for p in sorted((conf_dir() / "sweep").glob("*.yaml")) if on_a_cluster(p)]
 
 
-@pytest.mark.parametrize("path", GROWN, ids=lambda p: p.stem)
-def test_a_named_sweep_grows_to_a_cluster_as_its_comment_says(
-    path: Path, composer: Composer
-) -> None:
-    cells = expand([f"+sweep={path.stem}", *on_a_cluster(path)], composer)
-    assert len(cells) > 1
-    refused = [cell for cell in cells if plan_cell(cell, GPU_NODE).reasons]
-    says_so = "are left out and counted" in path.read_text()  # a race over whatever can run
-    assert len(refused) < len(cells) / 2 if says_so else not refused
+def test_a_named_sweep_grows_to_a_cluster_as_its_comment_says(composer: Composer) -> None:
+    for path in GROWN:
+        cells = expand([f"+sweep={path.stem}", *on_a_cluster(path)], composer)
+        assert len(cells) > 1
+        refused = [cell for cell in cells if plan_cell(cell, GPU_NODE).reasons]
+        says_so = "are left out and counted" in path.read_text()  # a race over whatever can run
+        assert len(refused) < len(cells) / 2 if says_so else not refused
 
 
 BLOG = [
@@ -165,16 +160,14 @@ BLOG = [
 ]
 
 
-@pytest.mark.parametrize("name", BLOG)
-def test_every_cell_of_the_blogs_sweeps_and_its_baseline_can_run(
-    name: str, composer: Composer
-) -> None:
-    machine = GPU_NODE if name.endswith("_cluster") else LAPTOP
-    cells = expand([f"+sweep={name}"], composer)
-    baselines = [baseline for cell in cells if (baseline := baseline_of(cell, composer))]
-    assert len(baselines) == len(cells)
-    for asked_for in (*cells, *baselines):
-        assert not plan_cell(asked_for, machine).reasons
+def test_every_cell_of_the_blogs_sweeps_and_its_baseline_can_run(composer: Composer) -> None:
+    for name in BLOG:
+        machine = GPU_NODE if name.endswith("_cluster") else LAPTOP
+        cells = expand([f"+sweep={name}"], composer)
+        baselines = [baseline for cell in cells if (baseline := baseline_of(cell, composer))]
+        assert len(baselines) == len(cells)
+        for asked_for in (*cells, *baselines):
+            assert not plan_cell(asked_for, machine).reasons
 
 
 @pytest.mark.parametrize("name", ["meta_speedups", "meta_speedups_cluster"])
@@ -193,46 +186,41 @@ def test_the_speedups_of_the_blog_have_one_baseline(name: str, composer: Compose
     assert len(own & set(baselines)) == name.endswith("_cluster")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["seed=interval(0,1)"], "`seed=interval(0,1)`: an interval has no list of values."),
-        (["precision=glob(x*)"], "`precision=glob(x*)` holds no value; `precision` has `O0`, `O1`"),
-        (["seed=1,2,1,1"], "`seed=1` is named 3 times, and a cell is one cell"),
-        (["seed=range(3,3)"], "`seed=range(3,3)` holds no value."),
-        (["hydra.launcher.nodes=1,2"], "sweep `resources.nodes`"),
-        (["sweep.name=a,b"], "`sweep.name` cannot be swept"),
-        (["precision=O1,o2"], "`precision` has no choice `o2`"),
+def test_a_mistake_is_named_as_typed(composer: Composer) -> None:
+    for overrides, names in [
+        (["seed=interval(0,1)"], "`seed=interval(0,1)`"),
+        (["precision=glob(x*)"], "`precision=glob(x*)` `precision` `O0` `O1`"),
+        (["seed=1,2,1,1"], "`seed=1` 3"),
+        (["seed=range(3,3)"], "`seed=range(3,3)`"),
+        (["hydra.launcher.nodes=1,2"], "`resources.nodes`"),
+        (["sweep.name=a,b"], "`sweep.name`"),
+        (["precision=O1,o2"], "`precision` `o2`"),
         (
             ["sweep.zip=[[seed,batch.images_per_step]]", "seed=1,2"],
-            "`batch.images_per_step`, which must be",
+            "`batch.images_per_step`",
         ),
-        (["sweep.zip=[[seed,seed]]", "seed=1,2"], "`seed`, which must be one swept key, once"),
+        (["sweep.zip=[[seed,seed]]", "seed=1,2"], "`seed`"),
         (
             ["sweep.zip=[[seed,precision]]", "seed=1,2,3", "precision=O1,O2"],
-            "`seed` has 3 values, `precision` has 2",
+            "`seed` `precision` 3 2",
         ),
-        (["++sweep.axes={seed:[]}"], "`sweep.axes`: `seed` has no value."),
-        (["+sweep=nightly"], "nightly"),
-    ],
-)
-def test_a_mistake_is_named_as_typed(overrides: list[str], told: str, composer: Composer) -> None:
-    with pytest.raises(BadValueError) as error:
-        expand(overrides, composer)
-    assert told in str(error.value)
+        (["++sweep.axes={seed:[]}"], "`sweep.axes` `seed`"),
+    ]:
+        with pytest.raises(BadValueError) as error:
+            expand(overrides, composer)
+        require(str(error.value), names)
+    with pytest.raises(BadValueError, match="nightly"):
+        expand(["+sweep=nightly"], composer)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [1, -2.5, True, None, [1, "a,b", [None]], {"a": "1", "b": {"c": [2]}}, *TEXTS],
-)
-def test_what_is_typed_is_read_back_as_it_was(value: object, composer: Composer) -> None:
-    [override] = composer.parse([value_override("key", value)])
-    assert override.value() == value
-    assert type(override.value()) is type(value)
-    assert not override.is_sweep_override()
+def test_what_is_typed_is_read_back_as_it_was(composer: Composer) -> None:
+    for value in [1, -2.5, True, None, [1, "a,b", [None]], {"a": "1", "b": {"c": [2]}}, *TEXTS]:
+        [override] = composer.parse([value_override("key", value)])
+        assert override.value() == value
+        assert type(override.value()) is type(value)
+        assert not override.is_sweep_override()
 
 
 def test_a_range_that_python_refuses_is_named() -> None:
-    with pytest.raises(BadValueError, match=r"`model.depth=range\(2,9,0\)` cannot be enumerated"):
+    with pytest.raises(BadValueError, match=r"`model.depth=range\(2,9,0\)`"):
         expand(["model.depth=range(2,9,0)"])

@@ -1,7 +1,5 @@
 """The folder of a command that names none."""
 
-import pytest
-
 from tests.cells import composer
 from vitsweep.composition.grid import expand
 
@@ -11,9 +9,8 @@ def name_of(*overrides: str) -> str:
     return str(name)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
+def test_the_folder_is_named_by_model_data_and_the_keys_that_vary() -> None:
+    for overrides, name in [
         ([], "vit_nano"),
         (["precision=O1,O2", "sharding=ddp,fsdp"], "vit_nano-precision-sharding"),
         (["sharding=fsdp", "precision=O1"], "vit_nano-precision-sharding"),
@@ -28,12 +25,8 @@ def name_of(*overrides: str) -> str:
         (["sweep.limit.key=model.depth", "sharding=ddp"], "vit_nano-sharding-limit_of_depth"),
         (["sweep.name=mine", "precision=O1,O2"], "mine"),
         (["+sweep=one_at_a_time", "seed=3"], "one_at_a_time"),
-    ],
-)
-def test_the_folder_is_named_by_model_data_and_the_keys_that_vary(
-    overrides: list[str], name: str
-) -> None:
-    assert name_of(*overrides) == name
+    ]:
+        assert name_of(*overrides) == name
 
 
 def test_a_wider_grid_continues_in_the_same_folder() -> None:

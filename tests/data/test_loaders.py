@@ -168,9 +168,7 @@ def test_finished_pixels_are_read_without_writing(
     picture(2, 99).save(root / "train" / "cat" / "cat_1.jpg")
     monkeypatch.undo()
     monkeypatch.setattr(cache_module, "open", refused, raising=False)
-    with pytest.raises(
-        BadValueError, match=r"1 of 24 differ.*name a `loader.folder` that can be written"
-    ):
+    with pytest.raises(BadValueError, match=r"`loader.folder`"):
         opened(root, cached(root.parent))
 
 

@@ -29,24 +29,37 @@ def indices(batches):
     return [images[:, 0, 0, 0].int().tolist() for images, _ in batches]
 
 
-@pytest.mark.parametrize(
-    ("target", "overrides", "words"),
-    [
+def test_what_is_wrong_with_the_data_is_said_before_anything_runs():
+    for target, overrides, words in [
         ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
         ("nothing", (), "returned a value of type int, which is no map-style dataset"),
-        ("unpaired", (), "must be a pair of an image, a tensor (C, H, W), and a label, or a mapping; got"),
-        ("stream", (), "of type generator, which is no map-style dataset: return one, with `__len__`"),
+        (
+            "unpaired",
+            (),
+            "must be a pair of an image, a tensor (C, H, W), and a label, or a mapping; got",
+        ),
+        (
+            "stream",
+            (),
+            "of type generator, which is no map-style dataset: return one, with `__len__`",
+        ),
         ("MapStyle", ("++data.arguments.side=6",), "gives images of shape (1, 6, 6), and"),
-        ("MapStyle", ("++data.arguments.num_images=8",), "than the 8 training images of `data=module`"),
+        (
+            "MapStyle",
+            ("++data.arguments.num_images=8",),
+            "than the 8 training images of `data=module`",
+        ),
         ("MapStyle", ("task=train",), "tests on 0 images"),
-        ("LabelsTooLarge", (), "the label 10, and with `data.num_classes=10` labels are from 0 to 9"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_the_data_is_said_before_anything_runs(target, overrides, words):
-    [reason] = planned(target, *overrides).reasons
-    assert words in reason
-    assert reason.endswith(".")
+        (
+            "LabelsTooLarge",
+            (),
+            "the label 10, and with `data.num_classes=10` labels are from 0 to 9",
+        ),
+    ]:
+        [reason] = planned(target, *overrides).reasons
+        assert words in reason
+        assert reason.endswith(".")
 
 
 def test_a_function_of_a_notebook_belongs_into_a_file():

@@ -21,9 +21,8 @@ DDP = (
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
+def test_an_exception_becomes_a_status_and_a_sentence() -> None:
+    for error, status, reason in [
         (MemoryError(), "out_of_memory", "MemoryError"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore"),
@@ -74,15 +73,11 @@ DDP = (
             "RuntimeError: CUDA error: assert triggered",
         ),
         (RuntimeError("could not create a primitive"), "failed", "RuntimeError: could not create"),
-    ],
-)
-def test_an_exception_becomes_a_status_and_a_sentence(
-    error: BaseException, status: str, reason: str
-) -> None:
-    found, text = classify(error)
-    assert found == status
-    assert reason in text
-    assert "already have done" not in text
+    ]:
+        found, text = classify(error)
+        assert found == status
+        assert reason in text
+        assert "already have done" not in text
 
 
 def test_a_failure_is_read_back_and_a_missing_or_damaged_one_is_none(

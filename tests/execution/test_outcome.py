@@ -1,7 +1,5 @@
 """How the ranks of a run ended decides the status and the reason of its record."""
 
-import pytest
-
 from vitsweep.execution.outcome import RankEnd, failure_of
 from vitsweep.results.record import Status
 
@@ -19,9 +17,8 @@ def test_all_ranks_with_exit_code_0_are_no_failure() -> None:
     assert failure_of([ended(0, 0), ended(1, 0)], in_time=True, timeout_min=1) is None
 
 
-@pytest.mark.parametrize(
-    ("ends", "status", "rank", "reason"),
-    [
+def test_the_first_rank_that_failed_by_itself_gives_the_reason() -> None:
+    for ends, status, rank, reason in [
         ([reported(0, "Connection reset by peer", 1.0), ended(1, -9)], "killed", 1, "SIGKILL"),
         ([reported(0, "Broken pipe", 1.0), reported(1, "a bug", 2.0)], "failed", 1, "a bug"),
         ([reported(0, "late", 2.0), reported(1, "early", 1.0)], "failed", 1, "early"),
@@ -33,15 +30,11 @@ def test_all_ranks_with_exit_code_0_are_no_failure() -> None:
         ([ended(0, 0), ended(1, -11)], "failed", 1, "SIGSEGV"),
         ([ended(0, 0), ended(1, None, "Node n2 is gone.")], "killed", 1, "n2 is gone"),
         ([ended(0, 0), ended(1, None)], "failed", None, "did not end"),
-    ],
-)
-def test_the_first_rank_that_failed_by_itself_gives_the_reason(
-    ends: list[RankEnd], status: str, rank: int | None, reason: str
-) -> None:
-    found = failure_of(ends, in_time=True, timeout_min=1)
-    assert found is not None
-    assert (found.status, found.rank) == (status, rank)
-    assert reason in found.reason
+    ]:
+        found = failure_of(ends, in_time=True, timeout_min=1)
+        assert found is not None
+        assert (found.status, found.rank) == (status, rank)
+        assert reason in found.reason
 
 
 def test_a_run_beyond_its_time_limit_is_timed_out_whatever_its_ranks_did() -> None:

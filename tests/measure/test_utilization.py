@@ -17,9 +17,8 @@ def test_a_known_device_has_a_peak_with_its_source() -> None:
     assert published_peak("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156.0
 
 
-@pytest.mark.parametrize(
-    ("name", "bfloat16"),
-    [
+def test_every_variant_has_its_own_peak() -> None:
+    for name, bfloat16 in [
         ("NVIDIA H200", 989.5),
         ("NVIDIA H100 80GB HBM3", 989.5),
         ("NVIDIA H100 PCIe", 756.5),
@@ -37,15 +36,12 @@ def test_a_known_device_has_a_peak_with_its_source() -> None:
         ("NVIDIA L40S", 362.0),
         ("AMD Instinct MI250X", 191.5),
         ("AMD Instinct MI300X", 1300.0),
-    ],
-)
-def test_every_variant_has_its_own_peak(name: str, bfloat16: float) -> None:
-    assert published_peak(name, "bfloat16")[0] == bfloat16
+    ]:
+        assert published_peak(name, "bfloat16")[0] == bfloat16
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_another_variant_never_has_the_full_chips_peak() -> None:
+    for name, reason in [
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MIG slice"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG slice"),
         ("NVIDIA H100 NVL", "contradict one another"),
@@ -57,13 +53,11 @@ def test_every_variant_has_its_own_peak(name: str, bfloat16: float) -> None:
         ("NVIDIA L40", "not in the table"),
         ("NVIDIA GeForce RTX 4090 D", "not in the table"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "not in the table"),
-    ],
-)
-def test_another_variant_never_has_the_full_chips_peak(name: str, reason: str) -> None:
-    peak, why = published_peak(name, "float16")
-    assert peak is None
-    assert name in why
-    assert reason in why
+    ]:
+        peak, why = published_peak(name, "float16")
+        assert peak is None
+        assert name in why
+        assert reason in why
 
 
 def test_an_unknown_device_has_none_and_a_reason() -> None:
@@ -80,22 +74,23 @@ def test_an_unknown_format_has_none_and_a_reason() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [path.stem for path in PROFILES.glob("*.yaml")])
-def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(name: str) -> None:
-    profile = yaml.safe_load((PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))
-    if "peak_tflops" not in profile:
-        assert {"peaks_of", "no_peak"} & set(profile) or name == "h200_nvl"
-        return
-    peaks = profile["peak_tflops"]
-    assert len(profile["peak_source"]) > 10
-    order = [peaks[dtype] for dtype in ("float8", "float16", "tf32", "float32") if dtype in peaks]
-    assert order == sorted(order, reverse=True)
-    assert peaks.get("bfloat16", peaks["float16"]) == peaks["float16"]
+def test_peaks_fall_with_the_width_of_the_format_and_name_a_source() -> None:
+    for name in [path.stem for path in PROFILES.glob("*.yaml")]:
+        profile = yaml.safe_load((PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))
+        if "peak_tflops" not in profile:
+            assert {"peaks_of", "no_peak"} & set(profile) or name == "h200_nvl"
+            continue
+        peaks = profile["peak_tflops"]
+        assert len(profile["peak_source"]) > 10
+        order = [
+            peaks[dtype] for dtype in ("float8", "float16", "tf32", "float32") if dtype in peaks
+        ]
+        assert order == sorted(order, reverse=True)
+        assert peaks.get("bfloat16", peaks["float16"]) == peaks["float16"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "dtype"),
-    [
+def test_the_peak_is_that_of_the_matrix_products() -> None:
+    for overrides, dtype in [
         (["precision=fp32"], "float32"),
         (["precision=fp32", "precision.dtype=float64"], "float64"),
         (["precision=tf32"], "tf32"),
@@ -105,10 +100,8 @@ def test_peaks_fall_with_the_width_of_the_format_and_name_a_source(name: str) ->
         (["precision=O3"], "float16"),
         (["precision=bf16"], "bfloat16"),
         (["precision=fp8"], "float8"),
-    ],
-)
-def test_the_peak_is_that_of_the_matrix_products(overrides: list[str], dtype: str) -> None:
-    assert compute_dtype(cell(*overrides, machine=GPU_NODE)) == dtype
+    ]:
+        assert compute_dtype(cell(*overrides, machine=GPU_NODE)) == dtype
 
 
 def test_the_peak_of_fp8_is_that_of_what_its_own_products_could_reach() -> None:

@@ -74,32 +74,49 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
         assert torch.allclose(other.double(), wanted.double(), 0.02, 2e-3), name
 
 
-@pytest.mark.parametrize(
-    ("target", "overrides", "words"),
-    [
+def test_what_techniques_cannot_do_with_a_module_is_said_by_name() -> None:
+    for target, overrides, words in [
         ("with_written_buffer", ("memory=recompute_blocks",), "`layers.0.calls`, `layers.1.calls`"),
         ("with_written_buffer_off_meta", ("memory=recompute_blocks",), "`layers.0.calls`"),
         ("with_a_scale", ("sharding=fsdp",), "has `scale`: use `sharding=zero1`"),
         ("with_a_complex_parameter", ("sharding=fsdp",), "has `phase`: use `sharding=zero1`"),
         ("build", ("model.loss=tests.user_modules.number",), "returned float "),
-        ("with_ties", ("sharding=fsdp", "resources.ranks_per_node=2"),
-         "`layers.0.module.weight`, `layers.1.module.weight`"),
+        (
+            "with_ties",
+            ("sharding=fsdp", "resources.ranks_per_node=2"),
+            "`layers.0.module.weight`, `layers.1.module.weight`",
+        ),
         ("without_blocks", ("optimizer=muon",), "has none at `model.blocks=auto`"),
         ("with_dropout", (), "draws random numbers in training, in `layers.0.1`, `layers.1.1`"),
-        ("with_written_weights", (), "writes its own weights in the forward pass, `layers.0.module.weight`"),
-        ("with_written_weights", (UNPROVED, "sharding=fsdp"), "`sharding=fsdp` updates tensors of its own"),
-        ("with_written_weights", (UNPROVED, "precision=O2"), "`precision=O2` updates tensors of its own"),
-        ("with_written_weights", (UNPROVED, "memory=recompute_blocks"), "blocks` runs blocks twice, and"),
-        ("with_written_weights", (UNPROVED, "sharding=zero1"),
-         "use `sharding=ddp`, or compute these by `torch.nn.utils.parametrize`."),
+        (
+            "with_written_weights",
+            (),
+            "writes its own weights in the forward pass, `layers.0.module.weight`",
+        ),
+        (
+            "with_written_weights",
+            (UNPROVED, "sharding=fsdp"),
+            "`sharding=fsdp` updates tensors of its own",
+        ),
+        (
+            "with_written_weights",
+            (UNPROVED, "precision=O2"),
+            "`precision=O2` updates tensors of its own",
+        ),
+        (
+            "with_written_weights",
+            (UNPROVED, "memory=recompute_blocks"),
+            "blocks` runs blocks twice, and",
+        ),
+        (
+            "with_written_weights",
+            (UNPROVED, "sharding=zero1"),
+            "use `sharding=ddp`, or compute these by `torch.nn.utils.parametrize`.",
+        ),
         ("with_lazy_linear", (), "has parameters without a shape, in `LazyLinear`: pass one batch"),
-    ],
-)  # fmt: skip
-def test_what_techniques_cannot_do_with_a_module_is_said_by_name(
-    target: str, overrides: tuple[str, ...], words: str
-) -> None:
-    [reason] = planned(target, *overrides).reasons
-    assert words in reason
+    ]:
+        [reason] = planned(target, *overrides).reasons
+        assert words in reason
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,14 @@ def test_dinov2_has_the_published_parameters_without_a_head(name):
     assert body / 1e6 == pytest.approx(published, abs=0.5 * 10**-digits)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_model_has_the_parameters_that_its_shape_says(name):
-    with torch.device("meta"):
-        model = ViT(shape(name), resolution_px=224, pooling="mean")
+def test_the_model_has_the_parameters_that_its_shape_says():
+    for name in SHAPES:
+        with torch.device("meta"):
+            model = ViT(shape(name), resolution_px=224, pooling="mean")
 
-    assert sum(p.numel() for p in model.parameters()) == num_parameters(shape(name), 224, "mean")
+        assert sum(p.numel() for p in model.parameters()) == num_parameters(
+            shape(name), 224, "mean"
+        )
 
 
 def test_vit_10b_has_ten_billion_parameters():

@@ -15,6 +15,7 @@ import torch
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks
+from tests.refusals import require
 from tests.user_modules import focal
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
@@ -44,45 +45,70 @@ def only_reason(target: str, *overrides: str) -> str:
     return reason
 
 
-@pytest.mark.parametrize(
-    ("target", "overrides", "words"),
-    [
-        ("nosuch", (), "`model.target=tests.user_modules.nosuch` cannot be imported"),
-        ("misspells", (), "target=tests.user_modules.misspells` raised AttributeError with the arguments"),
-        ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),
-        ("no_module", (), "returned a value of type dict, which is no `torch.nn.Module`"),
-        ("raises", (), "raised ValueError with the arguments {} (width must be even)"),
-        ("build", ("++model.arguments.widht=3",), "unexpected keyword argument 'widht'"),
-        ("build", ("model.blocks=encoder.layers",), "it stacks modules at `body.layers` (2 x Residual)"),
-        ("build", ("model.blocks=layers",), "`model.blocks=layers` is no part of `model=module"),
-        ("build", ("model.blocks=head",), "`model.blocks=head` holds no modules in `model=module"),
-        ("build", ("model.seams=[attend]",), "`model.seams=[attend]`: no module of `model=module"),
-        ("with_torchs_attention", ("model.seams=[attend]",), "or leave the seam out"),
-        ("without_blocks", ("model.blocks=layers",), "it stacks no modules of one class"),
-        ("build", ("++model.arguments.classes=3",), "returned (2, 3) for images (2, 1, 8, 8), and logits"),
-        ("build", ("++model.arguments.channels=3",), "raised RuntimeError on images (2, 1, 8, 8)"),
-        ("WithResult", (), "logits must be (2, 10)"),
+def test_what_is_wrong_is_said_before_anything_runs():
+    for target, overrides, names in [
+        ("nosuch", (), "`model.target=tests.user_modules.nosuch`"),
+        (
+            "misspells",
+            (),
+            "AttributeError",
+        ),
+        ("imports_what_is_missing", (), "ModuleNotFoundError"),
+        ("no_module", (), "`torch.nn.Module`"),
+        ("raises", (), "(width must be even)"),
+        ("build", ("++model.arguments.widht=3",), "'widht'"),
+        (
+            "build",
+            ("model.blocks=encoder.layers",),
+            "`body.layers` 2",
+        ),
+        ("build", ("model.blocks=layers",), "`model.blocks=layers`"),
+        ("build", ("model.blocks=head",), "`model.blocks=head`"),
+        ("build", ("model.seams=[attend]",), "`model.seams=[attend]`"),
+        ("with_torchs_attention", ("model.seams=[attend]",), "`model.seams=[attend]`"),
+        ("without_blocks", ("model.blocks=layers",), "`model.blocks=layers`"),
+        (
+            "build",
+            ("++model.arguments.classes=3",),
+            "(2, 3) for images (2, 1, 8, 8)",
+        ),
+        ("build", ("++model.arguments.channels=3",), "RuntimeError on images (2, 1, 8, 8)"),
+        ("WithResult", (), "(2, 10)"),
         ("build", ("attention=sdpa_math",), "`model.seams=[attend]`"),
-        ("build", ("tensor_parallel=megatron",), "use `tensor_parallel=none`"),
-        ("build", ("classifier=pooled",), "use `classifier=token`"),
-        ("build", ("vit_block=parallel",), "use `vit_block=plain`"),
-        ("build", ("tokens=drop",), "use `tokens=all`"),
-        ("build", ("sequence_parallel=ulysses",), "use `sequence_parallel=none`"),
-        ("build", ("pipeline_parallel=gpipe",), "use `pipeline_parallel=none`"),
-        ("build", ("layout=batch_second",), "has an order of its own"),
-        ("build", ("precision=fp8", "precision.emulate=true"), "use `precision=O1`"),
-        ("build", ("model.loss=tests.user_modules.nosuch",), "user_modules.nosuch` cannot be imported"),
-        ("build", ("model.loss=focal",), "must name a function of outputs and batch"),
-        ("TwoHeads", ("model.output=1", "model.loss=tests.user_modules.of_both"),
-         "for outputs a tensor (2,) of torch.float32 (`model.output=1` of the model's) and a batch"),
-        ("Returns", ("++model.arguments.kind=object", "model.loss=tests.user_modules.of_values"),
-         "in which no tensor has a gradient"),
-        ("build", (*TRAINED[:-1], "task.label_smoothing=0.1"), "is part of the cross entropy"),
-        ("build", (*TRAINED, "recipe.mixup_alpha=0.2"), "mixes images and labels"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_said_before_anything_runs(target, overrides, words):
-    assert words in only_reason(target, *overrides)
+        ("build", ("tensor_parallel=megatron",), "`tensor_parallel=none`"),
+        ("build", ("classifier=pooled",), "`classifier=token`"),
+        ("build", ("vit_block=parallel",), "`vit_block=plain`"),
+        ("build", ("tokens=drop",), "`tokens=all`"),
+        ("build", ("sequence_parallel=ulysses",), "`sequence_parallel=none`"),
+        ("build", ("pipeline_parallel=gpipe",), "`pipeline_parallel=none`"),
+        ("build", ("layout=batch_second",), "`layout=batch_second`"),
+        ("build", ("precision=fp8", "precision.emulate=true"), "`precision=O1`"),
+        (
+            "build",
+            ("model.loss=tests.user_modules.nosuch",),
+            "`model.loss=tests.user_modules.nosuch`",
+        ),
+        ("build", ("model.loss=focal",), "`model.loss=focal`"),
+        (
+            "TwoHeads",
+            ("model.output=1", "model.loss=tests.user_modules.of_both"),
+            "`model.output=1` 2",
+        ),
+        (
+            "Returns",
+            ("++model.arguments.kind=object", "model.loss=tests.user_modules.of_values"),
+            "`values` `images`",
+        ),
+        ("build", (*TRAINED[:-1], "task.label_smoothing=0.1"), "`task.label_smoothing=0.1`"),
+        (
+            "build",
+            (*TRAINED, "recipe.mixup_alpha=0.2"),
+            "`recipe=digits` `model.loss=tests.user_modules.focal`",
+        ),
+    ]:
+        reason = only_reason(target, *overrides)
+        require(reason, names if "`" in names else "")
+        assert "`" in names or names in reason
 
 
 @pytest.mark.parametrize(
@@ -120,7 +146,7 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
     hub = reason("google/none", OSError("We couldn't connect to the hub.\nCheck\nyour connection."))
     assert "(We couldn't connect to the hub. Check your connection.): without network give" in hub
     missing = reason("needs-more", ModuleNotFoundError("No module", name="einops"))
-    assert "needs the package einops, which is not installed: `pip install einops`" in missing
+    assert "`pip install einops`" in missing
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
     assert "model_9, " in long
     assert "model_100" not in long
@@ -167,7 +193,7 @@ def test_a_target_is_asked_for():
     [reason] = entry(*MODULE).reasons
     assert "needs `model.target=package.module.function`" in reason
     [reason] = entry("model=timm", "batch.images_per_step=16").reasons
-    assert "needs `model.name=...`, such as `vit_tiny_patch16_224`" in reason
+    assert all(name in reason for name in ("`model.name=...`", "`vit_tiny_patch16_224`"))
 
 
 def test_blocks_are_found_by_path_by_pattern_and_by_size():
@@ -218,7 +244,7 @@ def test_an_output_that_does_not_fit_names_what_was_returned(kind, output, told)
 
 def test_what_is_no_tensor_is_named_where_no_output_is_chosen():
     reason = only_reason("Returns", "++model.arguments.kind=dict")
-    assert "returned dict with the keys `values`, `images` for images" in reason
+    assert all(name in reason for name in ("`values`", "`images`"))
     assert reason.endswith("and `model.output`.")
 
 
@@ -298,7 +324,7 @@ def test_a_kernel_can_be_chosen_where_the_module_has_the_seam():
     before = model.attend
     assert cell.spec.attention.apply(model).attend is not before
     assert prove(cell.spec, lone_world()) < 1e-5
-    with pytest.raises(VitsweepError, match="no module of the model has an attribute `attend`"):
+    with pytest.raises(VitsweepError, match="`attend`"):
         cell.spec.attention.apply(build_model(planned("build").spec))
 
 

@@ -26,13 +26,13 @@ def searched(holds: Callable[[int], bool], **settings: object) -> tuple[Search, 
     return search, tried
 
 
-@pytest.mark.parametrize("most", [1, 2, 15, 16, 17, 100, 1000, 12_345])
-def test_a_limit_is_found_within_six_percent_by_few_values(most: int) -> None:
-    search, tried = searched(lambda value: value <= most)
-    assert search.fits <= most < (search.fails or 0)
-    assert (search.fails or 0) - search.fits <= max(1, 0.06 * search.fits)
-    assert len(tried) <= 16
-    assert len(set(tried)) == len(tried)
+def test_a_limit_is_found_within_six_percent_by_few_values() -> None:
+    for most in [1, 2, 15, 16, 17, 100, 1000, 12_345]:
+        search, tried = searched(lambda value, most=most: value <= most)
+        assert search.fits <= most < (search.fails or 0)
+        assert (search.fails or 0) - search.fits <= max(1, 0.06 * search.fits)
+        assert len(tried) <= 16
+        assert len(set(tried)) == len(tried)
 
 
 def test_only_multiples_of_the_step_are_tried() -> None:

@@ -122,7 +122,7 @@ def test_the_largest_cell_fits_into_the_share_of_the_memory():
     assert sizes("machine.images_per_rank=[48]")["batch.images_per_step"] == "48", (
         "without machine=cuda"
     )
-    with pytest.raises(BadValueError, match=r"changes no cell: `machine=cpu`.*`machine=cuda` too"):
+    with pytest.raises(BadValueError, match=r"`machine=cpu`.*`machine=cuda`"):
         cells_for(["machine.images_per_rank=[48]"], COMPOSER, CPU)
     small = replace(ONE_H200, least_gib=28.7)
     assert "images (ViT-B/16 needs 66 GiB of 29); " in defaults(["+sweep=meta_speedups"], small)[2]
@@ -202,9 +202,9 @@ def test_a_cluster_is_what_its_profile_says():
 def test_a_machine_is_one_for_all_cells():
     with pytest.raises(BadValueError, match="machine=cpu,cuda` cannot be swept"):
         cells_for(["machine=cpu,cuda"], COMPOSER, CPU)
-    with pytest.raises(BadValueError, match="`machine` has no choice `gpu`"):
+    with pytest.raises(BadValueError, match=r"`machine`.*`gpu`"):
         cells_for(["machine=gpu"], COMPOSER, CPU)
-    with pytest.raises(BadValueError, match="`machine` has no choice `gpu`"):
+    with pytest.raises(BadValueError, match=r"`machine`.*`gpu`"):
         cells_for(["+sweep.by_machine.gpu={cells: []}"], COMPOSER, CPU)
     text = "+sweep.by_machine.cuda={cells: ['precision=O1 sharding=fsdp', 'sharding=fsdp']}"
     [cell] = cells_for(["sweep.name=mine", text], COMPOSER, ONE_H200)[0]

@@ -17,12 +17,12 @@ from vitsweep.rates.profile import (
 )
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_every_figure_of_a_profile_has_a_source_and_says_how_sure_it_is(name: str) -> None:
-    hardware = profile_named(name)
-    assert all(figure.source and figure.confidence for _, figure in hardware.figures if figure)
-    assert hardware.figures.model_fields_set >= generic_gpu().figures.model_fields_set
-    assert 0 < hardware.usable_bytes < hardware["memory_gib"] * 2**30
+def test_every_figure_of_a_profile_has_a_source_and_says_how_sure_it_is() -> None:
+    for name in profile_names():
+        hardware = profile_named(name)
+        assert all(figure.source and figure.confidence for _, figure in hardware.figures if figure)
+        assert hardware.figures.model_fields_set >= generic_gpu().figures.model_fields_set
+        assert 0 < hardware.usable_bytes < hardware["memory_gib"] * 2**30
 
 
 def test_peaks_are_those_of_the_denominator_of_mfu() -> None:
@@ -72,9 +72,7 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
-    with pytest.raises(
-        BadValueError, match=r"unknown device; did you mean `--hardware rtx_4090`\?"
-    ):
+    with pytest.raises(BadValueError, match="`--hardware rtx_4090`"):
         profile_named("rtx_4091")
     with pytest.raises(BadValueError, match=r"known are .*h100.*a copy of a file of"):
         profile_named("x1")

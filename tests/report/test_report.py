@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.builders import run
+from tests.said import opening
 from tests.sample_sweep import records_of, write
 from vitsweep import extras
 from vitsweep.errors import VitsweepError
@@ -22,6 +23,7 @@ from vitsweep.report.html import render, write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -127,13 +129,13 @@ def test_of_several_settings_the_first_rows_are_the_fastest_of_each(tmp_path):
             store.save_run(run(cell, f"b{block}", speed, precision="O2", **common))
     store.append_command({"baselines": baselines})
     text = write_report(store).read_text()
-    assert "A faster cell is shown in 4 of 10 settings." in text
+    assert say("settings_shown", shown=4, all=10) in text
     first = text.partition('id="best"')[2].partition("</table>")[0]
     assert first.count("<tr>") == 1 + 8
     assert "none (highest: O2)" in first
     assert "32 px" in first
     assert "2 more settings" in text
-    assert answers(SweepTables.of(store))[-1] == "A faster cell is shown in 4 of 10 settings."
+    assert answers(SweepTables.of(store))[-1] == say("settings_shown", shown=4, all=10)
 
 
 FIRST = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
@@ -190,9 +192,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
         *failed,
         *setting("f", {"O2": noisy}),
     )
-    assert said == "A faster cell is shown in 2 of 6 settings.", (
-        "not: probably, failed, less accurate"
-    )
+    assert said == say("settings_shown", shown=2, all=6), "not: probably, failed, less accurate"
     assert head == "setting | fastest shown | speedup | claim"
     rows = {row.partition(" | ")[0][0]: row.partition(" | ")[2] for row in rows}
     assert re.match(
@@ -210,7 +210,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
 def test_without_a_ratio_the_first_rows_are_cells(tmp_path):
     runs = [r for name in "ab" for r in setting(name, {"O1": SURE}) if r.cell_id[2:] != "base"]
     said, head, *rows = first_rows(tmp_path / "s", *runs)
-    assert "had the highest throughput" in said
+    assert opening("no_baseline", names="O1").partition("O1")[2] in said
     assert head.startswith("cell | img/s")
     assert len(rows) == 2
 
@@ -225,7 +225,7 @@ def test_settings_of_two_devices_are_told_apart(tmp_path):
             for status in (Status.failed if r.cell_id == "a.base" else Status.measured,)
         ),
     )
-    assert said == "A faster cell is shown in 1 of 2 settings."
+    assert said == say("settings_shown", shown=1, all=2)
     assert [row.partition(" | ")[0] for row in rows] == ["V100", "A100"]
     assert rows[1].endswith("no speedup: its baseline was measured elsewhere")
     told = " ".join(answers(SweepTables.of(Store(tmp_path / "s"))))
@@ -247,8 +247,8 @@ def test_a_folder_without_records_is_named(tmp_path):
 def test_nothing_measured_is_an_answer(tmp_path):
     store = Store(tmp_path / "s").create()
     store.save_run(run("dead", status=Status.out_of_memory, reason="no room"))
-    assert answers(SweepTables.of(store)) == ["No throughput was measured: 1 out of memory."]
-    assert "No throughput was measured" in write_report(store).read_text()
+    assert answers(SweepTables.of(store)) == [say("nothing_measured", why="1 out of memory")]
+    assert opening("nothing_measured") in write_report(store).read_text()
 
 
 def said(tmp_path, *speeds):
@@ -261,7 +261,7 @@ def said(tmp_path, *speeds):
 
 
 def test_noise_is_not_called_faster(tmp_path):
-    assert "Nothing is shown to beat the baseline" in said(tmp_path, 99, 103, 101)
+    assert opening("none_shown", base="the baseline") in said(tmp_path, 99, 103, 101)
 
 
 def test_slower_is_not_called_fastest(tmp_path):
@@ -301,7 +301,7 @@ def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
         store.save_run(run("fast", f"c{i}", 200, precision="O2"))
     store.append_command({"baselines": {"base": "base", "fast": "base"}})
     assert answers(SweepTables.of(store)) == [
-        "O2 had the highest throughput, 200 img/s; nothing was compared with a baseline.",
+        say("no_baseline", names="O2", rate=200),
         "O2, at 200 img/s, has no speedup: no paired runs.",
     ]
     for i in range(3):
@@ -320,9 +320,7 @@ def test_without_a_baseline_the_fastest_is_named(tmp_path):
     store.save_run(run("a", "b0", 100))
     store.save_run(run("b", "b0", 150, precision="O2"))
     store.append_command({"cells": ["a", "b"], "baselines": {"a": None, "b": None}})
-    assert answers(SweepTables.of(store)) == [
-        "O2 had the highest throughput, 150 img/s; nothing was compared with a baseline."
-    ]
+    assert answers(SweepTables.of(store)) == [say("no_baseline", names="O2", rate=150)]
 
 
 TIMED = """<script>

@@ -100,7 +100,7 @@ def test_a_pipe_or_an_endless_file_is_not_read(store: Store) -> None:
     for name in ("pipe", "zeros", "sparse"):
         with pytest.raises(OSError, match=r"not a regular file|is a link|too large"):
             read_text(store.root / name)
-    with pytest.raises(UnsafeFileError, match=r"`.*pipe` is not a regular file"):
+    with pytest.raises(UnsafeFileError, match=r"`.*pipe`"):
         WRITERS["write"](store.root / "pipe")  # root would replace /dev/null
     assert (store.root / "pipe").is_fifo()
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.cells import TINY, entry
+from tests.refusals import named, require
 from vitsweep.errors import BadValueError
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.resources import Machine
@@ -14,114 +15,104 @@ def told(*overrides: str) -> str:
     return str(error.value)
 
 
-WHOLE = "must be a valid integer."
-
-
-@pytest.mark.parametrize(
-    ("typed", "sentence"),
-    [
-        ("batch.images_per_step=abc", f"`batch.images_per_step=abc`: {WHOLE}"),
-        ("batch.images_per_step=-1", "`batch.images_per_step=-1`: must be greater than 0."),
-        ("batch.images_per_step=0", "`batch.images_per_step=0`: must be greater than 0."),
-        ("batch.images_per_step=1.5", f"`batch.images_per_step=1.5`: {WHOLE}"),
-        ("batch.images_per_step=null", f"`batch.images_per_step=null`: {WHOLE}"),
-        ("batch.images_per_step=true", f"`batch.images_per_step=true`: {WHOLE}"),
-        ("batch.images_per_step=[1,2]", f"`batch.images_per_step=[1, 2]`: {WHOLE}"),
-        ("batch.images_per_step='3'", f'`batch.images_per_step="3"`: {WHOLE}'),
-        ("batch.images_per_step={a:1}", '`batch.images_per_step={"a": 1}`: ' + WHOLE),
-        ("batch.scope=world", "`batch.scope=world`: must be 'total' or 'per_replica'."),
-        ("model.depth=0", "`model.depth=0`: must be greater than 0."),
-        ("model.norm_eps=0", "`model.norm_eps=0`: must be greater than 0."),
-        ("seed=-1", "`seed=-1`: must be greater than or equal to 0."),
-        (f"seed={2**63}", f"`seed={2**63}`: must be at most {2**63 - 1}."),
-        (f"batch.images_per_step={10**30}", f"must be at most {2**63 - 1}."),
-        ("~precision", "`~precision` removes a group, but a cell has one choice of `precision`"),
-        ("precision=[O1,O2]", "sweep over several with `-m precision=O1,O2`."),
-        ("task.epochs=-1", "`task.epochs=-1`: must be greater than or equal to 0."),
-        ("task.label_smoothing=2", "`task.label_smoothing=2`: must be less than or equal to 1."),
-        ("measurement.blocks=0", "`measurement.blocks=0`: must be greater than or equal to 1."),
-        ("measurement.timeout_min=0", "`measurement.timeout_min=0`: must be greater than 0."),
-        ("measurement.trace=maybe", "`measurement.trace=maybe`: must be a valid boolean."),
-        ("optimizer.learning_rate=abc", "`optimizer.learning_rate=abc`: must be a valid number."),
-        ("optimizer.learning_rate=-1", "`optimizer.learning_rate=-1`: must be greater than 0."),
+def test_a_wrong_value_is_told_as_typed_with_what_is_needed() -> None:
+    for typed, names in [
+        ("batch.images_per_step=abc", "`batch.images_per_step=abc`"),
+        ("batch.images_per_step=-1", "`batch.images_per_step=-1` 0"),
+        ("batch.images_per_step=0", "`batch.images_per_step=0` 0"),
+        ("batch.images_per_step=1.5", "`batch.images_per_step=1.5`"),
+        ("batch.images_per_step=null", "`batch.images_per_step=null`"),
+        ("batch.images_per_step=true", "`batch.images_per_step=true`"),
+        ("batch.images_per_step=[1,2]", "`batch.images_per_step=[1, 2]`"),
+        ("batch.images_per_step='3'", '`batch.images_per_step="3"`'),
+        ("batch.images_per_step={a:1}", '`batch.images_per_step={"a": 1}`'),
+        ("batch.scope=world", "`batch.scope=world`"),
+        ("model.depth=0", "`model.depth=0` 0"),
+        ("model.norm_eps=0", "`model.norm_eps=0` 0.0"),
+        ("seed=-1", "`seed=-1` 0"),
+        (f"seed={2**63}", f"`seed={2**63}` {2**63 - 1}"),
+        (f"batch.images_per_step={10**30}", f"`batch.images_per_step={10**30}` {2**63 - 1}"),
+        ("~precision", "`~precision` `precision`"),
+        ("precision=[O1,O2]", "`-m precision=O1,O2`"),
+        ("task.epochs=-1", "`task.epochs=-1` 0"),
+        ("task.label_smoothing=2", "`task.label_smoothing=2` 1.0"),
+        ("measurement.blocks=0", "`measurement.blocks=0` 1"),
+        ("measurement.timeout_min=0", "`measurement.timeout_min=0` 0.0"),
+        ("measurement.trace=maybe", "`measurement.trace=maybe`"),
+        ("optimizer.learning_rate=abc", "`optimizer.learning_rate=abc`"),
+        ("optimizer.learning_rate=-1", "`optimizer.learning_rate=-1` 0.0"),
         (
             "optimizer.learning_rate=nan",
-            "`optimizer.learning_rate=NaN`: must be a finite number.",
+            "`optimizer.learning_rate=NaN`",
         ),
-        ("optimizer.clip_norm=0", "`optimizer.clip_norm=0`: must be greater than 0."),
-        (
-            "optimizer.weight_decay=-1",
-            "`optimizer.weight_decay=-1`: must be greater than or equal to 0.",
-        ),
-        ("optimizer.beta1=1", "`optimizer.beta1=1`: must be less than 1."),
+        ("optimizer.clip_norm=0", "`optimizer.clip_norm=0` 0.0"),
+        ("optimizer.weight_decay=-1", "`optimizer.weight_decay=-1` 0.0"),
+        ("optimizer.beta1=1", "`optimizer.beta1=1` 1.0"),
         (
             "precision.dtype=float33",
-            "must be 'float32' or 'float64'; did you mean `precision.dtype=float32`?",
+            "`precision.dtype=float32`",
         ),
-        ("resources.device=tpu", "must be one of `auto`, `cpu`, `cuda`."),
-        ("resources.threads_per_rank=0", "`resources.threads_per_rank=0`: must be greater than 0."),
-        ("resources.nodes=0", "`resources.nodes=0`: a whole number of at least 1 is needed."),
-        ("resources.nodes=abc", "`resources.nodes=abc`: a whole number of at least 1 is needed."),
-        ("resources.ranks_per_node=-1", "`resources.ranks_per_node=-1`: a whole number of at"),
-        ("resources.memory_gib_per_rank=0", "must be greater than 0."),
-        ("mesh.shard=0", "`mesh.shard=0`: a whole number of at least 1, or `auto`."),
-        ("mesh.tensor=abc", "`mesh.tensor=abc`: a whole number of at least 1, or `auto`."),
-    ],
-)
-def test_a_wrong_value_is_told_as_typed_with_what_is_needed(typed: str, sentence: str) -> None:
-    assert sentence in told(typed)
+        ("resources.device=tpu", "`auto` `cpu` `cuda`"),
+        ("resources.threads_per_rank=0", "`resources.threads_per_rank=0` 0"),
+        ("resources.nodes=0", "`resources.nodes=0` 1"),
+        ("resources.nodes=abc", "`resources.nodes=abc` 1"),
+        ("resources.ranks_per_node=-1", "`resources.ranks_per_node=-1`"),
+        ("resources.memory_gib_per_rank=0", "`resources.memory_gib_per_rank=0` 0.0"),
+        ("mesh.shard=0", "`mesh.shard=0` `auto` 1"),
+        ("mesh.tensor=abc", "`mesh.tensor=abc` `auto` 1"),
+    ]:
+        require(told(typed), names)
 
 
 def test_a_loss_scale_may_be_a_number_or_a_word_and_both_are_told() -> None:
-    sentence = told("precision=O1", "precision.loss_scale=-3")
-    assert sentence == ("`precision.loss_scale=-3`: must be greater than 0; or must be 'dynamic'.")
+    said = told("precision=O1", "precision.loss_scale=-3")
+    require(said, "`precision.loss_scale=-3` 0.0")
+    assert "'dynamic'" in said
 
 
 def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest() -> None:
-    assert told("+batch.imgs_per_step=3") == (
-        "`batch.imgs_per_step` does not exist; did you mean `batch.images_per_step`?"
-    )
-    assert "did you mean `optimizer.beta2`?" in told("+optimizer.beta3=1")
-    assert "did you mean" not in told("+precision.xyz=1")
+    require(told("+batch.imgs_per_step=3"), "`batch.imgs_per_step` `batch.images_per_step`")
+    require(told("+optimizer.beta3=1"), "`optimizer.beta3` `optimizer.beta2`")
+    assert not told("+precision.xyz=1").endswith("?")
 
 
 def test_a_missing_key_is_named() -> None:
-    assert told("~batch.scope") == "`batch.scope` is missing."
-    assert told("~task.epochs") == "`task.epochs` is missing."
+    for key in ("batch.scope", "task.epochs"):
+        assert named(told(f"~{key}")) == {f"`{key}`"}
 
 
 def test_a_missing_group_is_named() -> None:
     tree = entry().tree
     del tree["memory"], tree["seed"]
-    with pytest.raises(BadValueError, match="lacks `memory`, `seed`"):
+    with pytest.raises(BadValueError, match="`memory`, `seed`"):
         cell_from_tree(tree)
 
 
 @pytest.mark.parametrize(
-    ("target", "sentence"),
+    ("target", "names"),
     [
         (
             "vitsweep.techniques.sharding.ddp.Ddp",
-            "`precision._target_` names `Ddp`, which is no Precision.",
+            "`precision._target_` `Ddp`",
         ),
-        ("nothing", "`precision._target_=nothing` must name a class, like `package.module.Class`."),
-        ("3", "`precision._target_=3` must name a class"),
+        ("nothing", "`precision._target_=nothing` `package.module.Class`"),
+        ("3", "`precision._target_=3`"),
         (
             "mine.nothing.X",
-            "cannot be imported (No module named 'mine'): install it, or put its folder on `PYTHONPATH`.",
+            "`PYTHONPATH`",
         ),
         (
             "__main__.Mine",
-            "notebook or script defines: put the class or function into a file).",
+            "`precision._target_=__main__.Mine`",
         ),
         (
             "vitsweep.techniques.sharding.ddp.Nix",
-            "`precision._target_=vitsweep.techniques.sharding.ddp.Nix` cannot be",
+            "`precision._target_=vitsweep.techniques.sharding.ddp.Nix`",
         ),
     ],
 )
-def test_a_wrong_target_is_told(target: str, sentence: str) -> None:
-    assert sentence in told(f"precision._target_={target}")
+def test_a_wrong_target_is_told(target: str, names: str) -> None:
+    require(told(f"precision._target_={target}"), names)
 
 
 def test_all_wrong_values_of_a_cell_are_told_at_once() -> None:
@@ -140,9 +131,9 @@ def test_all_wrong_values_of_a_cell_are_told_at_once() -> None:
 
 def test_a_section_where_a_value_belongs_and_the_reverse() -> None:
     tree = entry().tree
-    with pytest.raises(BadValueError, match="`seed` takes a single value, not a section"):
+    with pytest.raises(BadValueError, match="`seed`"):
         cell_from_tree(tree | {"seed": {"a": 1}})
-    with pytest.raises(BadValueError, match="`batch=3` is no choice of the group `batch`"):
+    with pytest.raises(BadValueError, match=r"`batch=3`.*`batch`"):
         cell_from_tree(tree | {"batch": 3})
 
 

@@ -42,9 +42,8 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
     assert pycls.recipe.optimizer(pycls).learning_rate == 0.001
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
+def test_a_recipe_that_cannot_work_is_refused_with_the_way_out() -> None:
+    for overrides, said in [
         (
             ("recipe=deit_300",),
             "`recipe=deit_300` has no effect with `task=measure`",
@@ -83,12 +82,8 @@ def test_the_learning_rate_grows_with_the_batch(images: int, rate: float) -> Non
             ("task=train", "recipe.drop_path=0.1", "tensor_parallel=megatron"),
             "needs `tensor_parallel=none`: use `recipe.drop_path=0`",
         ),
-    ],
-)
-def test_a_recipe_that_cannot_work_is_refused_with_the_way_out(
-    overrides: tuple[str, ...], said: str
-) -> None:
-    assert said in reasons(*overrides)
+    ]:
+        assert said in reasons(*overrides)
 
 
 def test_a_training_without_epochs_is_not_told_to_train() -> None:

@@ -31,20 +31,19 @@ def cell_parts(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: node for key, node in tree.items() if key not in ("sweep", "tracker")}
 
 
-@pytest.mark.parametrize(
-    "machine", [LAPTOP, GPU_NODE, BARE], ids=lambda m: f"{m.device}{m.cores_per_node}"
-)
-@pytest.mark.parametrize(
-    "overrides",
-    [[], ["precision=O1"], ["sharding=hsdp"], ["model=vit_base", "data=synthetic"]],
-    ids=" ".join,
-)
-def test_no_auto_is_left(machine: Machine, overrides: list[str]) -> None:
-    tree = composer().compose(overrides).tree
-    assert autos(cell_parts(tree))
-    left = cell_parts(resolve(tree, machine))
-    # `attention.backend=auto` is torch's own word for choosing a kernel at run time
-    assert autos(left | {"attention": {}}) == []
+def test_no_auto_is_left() -> None:
+    for machine in [LAPTOP, GPU_NODE, BARE]:
+        for overrides in [
+            [],
+            ["precision=O1"],
+            ["sharding=hsdp"],
+            ["model=vit_base", "data=synthetic"],
+        ]:
+            tree = composer().compose(overrides).tree
+            assert autos(cell_parts(tree))
+            left = cell_parts(resolve(tree, machine))
+            # `attention.backend=auto` is torch's own word for choosing a kernel at run time
+            assert autos(left | {"attention": {}}) == []
 
 
 def test_the_tree_that_was_composed_is_not_changed() -> None:
@@ -59,9 +58,8 @@ def test_resolving_twice_changes_nothing() -> None:
     assert resolve(once, GPU_NODE) == once
 
 
-@pytest.mark.parametrize(
-    ("precision", "machine", "half", "scale"),
-    [
+def test_half_precision_is_float16_with_a_scaler_on_gpus_only() -> None:
+    for precision, machine, half, scale in [
         ("O1", LAPTOP, "bfloat16", None),
         ("O2", LAPTOP, "bfloat16", None),
         ("O3", LAPTOP, "bfloat16", None),
@@ -71,13 +69,9 @@ def test_resolving_twice_changes_nothing() -> None:
         ("bf16", GPU_NODE, "bfloat16", None),
         ("bf16_params", GPU_NODE, "bfloat16", None),
         ("bf16_masters", GPU_NODE, "bfloat16", None),
-    ],
-)
-def test_half_precision_is_float16_with_a_scaler_on_gpus_only(
-    precision: str, machine: Machine, half: str, scale: str | None
-) -> None:
-    node = resolved(f"precision={precision}", machine=machine)["precision"]
-    assert (node["half_dtype"], node["loss_scale"]) == (half, scale)
+    ]:
+        node = resolved(f"precision={precision}", machine=machine)["precision"]
+        assert (node["half_dtype"], node["loss_scale"]) == (half, scale)
 
 
 def test_a_loss_scale_follows_the_half_precision_that_was_typed() -> None:
@@ -137,9 +131,8 @@ RANKS_4 = "resources.ranks_per_node=4"
 NODES_2 = "resources.nodes=2"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "degrees"),
-    [
+def test_a_method_takes_the_world_and_replicas_are_what_is_left() -> None:
+    for overrides, degrees in [
         ([], {"replicate": 2}),
         (["sharding=none", "resources.ranks_per_node=1"], {}),
         (["sharding=fsdp", RANKS_4], {"shard": 4}),
@@ -157,14 +150,10 @@ NODES_2 = "resources.nodes=2"
         ),
         (["sharding=fsdp", RANKS_4, "mesh.shard=2"], {"replicate": 2, "shard": 2}),
         (["mesh.shard=3"], {"replicate": 0, "shard": 3}),
-    ],
-)
-def test_a_method_takes_the_world_and_replicas_are_what_is_left(
-    overrides: list[str], degrees: dict[str, int]
-) -> None:
-    mesh = resolved(*overrides)["mesh"]
-    axes = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
-    assert mesh == dict.fromkeys(axes, 1) | degrees
+    ]:
+        mesh = resolved(*overrides)["mesh"]
+        axes = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
+        assert mesh == dict.fromkeys(axes, 1) | degrees
 
 
 def test_two_methods_that_share_the_world_ask_for_a_degree() -> None:

@@ -131,7 +131,7 @@ def test_equality_is_claimed_on_request_only_and_needs_a_narrow_interval():
     failed = run("same", "gone", status=Status.failed, reason="hung")
     lost = with_equal_claims(cells(table_of(runs, [failed]), baselines), margin=0.03)
     assert claim_of(lost, "same")["claim"] == "no difference shown"
-    with pytest.raises(VitsweepError, match="`margin` must be above 0; got 0"):
+    with pytest.raises(VitsweepError, match="`margin`"):
         with_equal_claims(rows, margin=0)
 
 

@@ -327,9 +327,7 @@ def test_a_missing_column_is_named(column):
 def test_text_instead_of_a_throughput_is_named():
     runs = table(run("a"), run("b", precision="O1")).astype({"images_per_second": object})
     runs.loc[0, "images_per_second"] = "fast"
-    with pytest.raises(
-        VitsweepError, match="`images_per_second` must hold numbers in img/s; `fast`"
-    ):
+    with pytest.raises(VitsweepError, match=r"`images_per_second`.*`fast`"):
         effects(runs, {})
 
 

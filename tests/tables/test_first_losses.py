@@ -1,6 +1,5 @@
 """A cell whose first losses or gradients leave those of its baseline is wrong."""
 
-import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
@@ -25,9 +24,8 @@ def judged(*records: RunRecord) -> DataFrame:
 PLAIN = (2.3, 2.2, 2.1)
 
 
-@pytest.mark.parametrize(
-    ("losses", "validity", "step"),
-    [
+def test_losses_are_compared_as_far_as_they_should_agree() -> None:
+    for losses, validity, step in [
         (PLAIN, {}, 0),
         ((2.30001, 2.2003, 2.1003), {}, 0),
         ((2.3002, 2.2, 2.1), {}, 1),
@@ -38,17 +36,15 @@ PLAIN = (2.3, 2.2, 2.1)
         ((2.4, 2.5, 2.9), {"same_losses": "another optimizer"}, 1),
         ((2.4, 2.5, 2.9), {"same_losses": "other", "same_first_loss": "another batch"}, 0),
         ((2.3, None, None), {}, 0),
-    ],
-)
-def test_losses_are_compared_as_far_as_they_should_agree(
-    losses: tuple[float | None, ...], validity: dict[str, object], step: int
-) -> None:
-    found = judged(measured("base", PLAIN), measured("fast", losses, **validity))
-    assert found.loc["base", "status"] == "measured"
-    assert found.loc["fast", "status"] == ("wrong" if step else "measured")
-    if step:
-        reason = found.loc["fast", "reason"]
-        assert reason.startswith(f"The loss of step {step} differs from the baseline's in the same")
+    ]:
+        found = judged(measured("base", PLAIN), measured("fast", losses, **validity))
+        assert found.loc["base", "status"] == "measured"
+        assert found.loc["fast", "status"] == ("wrong" if step else "measured")
+        if step:
+            reason = found.loc["fast", "reason"]
+            assert reason.startswith(
+                f"The loss of step {step} differs from the baseline's in the same"
+            )
 
 
 def test_without_any_baseline_nothing_is_compared() -> None:
@@ -59,9 +55,8 @@ def test_without_any_baseline_nothing_is_compared() -> None:
 SKETCH = "0.75 1.5 -2.25 0.5 3"
 
 
-@pytest.mark.parametrize(
-    ("sketch", "validity", "reason"),
-    [
+def test_gradients_are_compared_where_the_first_loss_is() -> None:
+    for sketch, validity, reason in [
         (SKETCH, {}, ""),
         ("0.75005 1.50005 -2.25 0.5 3", {}, ""),
         (
@@ -79,16 +74,14 @@ SKETCH = "0.75 1.5 -2.25 0.5 3"
         ("0.76 1.5 -2.25 0.5 3", {}, "by 0.013 of its size"),
         ("0.76 1.5 -2.25 0.5 3", {"same_losses": "another clip_norm"}, ""),
         (None, {}, ""),
-    ],
-)
-def test_gradients_are_compared_where_the_first_loss_is(
-    sketch: str | None, validity: dict[str, object], reason: str
-) -> None:
-    base = measured("base", PLAIN, first_gradients=SKETCH)
-    found = judged(base, measured("fast", PLAIN, first_gradients=sketch, **validity)).loc["fast"]
-    assert found["status"] == ("wrong" if reason else "measured")
-    assert reason in found["reason"]
-    assert not reason or found["reason"].startswith("The gradient of step 1 ")
+    ]:
+        base = measured("base", PLAIN, first_gradients=SKETCH)
+        found = judged(base, measured("fast", PLAIN, first_gradients=sketch, **validity)).loc[
+            "fast"
+        ]
+        assert found["status"] == ("wrong" if reason else "measured")
+        assert reason in found["reason"]
+        assert not reason or found["reason"].startswith("The gradient of step 1 ")
 
 
 def test_only_runs_of_one_block_are_compared_and_the_cell_is_wrong_in_its_row() -> None:

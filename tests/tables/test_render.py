@@ -112,18 +112,18 @@ def printed(content: object, width: int) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
-@pytest.mark.parametrize("name", SWEEPS)
-def test_the_table_is_the_one_that_was_looked_at(name: str, width: int) -> None:
+def test_the_table_is_the_one_that_was_looked_at() -> None:
     """After a deliberate change: delete the file, run the test twice, look at the new one."""
-    path = GOLDEN / f"{name}_{width}.txt"
-    text = printed(CellTable(made(name), name), width)
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        pytest.fail(f"{path} is new: look at it")
-    assert text == path.read_text(encoding="utf-8")
-    assert max(map(len, text.splitlines())) <= width
+    for width in [60, 80, 140]:
+        for name in SWEEPS:
+            path = GOLDEN / f"{name}_{width}.txt"
+            text = printed(CellTable(made(name), name), width)
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                pytest.fail(f"{path} is new: look at it")
+            assert text == path.read_text(encoding="utf-8")
+            assert max(map(len, text.splitlines())) <= width
 
 
 def test_a_choice_that_was_compared_with_itself_is_named_below_the_table() -> None:
@@ -242,7 +242,7 @@ def test_a_row_whose_parameters_are_gathered_in_float32_or_not_at_all_says_so() 
         )
         text = " ".join(printed(CellTable(found, "one"), 200).split())
         assert (told in text) == ((sharding, autocast, ranks) == ("fsdp", True, 8))
-        assert ("`sharding=fsdp` on one rank shares nothing" in text) == (ranks == 1)
+        assert ("`sharding=fsdp` on one rank" in text) == (ranks == 1)
 
 
 def test_rows_of_several_devices_say_which() -> None:

@@ -370,9 +370,7 @@ def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
 
     assert checkpoints.resume(trainer) == Position()
     assert "Training went on at the beginning." in checkpoints.resumed
-    assert "the shape of its `blocks.0.mlp.up.weight` is (128, 32) instead of (64, 32)" in (
-        checkpoints.resumed
-    )
+    assert "`blocks.0.mlp.up.weight`" in (checkpoints.resumed)
     assert "it has no `blocks.1" in checkpoints.resumed
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -149,24 +148,27 @@ def drawn_by(model: Any, choice: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("typed", TWINS)
-def test_a_plain_twin_is_its_equations(typed: str) -> None:
-    knobs, of_model, of_equations = TWINS[typed]
-    built = build(**of_model)
-    vars(built)["draws"] = draws = Draws(0)
-    model = choice(*typed.split()[0].split("="), **knobs).plain_twin(built)
-    draws.begin(0)
-    drawn = drawn_by(model, typed)
-    draws.begin(0)
-    found = model(IMAGES)
-    weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    wanted = torch.stack(
-        [logits(weights, i, **of_equations, **own) for i, own in zip(IMAGES, drawn, strict=True)]
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
-    found.square().sum().backward()
-    wanted.square().sum().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, weights[name].grad, rtol=1e-9, atol=1e-11, msg=name
+def test_a_plain_twin_is_its_equations() -> None:
+    for typed in TWINS:
+        knobs, of_model, of_equations = TWINS[typed]
+        built = build(**of_model)
+        vars(built)["draws"] = draws = Draws(0)
+        model = choice(*typed.split()[0].split("="), **knobs).plain_twin(built)
+        draws.begin(0)
+        drawn = drawn_by(model, typed)
+        draws.begin(0)
+        found = model(IMAGES)
+        weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+        wanted = torch.stack(
+            [
+                logits(weights, i, **of_equations, **own)
+                for i, own in zip(IMAGES, drawn, strict=True)
+            ]
         )
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(
+                parameter.grad, weights[name].grad, rtol=1e-9, atol=1e-11, msg=name
+            )

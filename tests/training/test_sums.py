@@ -238,6 +238,6 @@ def test_the_proof_compares_with_the_whole_batch_and_names_a_mean_over_parts(
         for name in ("outputs of company", "a buffer"):
             assert found[name].startswith("twin "), found[name]
             assert found[name].endswith(IN_PARTS)
-        assert "it must be a sum: return `losses.sum()`" in found["a mean beside a count"]
+        assert "`losses.sum()`" in found["a mean beside a count"]
         for name in ("divided by the number of parts", "divided by their own counts"):
             assert found[name].startswith("The nano twin's loss"), found[name]

@@ -173,7 +173,7 @@ def test_a_cell_is_named_by_id_name_or_settings(text: str, cell: str) -> None:
 
 
 def test_a_text_that_names_no_cell_or_several_is_refused_with_the_names() -> None:
-    with pytest.raises(BadValueError, match=r"`O3` names no cell .*`O2 \+ fsdp`"):
+    with pytest.raises(BadValueError, match=r"`O3`.*`O2 \+ fsdp`"):
         find_cell(CELLS, "O3")
-    with pytest.raises(BadValueError, match="`vit_nano` names several cells"):
+    with pytest.raises(BadValueError, match="`vit_nano`"):
         find_cell(CELLS.assign(baseline_cell_id=None), "vit_nano")

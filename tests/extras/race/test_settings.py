@@ -21,14 +21,12 @@ def settings(*overrides: str) -> SweepSettings:
     ],
 )
 def test_what_does_not_go_with_a_race_is_refused(override: str) -> None:
-    with pytest.raises(BadValueError, match=r"does not go with `sweep.search=race`"):
+    with pytest.raises(BadValueError, match=r"`sweep.search=race`"):
         settings("sweep.search=race", override)
 
 
 def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
-    with pytest.raises(
-        BadValueError, match=r"`sweep.cells_per_block=1` must be at least 2 in a race"
-    ):
+    with pytest.raises(BadValueError, match=r"`sweep.cells_per_block=1`"):
         settings("sweep.search=race", "sweep.cells_per_block=1")
     assert settings("sweep.search=race", "sweep.cells_per_block=2").cells_per_block == 2
     assert settings("sweep.cells_per_block=1").cells_per_block == 1  # beside a baseline

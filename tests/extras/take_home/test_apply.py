@@ -210,7 +210,7 @@ def test_what_takes_batches_of_one_length_refuses_another() -> None:
 
 def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> None:
     batch = torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(vitsweep.BadValueError, match="`loss_count` counts over what a `loss`"):
+    with pytest.raises(vitsweep.BadValueError, match=r"`loss_count`.*`loss`"):
         vitsweep.apply(ALONE, Stack(1, 10, 16, 2), loss_count=len)
     with (
         vitsweep.apply(
@@ -350,7 +350,7 @@ def test_a_model_is_used_once_and_a_batch_has_an_image_for_each_part() -> None:
         other.load_state_dict(state)
     with (
         vitsweep.apply(ALONE, Stack(1, 10, 8, 2)) as other,
-        pytest.raises(vitsweep.VitsweepError, match="has no `tensors`: load what `state_dict`"),
+        pytest.raises(vitsweep.VitsweepError, match=r"`tensors`.*`state_dict`"),
     ):
         other.load_state_dict(other.model.state_dict())
 

@@ -219,9 +219,8 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
     assert_equal([cell(*o, ranks=ranks) for o in (*RARER[ranks], *others)], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "typed"),
-    [
+def test_what_is_no_plain_pytorch_is_refused_by_name() -> None:
+    for overrides, typed in [
         (("tensor_parallel=megatron", TWO), "tensor_parallel=megatron"),
         (("sequence_parallel=ulysses", TWO), "sequence_parallel=ulysses"),
         (("pipeline_parallel=gpipe", TWO, "batch.images_per_step=32"), "pipeline_parallel=gpipe"),
@@ -244,15 +243,11 @@ def test_rarer_settings_and_models_of_others_do(ranks: int, tmp_path: Path) -> N
         (("attention=linear",), "attention=linear"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
         (("model=axial_vit_nano",), "model=axial_vit_nano"),
-    ],
-)
-def test_what_is_no_plain_pytorch_is_refused_by_name(
-    overrides: tuple[str, ...], typed: str
-) -> None:
-    spec = entry(*(() if "model=" in overrides[0] else TINY), *overrides).spec
-    with pytest.raises(ImpossibleCellError) as no:
-        written(spec, "train.py", [])
-    assert [r for r in no.value.reasons if f"`{typed}`" in r and "vitsweep.apply" in r]
+    ]:
+        spec = entry(*(() if "model=" in overrides[0] else TINY), *overrides).spec
+        with pytest.raises(ImpossibleCellError) as no:
+            written(spec, "train.py", [])
+        assert [r for r in no.value.reasons if f"`{typed}`" in r and "vitsweep.apply" in r]
 
 
 WRITTEN = (

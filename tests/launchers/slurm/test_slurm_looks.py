@@ -27,6 +27,7 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
     slurm_environ.cancel_all()
 
 
+# 20 s: a job of Slurm that measures a slow cell, and the same command again.
 @pytest.mark.slow
 def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
     cells = sweep.run(*CELLS)

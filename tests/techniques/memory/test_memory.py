@@ -20,16 +20,16 @@ def applied(name, kernel="sdpa_auto"):
     return apply
 
 
-@pytest.mark.parametrize("kwargs", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_equal_those_of_the_plain_model(name, kwargs):
-    assert_equal_step(applied(name), **kwargs)
+def test_gradients_equal_those_of_the_plain_model():
+    for kwargs in CASES.values():
+        for name in ALL:
+            assert_equal_step(applied(name), **kwargs)
 
 
-@pytest.mark.parametrize("kernel", ["sdpa_math", "sdpa_flash", "mha_module"])
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_equal_under_every_attention(name, kernel):
-    assert_equal_step(applied(name, kernel))
+def test_gradients_equal_under_every_attention():
+    for kernel in ["sdpa_math", "sdpa_flash", "mha_module"]:
+        for name in ALL:
+            assert_equal_step(applied(name, kernel))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -74,9 +74,7 @@ def test_selective_recomputation_is_refused_where_norms_are_gathered_inside_a_bl
         return list(choice("memory", "recompute_selected").conflicts(cell))
 
     (reason,) = reasons(True, param_dtype="bfloat16")
-    assert (
-        "with `sharding=fsdp` and `precision=O2` these include the gathering of float32" in reason
-    )
+    assert all(name in reason for name in ("`sharding=fsdp`", "`precision=O2`"))
     assert not reasons(True, param_dtype="bfloat16", norm_dtype="bfloat16")
     assert not reasons(False, param_dtype="bfloat16")
 

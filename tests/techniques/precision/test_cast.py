@@ -1,11 +1,10 @@
 """Casting a model leaves complex numbers complex: rotations, Fourier filters."""
 
-import pytest
 import torch
 from torch import nn
 
 from vitsweep.model.precision import cast_model
-from vitsweep.spec.technique import DType, PrecisionPlan
+from vitsweep.spec.technique import PrecisionPlan
 from vitsweep.training.reference import _cast
 
 
@@ -21,27 +20,22 @@ class Turned(nn.Module):
         self.register_buffer("mean", torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "complex_dtype"),
-    [
+def test_only_floating_point_tensors_are_cast() -> None:
+    for dtype, complex_dtype in [
         ("float32", torch.complex64),
         ("bfloat16", torch.complex64),
         ("float16", torch.complex64),
         ("float64", torch.complex128),
-    ],
-)
-@pytest.mark.parametrize("cast", ["of the techniques", "of the reference"])
-def test_only_floating_point_tensors_are_cast(
-    cast: str, dtype: DType, complex_dtype: torch.dtype
-) -> None:
-    model, wanted = Turned(), getattr(torch, dtype)
-    if cast == "of the techniques":
-        plan = PrecisionPlan(param_dtype=dtype, norm_dtype=dtype)
-        cast_model(model, plan, sharded_masters=False)
-    else:
-        _cast(model, wanted)
-    assert model.linear.weight.dtype == model.mean.dtype == wanted
-    assert model.turn.dtype == model.filter.dtype == complex_dtype
-    assert model.turn.imag.abs().max() > 0.5
-    assert model.filter.imag.eq(2).all()
-    assert model.count.dtype == torch.int64
+    ]:
+        for cast in ["of the techniques", "of the reference"]:
+            model, wanted = Turned(), getattr(torch, dtype)
+            if cast == "of the techniques":
+                plan = PrecisionPlan(param_dtype=dtype, norm_dtype=dtype)
+                cast_model(model, plan, sharded_masters=False)
+            else:
+                _cast(model, wanted)
+            assert model.linear.weight.dtype == model.mean.dtype == wanted
+            assert model.turn.dtype == model.filter.dtype == complex_dtype
+            assert model.turn.imag.abs().max() > 0.5
+            assert model.filter.imag.eq(2).all()
+            assert model.count.dtype == torch.int64

@@ -69,13 +69,13 @@ def test_the_twin_of_a_cell_converts_its_small_linears() -> None:
 def test_a_model_of_which_nothing_gains_is_refused() -> None:
     fp8 = ("precision=fp8", "batch.images_per_step=1024")
     told = " ".join(entry(*TINY, *fp8, machine=GPU_NODE).reasons)
-    assert "`precision.layers=gaining` converts no linear of `model.width=32`" in told
+    assert all(name in told for name in ("`precision.layers=gaining`", "`model.width=32`"))
     assert not entry(*TINY, *WIDE, *fp8, machine=GPU_NODE).reasons
     assert not entry(*TINY, *fp8, "precision.layers=all", machine=GPU_NODE).reasons
     rowwise = " ".join(
         entry(*TINY, *WIDE, *fp8, "precision.recipe=rowwise", machine=GPU_NODE).reasons
     )
-    assert "none gains from `precision.recipe=rowwise`" in rowwise
+    assert "`precision.recipe=rowwise`" in rowwise
 
 
 GENERATIONS = {(8, 0): "needs a GPU with FP8 units", (8, 9): "", (9, 0): "", (10, 0): ""}

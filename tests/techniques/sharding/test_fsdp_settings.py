@@ -110,9 +110,8 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
             assert same(predicted(spec, rank), of_ranks[rank][index]), spec.sharding
 
 
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    [
+def test_what_units_cannot_be_is_named() -> None:
+    for overrides, part in [
         (("sharding.reshard_after_forward=3",), "must divide the 4 shards of a copy"),
         (
             ("sharding.reshard_after_forward=4",),
@@ -131,11 +130,9 @@ def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
             ("sharding.gradient_dtype=bfloat16", "precision=bf16_params"),
             "`precision=bf16_params` they are exchanged in bfloat16 already",
         ),
-    ],
-)
-def test_what_units_cannot_be_is_named(overrides: tuple[str, ...], part: str) -> None:
-    four = "resources.ranks_per_node=4"
-    assert part in " ".join(entry(*TINY, "sharding=fsdp", four, *overrides).reasons)
+    ]:
+        four = "resources.ranks_per_node=4"
+        assert part in " ".join(entry(*TINY, "sharding=fsdp", four, *overrides).reasons)
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "fsdp"])
