@@ -118,15 +118,6 @@ def test_what_units_cannot_be_is_named() -> None:
             "and be less: use `sharding.reshard_after_forward=2`.",
         ),
         (
-            ("sharding.blocks_per_unit=3",),
-            "`model.depth=2` blocks that there are: use at most `sharding.blocks_per_unit=2`",
-        ),
-        (("sharding.prefetch_forward=2",), "use at most `sharding.prefetch_forward=1`"),
-        (
-            ("sharding.prefetch_backward=1", "sharding.blocks_per_unit=2"),
-            "use at most `sharding.prefetch_backward=0`",
-        ),
-        (
             ("sharding.gradient_dtype=bfloat16", "precision=bf16_params"),
             "`precision=bf16_params` they are exchanged in bfloat16 already",
         ),

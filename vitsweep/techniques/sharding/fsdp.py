@@ -119,29 +119,8 @@ class Fsdp(Sharding):
                 f"`sharding.reshard_after_forward={ranks}` must divide the {shards} shards of a copy, and "
                 f"be less: use {' or '.join(ways_out)}."
             )
-        depth = getattr(cell.model, "depth", None)
-        if depth is not None and self.blocks_per_unit > depth:
-            yield (
-                f"`sharding.blocks_per_unit={self.blocks_per_unit}` is more than the `model.depth={depth}` "
-                f"blocks that there are: use at most `sharding.blocks_per_unit={depth}`."
-            )
-        yield from self._prefetch_conflicts(depth)
         if self.gradient_dtype is not None:
             yield from half_gradient_conflicts(self, self.gradient_dtype, cell)
-
-    def _prefetch_conflicts(self, depth: int | None) -> Iterator[str]:
-        """Refuse more units than come after the first one."""
-        if depth is None:
-            return
-        units = -(-depth // self.blocks_per_unit)
-        for key in ("prefetch_forward", "prefetch_backward"):
-            ahead = getattr(self, key)
-            if ahead >= max(1, units):
-                yield (
-                    f"`sharding.{key}={ahead}` gathers more units ahead than follow the first of the "
-                    f"{units} (`model.depth={depth}`, `sharding.blocks_per_unit={self.blocks_per_unit}`): "
-                    f"use at most `sharding.{key}={units - 1}`."
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
