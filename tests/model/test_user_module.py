@@ -1,12 +1,8 @@
 """`model=module`: a factory of the user's is checked, built, counted and proved like our own models."""
 
 import random
-import socket
 import sys
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -150,29 +146,6 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
     assert "model_9, " in long
     assert "model_100" not in long
-
-
-def test_a_hub_that_does_not_answer_is_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers")
-    asked = []
-
-    def closes(listener: socket.socket) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
-                connection, address = listener.accept()
-                connection.close()
-                asked.append(address)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        Thread(target=closes, args=(listener,), daemon=True).start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        [reason] = entry("model=transformers", "model.name=nobody/nothing", *MODULE[1:]).reasons
-    assert "(the Hugging Face hub does not answer: " in reason
-    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("target", ["build", ".build", "tests.user_modules.", "tests build.x"])

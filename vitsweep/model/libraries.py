@@ -1,13 +1,11 @@
 """Factories for `model=timm` and `model=transformers`: models of these packages with random weights."""
 
-import os
+from os.path import isdir
 from typing import Any
 
 from torch import nn
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
-
-HUB_SECONDS = 3.0
 
 
 def timm_model(name: str, **arguments: Any) -> nn.Module:
@@ -20,8 +18,6 @@ def timm_model(name: str, **arguments: Any) -> nn.Module:
     """
     import timm
 
-    if name.startswith(("hf-hub:", "hf_hub:")):
-        _is_cached(name.partition(":")[2].partition("@")[0])
     try:
         model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     except TypeError as error:
@@ -51,7 +47,8 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
             default = getattr(AutoConfig.for_model(name), "image_size", None)
             if isinstance(default, (list, tuple)):  # Hiera: one side per axis
                 arguments["image_size"] = [arguments["image_size"]] * len(default)
-        kept = {"local_files_only": True} if "/" in name and _is_cached(name) else {}
+        is_here = "/" in name and (isdir(name) or _is_cached(name))
+        kept = {"local_files_only": True} if is_here else {}
         config = source(name, **arguments, **kept)
         config.architectures = config.architectures or []  # DeiT and LeViT have several
         model: nn.Module = AutoModelForImageClassification.from_config(config)
@@ -59,23 +56,7 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
 
 
 def _is_cached(repository: str) -> bool:
-    """Return whether a configuration is on this machine; else ask the hub once whether it is there.
+    """Return whether a configuration is on this machine: no hub is asked for it then."""
+    from huggingface_hub import try_to_load_from_cache
 
-    The libraries would ask again for 20 s.
-
-    Raises:
-        OSError: the hub cannot be reached.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-
-    try:
-        kept = os.path.isdir(repository) or try_to_load_from_cache(repository, "config.json")
-        if isinstance(kept, str) or kept is True:
-            return True
-        get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_SECONDS)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
-        pass  # of which the libraries have more to say
-    except Exception as error:  # of the HTTP client that this version has
-        raise OSError(f"the Hugging Face hub does not answer: {error}") from error
-    return False
+    return isinstance(try_to_load_from_cache(repository, "config.json"), str)
