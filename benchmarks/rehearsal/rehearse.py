@@ -368,7 +368,7 @@ def rehearse_product(composer: Composer, case: Sequence[str], ranks: int) -> str
         timed = RunRecord.from_json(draft.read_text())
         draft.write_text(record.to_json())
         again = publish(request, cell, None)
-    unseen = {"activation_gib"} if cell.compilation.fuses_kernels else {}
+    unseen = {"activation_gib"} if cell.compilation.scope != "nothing" else {}
     empty = [
         column for column in FILLED if again.metrics.get(column) is None and column not in unseen
     ]

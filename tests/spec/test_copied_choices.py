@@ -45,7 +45,7 @@ def verdict(composed: ComposedCell, machine: Machine) -> tuple[object, ...]:
     if planned.reasons:
         return (reasons,)
     tokens = None if spec.num_tokens is None else spec.sequence_parallel.tokens_per_rank(spec)
-    return (reasons, tokens, spec.memory.forwards_per_step, spec.compilation.fuses_kernels)
+    return (reasons, tokens, spec.memory.forwards_per_step, spec.compilation.scope)
 
 
 def overrides_of(model: str, *choices: str) -> list[str]:

@@ -9,7 +9,6 @@ from torch import Tensor
 from tests.cells import cell
 from tests.data.cells_and_worlds import world
 from tests.training.alone import alone, batch, weights
-from tests.training.test_captured_step import EXACT, captured
 from vitsweep.model.block import blocks_of
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
@@ -17,6 +16,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.regularize import DroppingBlock, StochasticDepth
 from vitsweep.training.trainer import Trainer
 
+EXACT = ("precision.dtype=float64", "optimizer=adamw_loop")
 RATE = 0.5
 
 
@@ -57,16 +57,14 @@ def begun(*overrides: str, rate: float = RATE) -> Trainer:
     return parallelize(build_model(spec), spec, world(), rate)
 
 
-@pytest.mark.parametrize("how", ["recomputed", "replayed", "compiled"])
+@pytest.mark.parametrize("how", ["recomputed", "compiled"])
 def test_a_step_that_is_computed_in_another_way_leaves_out_the_same(how: str) -> None:
     wanted = trained(begun())
     trainer = begun("memory=recompute_blocks" if how == "recomputed" else "memory=keep_all")
     if how == "compiled":  # as `compilation=compile_blocks`, whose blocks share their code
         for block in blocks_of(trainer.model):
             block.compile(backend="aot_eager", fullgraph=True)
-    recorder = captured(trainer) if how == "replayed" else None
     found = trained(trainer)
-    assert recorder is None or recorder.calls.count("replay") == 3
     other = trained(begun(rate=0.0))
     assert any(not torch.equal(other[name], value) for name, value in wanted.items())
     for name, value in wanted.items():
