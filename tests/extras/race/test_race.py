@@ -50,4 +50,3 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     assert race["confirmed"][race["runner_up"]]["num_blocks"] == 2
     page = write_report(vitsweep.store).read_text()
     assert "fresh blocks that had no part in the choice" in page
-    assert (vitsweep.store.root / "report" / "race.svg").exists()
