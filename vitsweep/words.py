@@ -16,10 +16,11 @@ def _table() -> Mapping[str, Mapping[str, list[str]]]:
     import yaml  # for a mistake alone
 
     text = files("vitsweep").joinpath("words.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Mapping[str, list[str]]] = yaml.load(
-        text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    )
-    return table
+    table = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for part in (part for section, part in table.items() if section != "gone"):
+        part.update((answer, str(names).split(", ")) for answer, names in part.items())
+    read: Mapping[str, Mapping[str, list[str]]] = table
+    return read
 
 
 def gone_names() -> Mapping[str, str]:
@@ -54,27 +55,29 @@ def suggestions(typed: str, rest: str = "") -> list[str]:
     key, equals, value = text.replace("--hardware ", "--hardware=").partition("=")
     last = key.lstrip("-").rpartition(".")[2]
     table, names = _table(), {plain(key.lstrip("-")), plain(last)}
-    answers = [] if equals else _listed("verbs", names, rest)
+    answers = _listed("verbs", names, rest)
+    answers = [a for a in answers if not equals or a[:1] == key[:1] == "-"]
     if equals and value:
-        answers += _listed("settings", {plain(key.lstrip("-"))}, value) or _listed(
-            "settings", names, value
-        )
-        groups = [
-            group
-            for group, others in table["groups"].items()
-            if names & {plain(other) for other in (group, *others)} and group != key
-        ]
+        whole = _listed("settings", {plain(key.lstrip("-"))}, value)
+        answers += whole or _listed("settings", names, value)
+        groups = [g for g in _groups(names) if g != key and not (whole and "." in key)]
         for group in (key, *groups):
             is_said = "." in key or group in (key, "--hardware") or value.lower() in YES
             own = [] if is_said else [f"{group}={value}"]
             answers += _chosen(group, value) or own
     if not answers and (value.lower() in YES or not equals):
         answers = [a for name in names for a in _chosen("", name)]
-    exact = [
-        a for a in table["choices"] if plain(f"{last}={value}") in map(plain, table["choices"][a])
-    ]
-    found = dict.fromkeys(exact or [" ".join(answer.split()) for answer in answers])
+    pairs = [plain(f"{n.lstrip('-')}={value or YES[0]}") for n in (key, last)]
+    choices = table["choices"].items()
+    exact = [a for a, others in choices if _fits(pairs, [plain(o) for o in others if "=" in o])]
+    found = dict.fromkeys(exact or [" ".join(map(without_units, a.split())) for a in answers])
     return [answer for answer in found if answer != typed]
+
+
+def _groups(names: Collection[str]) -> list[str]:
+    """Return the groups that a name may mean."""
+    known = _table()["groups"].items()
+    return [group for group, others in known if {*names} & {plain(o) for o in (group, *others)}]
 
 
 def _listed(section: str, names: Collection[str], value: str) -> list[str]:
@@ -86,15 +89,19 @@ def _chosen(group: str, value: str) -> list[str]:
     """Return the choices of a group, or of any (""), that a value names, exactly or else by a pattern."""
     sign = " " if group == "--hardware" else "="
     own = {
-        answer: [plain(name) for name in (*names, answer.partition("=")[2])]
+        answer: [n if "*." in n else plain(n) for n in (*names, answer.partition("=")[2])]
         for answer, names in _table()["choices"].items()
-        if not group or _words(answer).startswith(f"{group}{sign}")
+        if not group or _words(answer).lstrip("+").startswith(f"{group}{sign}")
     }
     exact = [a for a, names in own.items() if plain(value) in names]
     if not group:
         return exact
-    fits = [a for a, names in own.items() if any(fnmatchcase(plain(value), n) for n in names)]
+    fits = [a for a, names in own.items() if _fits((plain(value), value.lower()), names)]
     return [answer.replace("*", value) for answer in exact or fits[:1]]
+
+
+def _fits(texts: Iterable[str], patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(text, pattern) for text in texts for pattern in patterns)
 
 
 def _words(answer: str) -> str:
@@ -123,18 +130,69 @@ def did_you_mean(
     """
     if instead := gone(as_typed(word)):
         return instead
+    for answers in _tried(word, valid, as_typed, rest):
+        if instead := next(filter(None, map(gone, answers)), ""):
+            return instead
+        found = {f" {_words(a)} ": a for a in answers if fits(_words(a))}
+        longer = {w for w in found if "=..." in w and any(o in w for o in {*found} - {w})}
+        if answers := [a for w, a in found.items() if w not in longer]:
+            return f"; did you mean {' or '.join(_shown(answers))}?"
+    last = plain(as_typed(word).partition("=")[0].lstrip("-").rpartition(".")[2])
+    if otherwise.endswith(" lists all") and (groups := _groups({last})):
+        otherwise = otherwise.replace("show`", f"show {groups[0]}`")  # which are few
+    return f"; {otherwise}." if otherwise else "."
+
+
+def _tried(
+    word: str, valid: Iterable[str], as_typed: Callable[[str], str], rest: str
+) -> Iterator[list[str]]:
+    """Yield what may be meant, the likeliest first: the same letters, the field's words, close letters."""
     by_letters = {plain(name): name for name in valid}
-    same = [by_letters[plain(word)]] if plain(word) in by_letters else []
-    answers = [as_typed(name) for name in same] or suggestions(as_typed(word), rest)
-    if instead := next(filter(None, map(gone, answers)), ""):
-        return instead
-    answers = [answer for answer in answers if fits(_words(answer))]
-    if not answers and plain(word):
-        close = get_close_matches(plain(word), by_letters, n=1, cutoff=0.7)
-        answers = [typed for name in close if fits(typed := as_typed(by_letters[name]))]
-    if not answers:
-        return f"; {otherwise}." if otherwise else "."
-    return f"; did you mean {' or '.join(_shown(answers))}?"
+    if plain(word) in by_letters:
+        yield [as_typed(by_letters[plain(word)])]
+    many, near = (get_close_matches(plain(word), by_letters, 1, cutoff) for cutoff in (0.9, 0.7))
+    yield from ([as_typed(by_letters[name])] for name in many)
+    for typed in (as_typed(word), *(as_typed(by_letters[name]) for name in near)):
+        yield [typed] if typed != as_typed(word) else []
+        yield suggestions(typed, rest)
+        yield _each(typed)
+    yield _elsewhere(as_typed(word), rest)
+
+
+def _each(typed: str) -> list[str]:
+    """Return what several values mean, each as one choice of the same group."""
+    key, _, value = typed.partition("=")
+    parts = value.split(",") if "," in value and value[0] not in "[{" else []
+    found = [next(map(_words, suggestions(f"{key}={p}")), f"{key}={p}") for p in parts]
+    groups = {answer.partition("=")[0] for answer in found}
+    chosen = dict.fromkeys(answer.partition("=")[2] for answer in found)
+    return (
+        [f"{groups.pop()}={','.join(chosen)}"]
+        if len(groups) == 1 and " " not in "".join(found)
+        else []
+    )
+
+
+def _elsewhere(typed: str, rest: str) -> list[str]:
+    """Return what a word of the field means that is misspelled or said longer, or a choice of any group."""
+    (key, equals, value), table = typed.lstrip("+").partition("="), _table()
+    sections = [table[of].values() for of in ("choices", "verbs", "settings", "groups")]
+    known = {bare(n) or plain(n): n for lists in sections for names in lists for n in names}
+    is_here = key in ("sweep", *table["groups"])
+    said = "" if is_here else bare(key.rpartition(".")[2]) or bare(key)
+    for name in get_close_matches(said, known, n=1, cutoff=0.85):
+        found = suggestions(f"{known[name]}{equals}{value}", rest)
+        if found := [a for a in found if _words(a).lstrip("+") != typed.lstrip("+")]:
+            return found
+    says_little = len(value) < 2 or value.lower() in table["fillers"]["values"]
+    found = [] if says_little else _chosen("", value)
+    return found if len(found) < 3 else []
+
+
+def bare(text: str) -> str:
+    """Return a name without the words that say little in it, such as `use` and `type`."""
+    words = re.split(r"[-_/. ]+", text.lower())
+    return plain(" ".join(w for w in words if w not in _table()["fillers"]["names"]))
 
 
 def _shown(answers: list[str]) -> Iterator[str]:
@@ -158,7 +216,7 @@ _KINDS: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
 _SHARES = re.compile(
     r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--width"
 )
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+_CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+|%)")
 
 
@@ -170,7 +228,7 @@ def plain_number(key: str, text: str) -> str:
             `memory_gib_per_rank`).
         text: as typed, such as `2h` or `5%`.
     """
-    if clock := _CLOCK.fullmatch(text):  # of Slurm: [days-]hours:minutes:seconds
+    if clock := _CLOCK.fullmatch(text):  # [days-]hours:minutes:seconds
         parts = zip(clock.groups(), (86400, 3600, 60, 1), strict=True)
         return plain_number(key, f"{sum(int(part or 0) * size for part, size in parts)}s")
     found = _NUMBER.fullmatch(text)

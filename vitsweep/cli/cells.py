@@ -1,10 +1,9 @@
 """What is typed without a verb: overrides, whose cells are measured and shown."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
@@ -34,7 +33,11 @@ HYDRA_FLAGS = (
     "--shell-completion", "--config-dir", "--config-name", "--config-path", "--experimental-rerun",
 )  # fmt: skip
 """Long options that Hydra knows."""
-SHORT_FLAGS = ("-c", "-i", "-p", "-sc", "-cp")
+SHORT_FLAGS = ("-c", "-i", "-sc", "-cp")
+"""Of Hydra as well; `-p` is Slurm's, and Hydra's is `--package`."""
+
+
+_ALL = "`python -m vitsweep show` lists all"
 
 
 @dataclass
@@ -76,8 +79,12 @@ class Line:
             return None
 
 
-def read_line(arguments: Sequence[str]) -> Line:
+def read_line(arguments: Sequence[str], options: Collection[str] = ()) -> Line:
     """Tell flags and overrides of a command line apart.
+
+    Args:
+        arguments: as typed.
+        options: of the verb, which were read already.
 
     Raises:
         VitsweepError: Python runs without assertions, a word is no override, or several cells are
@@ -102,7 +109,7 @@ def read_line(arguments: Sequence[str]) -> Line:
         elif word.startswith("-") and flag not in (*HYDRA_FLAGS, *SHORT_FLAGS):
             follows = "" if equals else next(words, "")
             is_value = follows and not follows.startswith("-") and "=" not in follows
-            meant = _meant_option(flag, follows if is_value else value, arguments)
+            meant = _meant_option(flag, follows if is_value else value, arguments, options)
             raise VitsweepError(f"`{word}` is no option of vitsweep{meant}")
         elif word.startswith("-"):
             line.of_hydra = word
@@ -113,27 +120,29 @@ def read_line(arguments: Sequence[str]) -> Line:
     return line
 
 
-def _meant_option(flag: str, value: str, arguments: Sequence[str]) -> str:
+def _meant_option(flag: str, value: str, arguments: Sequence[str], options: Collection[str]) -> str:
     """Say what was meant with a flag; settings have no dashes."""
     _, dot, key = flag.partition(".")
-    typed = {f"--{name}{dot}{key}": f"{name}{dot}{key}={value or '...'}" for name in groups()}
-    typed |= {f"--sweep{dot}{key}": f"{'' if dot else '+'}sweep{dot}{key}={value or '...'}"}
-    typed |= {name: name for name in ("--help", *HYDRA_FLAGS)}
-    typed |= {flag: f"{flag}={value}" if value else flag} if flag not in typed else {}
+    keys = [f"{name}{dot}{key}" for name in (*groups(), "sweep")]
+    flags = ("--help", *HYDRA_FLAGS, *MULTIRUN, *QUIET, *options)
+
+    def as_typed(name: str) -> str:
+        if name in keys:
+            return f"{'+' if name == 'sweep' else ''}{name}={value or '...'}"
+        return f"{flag}={value}" if name == flag and value else name
+
     others = [word for word in arguments if word.partition("=")[0] != flag and word != value]
-    valid = [name for name in typed if name != flag or typed[name][:1] != "-"]
-    return did_you_mean(
-        flag, valid, lambda name: typed[name], fits=_composing(others), rest=" ".join(others)
-    )
+    fits, rest = _composing(others, flags), " ".join(others)
+    return did_you_mean(flag, [*keys, *flags], as_typed, _ALL, fits, rest)
 
 
-def _composing(others: Sequence[str]) -> Callable[[str], bool]:
+def _composing(others: Sequence[str], options: Collection[str]) -> Callable[[str], bool]:
     """Return whether words can be typed with the others of a line: overrides are composed with them."""
     overrides = [word for word in others if is_override(word)]
 
     def fits(words: str) -> bool:
-        is_none = words.startswith(("-", "python ")) or words.endswith("=...")
-        return is_none or _composer().takes(words, overrides)
+        is_typed = words.startswith("python ") or words.partition(" ")[0] in options
+        return is_typed or _composer().takes(words, overrides)
 
     return fits
 
@@ -211,12 +220,17 @@ def is_override(argument: str) -> bool:
 
 def _refuse_words(arguments: Sequence[str]) -> None:
     """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
-    for before, word in pairwise(["-m", *arguments]):
+    for before, word, after in zip(
+        ["-m", *arguments], [*arguments], [*arguments[1:], ""], strict=False
+    ):
         of_flag = before.startswith("-") and before not in (*MULTIRUN, *ONE_RUN, *QUIET)
         if of_flag or word.startswith("-") or is_override(word):
             continue
-        if before.endswith(","):
-            raise VitsweepError(f"`{before} {word}`: no space after a comma: `{before}{word}`.")
+        apart = (before, word) if before.endswith((",", "=")) else (word, after)
+        if before.endswith((",", "=")) or after.startswith("="):
+            raise VitsweepError(
+                f"`{' '.join(apart)}`: no space beside `,` or `=`: `{''.join(apart)}`."
+            )
         if word in VERBS:
             rest = " ".join(a for a in arguments if a != word)
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
@@ -237,7 +251,7 @@ def _refuse_words(arguments: Sequence[str]) -> None:
 
 def _hint(word: str) -> str:
     """Say what a group or a key without a value lacks; nothing of another word."""
-    key, colon, value = word.partition(":")
+    key, colon, value = word.replace("/", ":", 1).partition(":")
     group = key.lstrip("+").partition(".")[0]
     if group not in groups():
         return ""

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     known, words = options.parse_known_args(list(arguments))
     if known.parquet:
         require_writable("--parquet", known.parquet)
-    line = read_line(["--multirun", *words])
+    line = read_line(["--multirun", *words], options._option_string_actions)
     if line.of_hydra.startswith("-"):
         options.error(f"unrecognized arguments: {line.of_hydra}")
     try:

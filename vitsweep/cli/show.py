@@ -158,13 +158,7 @@ def _shown(text: str) -> str:
     if not equals:
         return shown_group(group)
     if choice not in choices(group):
-        raise BadValueError(
-            f"`{text}`: `{group}` has no choice `{choice}`"
-            + did_you_mean(
-                choice,
-                choices(group),
-                lambda name: f"{group}={name}",
-                f"it has {', '.join(f'`{name}`' for name in choices(group))}",
-            )
-        )
+        from vitsweep.composition.hydra import unknown_choice  # for a mistake alone
+
+        raise unknown_choice(group, choice, choices(group))
     return shown_choice(group, choice)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
+from itertools import islice, product
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -142,12 +143,12 @@ def set_value(
     chosen = (choices or {}).get(path[0], "") if path else ""
     for depth, key in enumerate(path):
         if key not in node and not adds:
-            raise unknown_key(override, path[:depth], key, node, chosen if depth == 1 else "")
+            raise unknown_key(override, path[:depth], key, tree, chosen if depth == 1 else "")
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise NotLocalError(path[0])
     if last not in node and not adds:
-        raise unknown_key(override, path, last, node, chosen if len(path) == 1 else "")
+        raise unknown_key(override, path, last, tree, chosen if len(path) == 1 else "")
     _set(node, last, override)
 
 
@@ -283,17 +284,18 @@ class Composer:
 
     def takes(self, words: str, others: Sequence[str] = ()) -> bool:
         """Whether overrides, as typed, make a cell with the others of a line, or without them."""
+        typed = [w for w in shlex.split(words) if not w.endswith("=...")]
         for rest in (others, ()):
             with suppress(VitsweepError, ValueError):
-                typed = self.parse(shlex.split(words))
-                first = self.parse(
-                    next(iter(hydra.axis_texts(o))) for o in (*self.parse(rest), *typed)
-                )
-                tree = self._named(*self._composed(first))
-                return not any(
-                    f"`{o.key_or_group}=" in _refused(tree) for o in typed if "." in o.key_or_group
-                )
+                values = [list(hydra.axis_texts(o)) for o in self.parse((*rest, *typed))]
+                first = [texts[:1] for texts in values[: len(rest)]]
+                each = product(*first, *values[len(rest) :])
+                return all(self._takes(texts, typed) for texts in islice(each, 8))
         return False
+
+    def _takes(self, texts: Sequence[str], typed: Sequence[str]) -> bool:
+        refused = _refused(self._named(*self._composed(self.parse(texts))))
+        return not any("." in (key := key_of(t)) and f"`{key}=" in refused for t in typed)
 
     @property
     def default_choices(self) -> Mapping[str, str]:

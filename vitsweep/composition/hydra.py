@@ -5,10 +5,11 @@ Hydra has no public way to turn overrides into cells without running them (hydra
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,47 +75,58 @@ class UnknownNameError(BadValueError):
 
 def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> UnknownNameError:
     """Say which choices a group has."""
-    names = list(valid)
+    names, shown = list(valid), group.lstrip("+")
     return UnknownNameError(
         f"{group}={choice}",
         f"`{group}` has no choice `{choice}`",
         choice,
         names,
         lambda name: f"{group}={name}",
-        f"it has {_listed(names)}",
+        f"it has {_listed(names)}"
+        if len(names) < 20
+        else f"`python -m vitsweep show {shown}` lists all",
     )
 
 
+_UNTYPED = ("hydra", "tracker")
+"""Sections whose values no cell checks."""
+
+
 def unknown_key(
-    override: Override, path: Sequence[str], key: str, node: Mapping[str, Any], choice: str = ""
+    override: Override, path: Sequence[str], key: str, tree: Mapping[str, Any], choice: str = ""
 ) -> UnknownNameError:
     """Say which keys stand where `key` was looked for.
 
     Args:
         override: as typed.
-        path: keys down to `node`, a group or a section of the configuration; empty for its root.
-        key: what `node` lacks.
-        node: part of the configuration.
-        choice: which choice of its group filled `node`; "" where it is no group.
+        path: keys down to a group or a section of the configuration; empty for its root.
+        key: what stands not there.
+        tree: the configuration, where another section may have the key.
+        choice: which choice of its group filled the section; "" where it is no group.
     """
+    node = reduce(lambda part, name: part[name], path, tree)
     typed, names = str(override.input_line), [name for name in node if not name.startswith("_")]
     where = ".".join(path)
     _, _, value = typed.partition("=")
     rest = override.key_or_group.split(".")[len(path) + 1 :]
-    of_sweep = [] if path else [name for name in node.get("sweep", ()) if name not in node]
+    parts = {name: p for name, p in tree.items() if isinstance(p, dict) and name not in _UNTYPED}
+    counted = Counter((*(key for part in parts.values() for key in part), *names, *tree))
+    elsewhere = {k: name for name, p in parts.items() for k in p if counted[k] == 1 and k[0] != "_"}
 
     def as_typed(name: str) -> str:
-        keys = ["sweep"] if name in of_sweep else path
+        keys = [elsewhere[name]] if name in elsewhere else path
         return f"{'.'.join([*keys, name, *rest])}={value}"
 
     has = f"there are {_listed(names)}" if names else f"another choice of `{where}` may have it"
+    if len(path) > 1 and path[0] != "hydra":
+        has = f"`++{typed.lstrip('+')}` adds it"
     return UnknownNameError(
         typed,
         f"`{where}{f'={choice}' if choice else ''}` has no key `{key}`"
         if where
         else f"there is no group or key `{key}`",
         key,
-        [*names, *of_sweep],
+        [*names, *elsewhere],
         as_typed,
         has if where else "`python -m vitsweep show` lists all",
     )

@@ -15,7 +15,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.hydra import unknown_choice
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices
-from vitsweep.words import gone
+from vitsweep.words import did_you_mean, gone
 
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_][\w./-]*")
 _READ_AS_OTHER_THAN_TEXT = ("null", "true", "false", "inf", "nan")
@@ -172,16 +172,16 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
     for override in overrides:
         key, _, name = override.lstrip("+").partition("=")
         if key == "sweep" and not (re.match(r"\+[^+]", override) and name.isidentifier()):
-            known = name if name in choices("sweep") else "NAME"
-            raise BadValueError(
-                f"`{override}`: `sweep` is a section of settings; a named sweep is `+sweep={known}`, "
-                "and `python -m vitsweep show sweep` lists them."
-            )
+            show = "`python -m vitsweep show sweep` lists all"
+            meant = did_you_mean(name, choices("sweep"), "+sweep={}".format, show)
+            fault = "`sweep` is a section of settings, a named sweep has a `+`"
+            raise BadValueError(f"`{override}`: {fault}{meant}")
         if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)
         for sections, why in IGNORED.items():
             if _is_below(key.lstrip("~"), sections) and not (has_stock and sections == ENVIRONMENT):
-                raise BadValueError(f"`{override}` changes nothing: {why}. Leave it out.")
+                meant = did_you_mean(override, (), str)
+                raise BadValueError(f"`{override}` changes nothing: {why}. Leave it out{meant}")
         if key == "hydra.launcher":
             raise BadValueError(f"`{override}` is a section; did you mean `hydra/launcher={name}`?")
         if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:

@@ -323,17 +323,19 @@ def find_cell(cells: DataFrame, text: str) -> str:
     found = cells_named(cells, text)
     columns = varying_columns(cells) or ["model"]
     known = dict(zip(cells["cell_id"], text_rows(cells[columns]), strict=True))
+    bases = found.get("baseline_cell_id", found["cell_id"])
     changes = {
         str(cell): sum(known[cell].get(c) != known.get(base, {}).get(c) for c in columns)
-        for cell, base in zip(found["cell_id"], found["baseline_cell_id"], strict=True)
+        for cell, base in zip(found["cell_id"], bases, strict=True)
     }
-    least = [cell for cell, number in changes.items() if number == min(changes.values())]
-    if len(least) == 1:
+    if len(least := [c for c, number in changes.items() if number == min(changes.values())]) == 1:
         return least[0]
     labels = cell_names(cells)
     listed = ", ".join(f"`{x}`" for x in (labels[found.index] if len(found) else labels).head(12))
-    fault = "names several cells" if len(found) else "names no cell"
-    raise BadValueError(f"`{text}` {fault} of the sweep: type one of {listed}, or a cell id.")
+    number = "several cells" if len(found) else "no cell"
+    raise BadValueError(
+        f"`{text}` names {number} of the sweep: type one of {listed}, or a cell id."
+    )
 
 
 def cells_named(cells: DataFrame, text: str) -> DataFrame:
