@@ -1,3 +1,4 @@
 import pytest
 
 pytest.importorskip("vitsweep.extras.bundle")
+pytest.importorskip("vitsweep.extras.compare")

@@ -1,3 +1,4 @@
 import pytest
 
 pytest.importorskip("vitsweep.extras.explain")
+pytest.importorskip("vitsweep.extras.compare")
