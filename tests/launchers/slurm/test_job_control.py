@@ -9,7 +9,7 @@ import pytest
 from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, write_events
 from vitsweep.errors import VitsweepError
 from vitsweep.files import append_line
-from vitsweep.launchers.slurm.commands import SlurmJob
+from vitsweep.launchers.slurm.commands import SlurmJob, _exit_code
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.results.store import Store
 
@@ -140,3 +140,9 @@ def test_garbage_in_the_list_of_commands_is_left_out(store, slurm, capsys):
         handle.write(bytes(range(256)))
     assert "2 cells" in shown("collect", store, capsys)
     assert [entry["command"] for entry in Store(store.root).commands()] == ["python -m vitsweep x"]
+
+
+def test_the_exit_code_of_a_job_is_the_upper_byte_of_its_status() -> None:
+    assert _exit_code(str(9 << 8), "FAILED") == 9
+    assert _exit_code("9", "FAILED") == 0, "a signal alone"
+    assert _exit_code("0", "RUNNING") is None
