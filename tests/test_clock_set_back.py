@@ -1,10 +1,8 @@
 """A clock that was set back, or that another node has: what is newest does not hang on it."""
 
-import time
 from dataclasses import replace
 
 from tests.command import Command
-from vitsweep.rates.calibration import _is_young
 from vitsweep.results.record import Status
 
 ASKED = ("sweep.baseline=null", "measurement.prove=none")
@@ -20,8 +18,3 @@ def test_the_latest_run_is_the_one_that_began_last(vitsweep: Command) -> None:
     assert vitsweep.cells()["status"].tolist() == ["measured"]
     began = {run.status: run.environment["started_at"] for run in vitsweep.store.runs()}
     assert began[Status.measured] == "3000-01-01T00:00:00.000+00:00"
-
-
-def test_rates_of_the_future_are_measured_anew() -> None:
-    assert _is_young({"time": time.time()})
-    assert not _is_young({"time": time.time() + 86400})

@@ -156,7 +156,7 @@ def run_all(world: World, cells: list[CellSpec], folder: Path) -> list[Summary]:
     """Run cells of as many ranks one after the other, on meshes of their own."""
     from vitsweep.cell import RunContext, run_cell
 
-    context = RunContext(calibration={}, proved="", folder=folder)
+    context = RunContext(proved="", folder=folder)
     return [run_cell(cell, placed(world, cell), context) for cell in cells]
 
 

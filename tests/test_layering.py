@@ -35,7 +35,7 @@ MAKING = (
 READING = (("report",), ("charts",), ("tables",), ("results",))
 """What turns records into pages, highest first; it knows nothing of what made them."""
 OURS = re.compile(r"^(from|import) (vitsweep|hydra_plugins)\b")
-FIGURES = {"vitsweep.rates.calibration", "vitsweep.rates.profile"}
+FIGURES = {"vitsweep.rates.profile"}
 """What is known of devices, without torch: for readers of records too."""
 COMMANDING = (
     ("hydra_plugins", "__main__"),

@@ -36,7 +36,7 @@ def traced_sweep(folder: Path, blocks: int = 3, forward_ms: float = 10.0) -> Sto
             speed = 64e3 / (host + ms)
             counted = {"num_parameters": 1e6, "model_flops_per_image": 1e8, "peak_tflops": 0.5}
             record = run(cell_id, f"b{block}", speed, minute=block, sweep=folder.name,
-                         metrics=phases | counted | {"copy_gb_per_s": 10.0}, optimizer=choice)  # fmt: skip
+                         metrics=phases | counted, optimizer=choice)  # fmt: skip
             store.save_run(traced(record, rows, host + ms))
     store.append_command({"baselines": {"aa": "bb", "bb": "bb"}, "command": "python -m vitsweep"})
     return store

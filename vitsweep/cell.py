@@ -72,7 +72,6 @@ class RunContext:
     """What a run needs to know beside its cell.
 
     Attributes:
-        calibration: rates of this machine (see `rates.reached.calibrate`).
         proved: how the cell was proved equal to reference training before ("" where it was not).
         folder: where weights go, and a profiler trace if `measurement.trace` is true.
         proved_exactly: the same of a cell that differs from it in its precision alone.
@@ -81,7 +80,6 @@ class RunContext:
         keep: writes the timed steps to disk on rank 0 before any instrument runs.
     """
 
-    calibration: dict[str, float]
     proved: str
     folder: Path
     proved_exactly: str = ""
@@ -148,7 +146,7 @@ def _measure(
     def summary() -> Summary:
         if world.rank:
             return Summary(metrics={}, validity={}, environment={}, samples={})
-        found = summarize(cell, ranks, context.calibration)
+        found = summarize(cell, ranks)
         found.validity |= validity
         return found
 

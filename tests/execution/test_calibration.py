@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tests.cells import entry
+from vitsweep.cli.doctor import measure_rank
 from vitsweep.execution.rank_processes import LocalRanks, fork_server
-from vitsweep.execution.runner import calibrate_rank
 
 
 def launcher(pids: Connection, folder: Path) -> None:
     """Start one of two calibration ranks, which then waits for the other one."""
     arguments = (entry("sharding=ddp").spec, f"file://{folder}/rendezvous", str(folder / "answer"))
-    ranks = LocalRanks(fork_server(), calibrate_rank, arguments, [0], folder)
+    ranks = LocalRanks(fork_server(), measure_rank, arguments, [0], folder)
     pids.send([process.pid for process in ranks._processes])
     time.sleep(600)
 

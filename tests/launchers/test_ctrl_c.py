@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
-from vitsweep.execution.runner import RunEnding, calibrated
+from vitsweep.execution.runner import RunEnding
 from vitsweep.launchers.local import BlockRunner
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block
@@ -66,17 +66,3 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
     assert runner.records == []
     assert begun == [entry.cell_id]
     assert not saved.is_set(), "the training was waited for"
-
-
-def test_it_ends_the_measurement_of_the_machines_rates(tmp_path: Path) -> None:
-    """They are measured before the first run, for seconds on a busy machine."""
-    ranks = SimpleNamespace(running=True, failed=False, killed=0)
-    ranks.kill = lambda: setattr(ranks, "killed", 1)
-
-    def stop() -> None:
-        raise RunEnding("The command was interrupted.", 0.0, lambda: False)
-
-    spec = plan_cell(composer().compose(TINY), LAPTOP).spec
-    with pytest.raises(RunEnding):
-        calibrated(spec, tmp_path, "", start=lambda *_: ranks, on_wait=stop)
-    assert ranks.killed

@@ -52,7 +52,7 @@ TIMES = [900.0, 500.0, 12.0, 14.0, 10.0, 16.0]
 
 def test_throughput_is_images_over_the_elapsed_time_of_the_slowest_rank() -> None:
     other = [1.0, 1.0, 11.0, 11.0, 11.0, 23.0]
-    found = summarize(spec(), [samples(TIMES), samples(other)], {})
+    found = summarize(spec(), [samples(TIMES), samples(other)])
     # 52 ms on the first rank, 56 ms on the second, for 4 steps of 16 images
     assert found.metrics["step_time_ms"] == 14.0
     assert found.metrics["images_per_second"] == pytest.approx(4 * 16 / 0.056)
@@ -66,7 +66,7 @@ def test_throughput_is_images_over_the_elapsed_time_of_the_slowest_rank() -> Non
 def test_skipped_steps_are_counted_and_left_out_of_the_window() -> None:
     skipped = [False, True, False, True, False, False]
     ranks = [samples(TIMES, skipped=skipped) for _ in range(2)]
-    found = summarize(spec(), ranks, {})
+    found = summarize(spec(), ranks)
     assert found.metrics["step_time_ms"] == pytest.approx((12 + 10 + 16) / 3)
     assert found.validity["steps_skipped"] == 2
     assert found.validity["steps_counted"] == 3
@@ -75,10 +75,9 @@ def test_skipped_steps_are_counted_and_left_out_of_the_window() -> None:
 
 def test_a_run_of_skipped_steps_has_no_speed_and_no_utilisation() -> None:
     ranks = [samples(TIMES, skipped=[True] * 6) for _ in range(2)]
-    found = summarize(spec(), ranks, {"float32": 0.1})
+    found = summarize(spec(), ranks)
     assert found.validity["steps_counted"] == 0
     assert "images_per_second" not in found.metrics
-    assert found.metrics["mfu_of_measured_peak"] is None
     assert not found.validity["drifting"]
 
 
@@ -89,7 +88,7 @@ def test_phases_are_those_of_the_slowest_rank_and_bytes_the_mean() -> None:
         collectives=[("gloo:all_reduce", 100.0, 7.0)],
         sent=SentBytes(by_purpose={"parameter": 10.0, "gradient": 300.0, "activation": 0.0}),
     )
-    found = summarize(spec(), [samples(TIMES), slow], {}).metrics
+    found = summarize(spec(), [samples(TIMES), slow]).metrics
     assert (found["data_ms"], found["forward_ms"]) == (9.0, 1.0), "not 2.0, of the other rank"
     assert (found["backward_ms"], found["optimizer_ms"]) == (3.5, 4.0)
     assert found["communication_ms"] == 5.0, "the rank that came last did not wait"
@@ -99,7 +98,7 @@ def test_phases_are_those_of_the_slowest_rank_and_bytes_the_mean() -> None:
 
 def test_memory_is_the_worst_ranks_and_empty_where_it_does_not_apply() -> None:
     big = samples(TIMES, memory={"peak_allocated_gib": None, "peak_rss_gib": 1.5})
-    found = summarize(spec(), [samples(TIMES), big], {}).metrics
+    found = summarize(spec(), [samples(TIMES), big]).metrics
     assert found["peak_rss_gib"] == 1.5
     assert found["peak_allocated_gib"] is None
 
@@ -107,16 +106,16 @@ def test_memory_is_the_worst_ranks_and_empty_where_it_does_not_apply() -> None:
 def test_losses_are_means_over_ranks_of_a_fixed_step() -> None:
     one = samples(TIMES, losses=[9.0, 8.0, 3.0, 2.0, 2.0, 1.0])
     two = samples(TIMES, losses=[9.0, 8.0, 5.0, 2.0, 2.0, 2.0])
-    found = summarize(spec(), [one, two], {}).metrics
+    found = summarize(spec(), [one, two]).metrics
     assert found["loss_last"] == 1.5
     more_steps = [samples([*TIMES, 10.0], losses=[*rank.losses, 0.5]) for rank in (one, two)]
-    longer = summarize(spec(), more_steps, {}).metrics
+    longer = summarize(spec(), more_steps).metrics
     assert longer["loss_last"] == 1.5, "of the same step, however many seconds were measured"
 
 
 def test_a_slow_start_within_the_window_counts_and_is_called_drifting() -> None:
     times = [900.0, 500.0, *[300.0 - 10 * step for step in range(18)]]
-    found = summarize(spec(measured=18), [samples(times)] * 2, {})
+    found = summarize(spec(measured=18), [samples(times)] * 2)
     assert found.samples["warm_up_steps"] == 2
     assert found.validity["steps_counted"] == 18
     assert found.metrics["step_time_ms"] == pytest.approx(sum(times[2:]) / 18)
@@ -127,35 +126,24 @@ def test_stalls_count_wherever_the_window_begins() -> None:
     """A loader that stalls at every tenth step: no phase of it may make the window faster."""
     for begin in range(10):
         steps = [305.0 if (begin + step) % 10 == 0 else 80.0 for step in range(20)]
-        found = summarize(spec(measured=20), [samples([900.0, 80.0, *steps])], {})
+        found = summarize(spec(measured=20), [samples([900.0, 80.0, *steps])])
         assert found.metrics["step_time_ms"] == pytest.approx(102.5)
 
 
 def test_steps_that_grow_are_called_drifting() -> None:
     growing = [100.0 + 5 * step for step in range(20)]
     steady = [100.0, 101.0] * 10
-    assert summarize(spec(measured=18), [samples(growing)] * 2, {}).validity["drifting"]
-    assert not summarize(spec(measured=18), [samples(steady)] * 2, {}).validity["drifting"]
-
-
-def test_the_calibration_gives_the_second_denominator_and_the_bandwidth() -> None:
-    rates = {"float32": 0.1, "all_reduce_gb_per_s": 1.5, "copy_gb_per_s": 9.0}
-    found = summarize(spec(), [samples(TIMES)] * 2, rates)
-    tflops = found.metrics["model_tflops_per_rank"]
-    assert found.metrics["mfu_of_measured_peak"] == pytest.approx(tflops / 0.1)
-    assert found.metrics["all_reduce_gb_per_s"] == 1.5
-    assert found.metrics["copy_gb_per_s"] == 9.0
-    assert found.metrics["mfu"] is None
-    assert "AMD EPYC" in found.environment["peak_source"]
+    assert summarize(spec(measured=18), [samples(growing)] * 2).validity["drifting"]
+    assert not summarize(spec(measured=18), [samples(steady)] * 2).validity["drifting"]
 
 
 def test_energy_and_throttling_are_of_all_ranks_devices() -> None:
     cool = DeviceState(sm_clock_mhz=1900.0, power_w=600.0, energy_j=40.0, throttled=False)
     hot = DeviceState(sm_clock_mhz=1500.0, power_w=500.0, energy_j=30.0, throttled=True)
-    found = summarize(spec(), [samples(TIMES, device_state=s) for s in (cool, hot)], {})
+    found = summarize(spec(), [samples(TIMES, device_state=s) for s in (cool, hot)])
     assert found.metrics["window_energy_j"] == 70.0
     assert found.validity["throttled"] is True
-    unknown = summarize(spec(), [samples(TIMES)] * 2, {})
+    unknown = summarize(spec(), [samples(TIMES)] * 2)
     assert unknown.metrics["window_energy_j"] is None
     assert unknown.validity["throttled"] is None
 
@@ -163,7 +151,7 @@ def test_energy_and_throttling_are_of_all_ranks_devices() -> None:
 def test_ranks_on_different_devices_are_no_measurement() -> None:
     other = {"device": "Intel Xeon", "node": "b", "host": "b", "host_cores": 64}
     with pytest.raises(VitsweepError, match="1 on `AMD EPYC`, 1 on `Intel Xeon`"):
-        summarize(spec(), [samples(TIMES), samples(TIMES, environment=other)], {})
+        summarize(spec(), [samples(TIMES), samples(TIMES, environment=other)])
 
 
 def test_nodes_are_named_once() -> None:
@@ -173,7 +161,7 @@ def test_nodes_are_named_once() -> None:
         samples(TIMES),
         samples(TIMES, environment=where),
     ]
-    found = summarize(spec(), ranks, {})
+    found = summarize(spec(), ranks)
     assert found.environment["nodes_used"] == "a,b"
 
 
@@ -184,14 +172,14 @@ def test_more_threads_than_cores_on_a_host_are_oversubscribed() -> None:
     threads = 2 * cell().resources.threads_per_rank
     for cores, crowded in ((threads, False), (threads - 1, True)):
         ranks = [samples(TIMES, environment=on_host(cores)) for _ in range(2)]
-        assert summarize(spec(), ranks, {}).validity["oversubscribed"] is crowded
+        assert summarize(spec(), ranks).validity["oversubscribed"] is crowded
 
 
 @pytest.mark.parametrize(("machines", "crowded"), [("one", True), ("another", False)])
 def test_several_nodes_of_one_machine_are_oversubscribed(machines: str, crowded: bool) -> None:
     second = {"device": "AMD EPYC", "node": "b", "host": "a", "host_cores": 64}
     ranks = [samples(TIMES), samples(TIMES, environment=second, machine=machines)]
-    assert summarize(spec(), ranks, {}).validity["oversubscribed"] is crowded
+    assert summarize(spec(), ranks).validity["oversubscribed"] is crowded
 
 
 def test_every_number_of_a_run_is_defined_and_is_no_column_of_the_spec() -> None:

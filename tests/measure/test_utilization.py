@@ -107,13 +107,12 @@ def test_the_peak_is_that_of_the_matrix_products() -> None:
 def test_the_peak_of_fp8_is_that_of_what_its_own_products_could_reach() -> None:
     """In a ViT-L `out`, `down`, attention and what lies outside the blocks stay in bfloat16."""
     spec = entry("model=vit_large", "data=synthetic", "precision=fp8", machine=GPU_NODE).spec
-    columns, facts = utilization(spec, 500.0, "NVIDIA H100 80GB HBM3", {"float8": 1500.0})
+    columns, facts = utilization(spec, 500.0, "NVIDIA H100 80GB HBM3")
     tokens, width, depth = 197, 1024, 24
     of_linears = 6 * tokens * depth * width**2 * 7  # qkv 3 and up 4 have more than 1,024 outputs
     share = of_linears / train_flops(spec.model, 224, "token")
     reach = 1 / (share / 1979 + (1 - share) / 989)
     assert columns["mfu"] == pytest.approx(500 / reach, rel=1e-3)
-    assert columns["mfu_of_measured_peak"] is None  # nobody has measured bfloat16
     assert f"of {share:.1%} of the FLOPs, the others in bfloat16" in facts["peak_source"]
 
 
@@ -135,10 +134,10 @@ def test_columns_of_the_speed_follow_from_the_step_time() -> None:
     )
 
 
-def test_utilisation_divides_by_the_published_and_by_the_measured_peak() -> None:
+def test_utilisation_divides_by_the_published_peak() -> None:
     spec = cell("precision=O1", "attention=sdpa_math", machine=GPU_NODE)
-    columns, source = utilization(spec, 494.75, "NVIDIA H200", {"float16": 700.0})
-    assert columns == pytest.approx({"mfu": 0.5, "mfu_of_measured_peak": 494.75 / 700.0})
+    columns, source = utilization(spec, 494.75, "NVIDIA H200")
+    assert columns == pytest.approx({"mfu": 0.5})
     assert source["peak_tflops"] == pytest.approx(989.5)
     assert source["compute_dtype"] == "float16"
     assert "H200 datasheet" in source["peak_source"]
@@ -158,7 +157,7 @@ def test_what_attends_to_less_has_fewer_flops(overrides: list[str]) -> None:
 
 
 def test_unknown_peaks_leave_columns_empty_and_say_why() -> None:
-    columns, source = utilization(cell(), 0.1, "AMD EPYC", {"bfloat16": 1.0})
-    assert columns == {"mfu": None, "mfu_of_measured_peak": None}
+    columns, source = utilization(cell(), 0.1, "AMD EPYC")
+    assert columns == {"mfu": None}
     assert source["peak_tflops"] is None
     assert "is not in the table" in source["peak_source"]

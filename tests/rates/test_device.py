@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from vitsweep.rates import profile
-from vitsweep.rates.calibration import path_for
 from vitsweep.rates.profile import HALF_PRECISION, cpu_half_precision, cpu_model, device_name
 
 XEON = "model name\t: Xeon\nflags\t\t: sse4_1 avx avx2 avx512bw avx512_vnni avx512_bf16 amx_bf16\n"
@@ -49,7 +48,6 @@ def test_the_environment_makes_it_another_device(
     xeon.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert device_name("cpu") == f"Xeon, limited to {shown} (oneDNN)"
     assert cpu_half_precision() == half_precision
-    assert path_for(str(device_name("cpu"))) != path_for("Xeon")
 
 
 def test_both_libraries_are_named(xeon: pytest.MonkeyPatch) -> None:

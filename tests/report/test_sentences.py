@@ -16,8 +16,8 @@ from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import run, table
+from tests.extras.explain.test_roofline import METRICS
 from tests.tables.test_first_losses import PLAIN, judged, measured
-from tests.tables.test_roofline import METRICS
 from tests.traced import traced
 from vitsweep import extras
 from vitsweep.charts import scaling, speedup
@@ -34,7 +34,6 @@ from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
-from vitsweep.tables.roofline import roofline
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
@@ -275,20 +274,19 @@ def diagnosed() -> Iterator[str]:
 def explained_and_drawn() -> Iterator[str]:
     """What `explain` says of two cells and of one, and how charts are read."""
     explain_cells = extras.load("explain.causes:explain_cells")
-    cell_roofline = extras.load("explain.explained:CellRoofline")
+    cell_roofline = extras.load("explain.roofline:cell_roofline")
 
     waiting, work = "waiting for ranks", "matrix products"
     late = [[0, 0, waiting, "all_reduce", "", 0, 90.0, 0.0], [1, 0, work, "mm", "", 1, 20.0, 1.0]]
-    known = METRICS | {"copy_gb_per_s": 10.0}
     every = [
         traced(record, late, 20.0, critical_rank=1)
-        for record in [*of("base", metrics=known), *of("sure", SURE, metrics=known)]
+        for record in [*of("base", metrics=METRICS), *of("sure", SURE, metrics=METRICS)]
     ]
     tables = SweepTables.from_runs(table(*every), {"base": "base", "sure": "base"})
     tables.__dict__["_records"] = {None: every}
     found = explain_cells(tables, "sure", "base", ("sure", "base"))
     yield from (found.sentence, *found.notes)
-    alone = cell_roofline("sure", roofline(tables.cells).query("cell_id == 'sure'"))
+    alone = cell_roofline("sure", tables.cells.assign(device="NVIDIA H200").iloc[-1])
     yield from (alone.sentence, *alone.notes)
     sizes = {"world_size": 1}, {"world_size": 2, "resources.threads_per_rank": 1}
     cores = {"precision": "fp32", "resources.cores_per_node": 4, "resources.threads_per_rank": 4}

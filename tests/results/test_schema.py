@@ -50,10 +50,10 @@ def test_what_is_no_parquet_of_records_is_named(tmp_path) -> None:
 
 def test_infinite_and_nan_in_json_and_parquet_are_missing(tmp_path) -> None:
     store = Store(tmp_path / "odd").create()
-    path = store.save_run(run("aa", metrics={"mfu": 0.25, "mfu_of_measured_peak": 0.5}))
+    path = store.save_run(run("aa", metrics={"mfu": 0.25, "data_ms": 0.5}))
     text = path.read_text().rpartition(',\n "checksum"')[0] + "}"
     path.write_text(text.replace("0.25", "NaN").replace("0.5", "-Infinity"))
-    assert load(store.root).loc[0, ["mfu", "mfu_of_measured_peak"]].isna().all()
+    assert load(store.root).loc[0, ["mfu", "data_ms"]].isna().all()
     table(run("aa", metrics={"mfu": float("inf")})).to_parquet(tmp_path / "runs.parquet")
     assert load(tmp_path / "runs.parquet", rows="runs")["mfu"].isna().all()
     assert load(tmp_path / "runs.parquet")["mfu"].isna().all()

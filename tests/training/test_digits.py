@@ -23,7 +23,7 @@ RECIPE = (
 
 
 def _run(world: World, spec: CellSpec, folder: Path) -> Summary:
-    context = RunContext(calibration={}, proved="", folder=folder)
+    context = RunContext(proved="", folder=folder)
     return run_cell(spec, world, context)
 
 

@@ -249,7 +249,7 @@ def _recorded(world: World, spec: CellSpec) -> Summary:
         return trainer
 
     page.parallelize = with_overflow
-    return run_cell(spec, world, RunContext(calibration={}, proved="known", folder=Path()))
+    return run_cell(spec, world, RunContext(proved="known", folder=Path()))
 
 
 def test_a_skipped_step_is_in_the_record_and_left_out_of_the_speed(tmp_path: Path) -> None:

@@ -72,7 +72,6 @@ class RunRequest:
             `supervise` fills them in.
         proved: how the cell was proved equal to reference training earlier, or "".
         proved_exactly: how a cell that differs in its precision alone was, by the same command, or "".
-        calibration: rates of this machine (see `rates.reached.calibrate`).
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time
             and the code.
         earlier: folders of earlier attempts of the same run, newest first.
@@ -93,7 +92,6 @@ class RunRequest:
     measurement: dict[str, Any] = field(default_factory=dict)
     proved: str = ""
     proved_exactly: str = ""
-    calibration: dict[str, float] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
     earlier: tuple[Path, ...] = ()
     trainings: tuple[Path, ...] = ()

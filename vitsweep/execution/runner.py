@@ -1,9 +1,5 @@
 """Runs of cells, one attempt after the other, on this machine or on the nodes of a job."""
 
-import json
-import secrets
-import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -20,21 +16,17 @@ from vitsweep.execution.attempts import (
 )
 from vitsweep.execution.code_hash import MOST_FILES, CellCode, Sources, changed_files
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
-from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
     StartRanks,
     context_for,
-    fork_server,
     rendezvous,
     wait_for_ranks,
 )
 from vitsweep.execution.run_request import Run, RunRequest, earlier_folders, request_for
 from vitsweep.execution.worker import rank_main
-from vitsweep.files import remove, write_atomically
-from vitsweep.rates.calibration import kept_rates
-from vitsweep.rates.profile import device_name
+from vitsweep.files import remove
 from vitsweep.results.record import LOOK, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -177,9 +169,6 @@ class Place(Protocol):
     def rendezvous(self) -> AbstractContextManager[str]:
         """Hold an `init_method` for the ranks of one run."""
 
-    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
-        """Return the rates that the cell's ranks reach here, see `execution.rank_processes`."""
-
 
 @dataclass(frozen=True)
 class LocalPlace:
@@ -208,20 +197,6 @@ class LocalPlace:
         """Hold a file in which the ranks meet."""
         return rendezvous()
 
-    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
-        """Return the rates of this machine, measured at most an hour ago; {} where they cannot be."""
-        device, host = str(device_name(cell.resources.device)), socket.gethostname()
-        key = calibration_key(cell, host)
-        with suppress(ValueError):
-            if known := kept_rates(device).quick_rates(key):
-                return known
-        with rendezvous() as init_method:
-            rates = calibrated(cell, self.store.root, init_method, on_wait=on_wait)
-        if rates:
-            with suppress(ValueError):  # the file is damaged: nothing is kept there
-                kept_rates(device).keep_quick(key, rates)
-        return rates
-
 
 @dataclass
 class Runner:
@@ -242,7 +217,7 @@ class Runner:
     def request(
         self, run: Run, cell: CellSpec, attempt: int = 1, planned: CellCode | None = None
     ) -> RunRequest:
-        """Return the request of an attempt, still without rendezvous and rates.
+        """Return the request of an attempt, still without rendezvous.
 
         A training goes on with what earlier attempts have saved if the same code began them all.
 
@@ -311,9 +286,8 @@ class Runner:
         return record
 
     def _supervised(self, request: RunRequest, cell: CellSpec) -> RunRecord:
-        rates = self.place.rates(cell, self.on_wait)
         with self.place.rendezvous() as init_method:
-            request = replace(request, calibration=rates, init_method=init_method)
+            request = replace(request, init_method=init_method)
             record = supervise(request, cell, self.place.start, self.on_wait)
         if record.status == Status.measured:
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
@@ -347,74 +321,3 @@ def _earlier_proof(store: Store, cell_id: str, code_hash: str) -> str:
     except VitsweepError:  # of a later version than this job runs
         return ""
     return found[-1] if found else ""
-
-
-# Ranks that measure quick rates, before the first cell of each rank count.
-
-
-CALIBRATION_START_S = 480
-"""For the processes to import torch and NCCL to connect all ranks, which takes minutes on many nodes."""
-CALIBRATION_TIMEOUT_S = CALIBRATION_START_S + 120
-"""Of a calibration, its start included."""
-
-
-def start_local_calibration(cell: CellSpec, init_method: str, answer: Path) -> Ranks:
-    """Start all ranks of a calibration on this machine."""
-    arguments, ranks = (cell, init_method, str(answer)), range(cell.resources.world_size)
-    return LocalRanks(fork_server(), calibrate_rank, arguments, ranks, answer.parent)
-
-
-def calibration_key(cell: CellSpec, host: str) -> str:
-    """Return what two cells must have in common to share a calibration."""
-    resources = cell.resources
-    return f"{host} {resources.device} {resources.world_size}x{resources.threads_per_rank}"
-
-
-def calibrated(
-    cell: CellSpec,
-    folder: Path,
-    init_method: str,
-    start: StartRanks = start_local_calibration,
-    on_wait: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Measure the rates now; return {} if that fails.
-
-    Args:
-        cell: its ranks, threads and mesh are used.
-        folder: where rank 0 may write a temporary file.
-        init_method: rendezvous of the ranks.
-        start: starts the ranks, on this machine or on the nodes of an allocation.
-        on_wait: called about five times a second while they run; may raise.
-    """
-    answer = folder / f".calibration-{secrets.token_hex(4)}.json"
-    ranks = start(cell, init_method, answer)
-    try:
-        wait_for_ranks(ranks, CALIBRATION_TIMEOUT_S, grace_seconds=1.0, on_wait=on_wait)
-    finally:
-        ranks.kill()
-    rates: dict[str, float] = {}
-    with suppress(OSError, ValueError):
-        rates = json.loads(answer.read_text(encoding="utf-8"))
-    answer.unlink(missing_ok=True)
-    return rates
-
-
-def calibrate_rank(
-    cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int
-) -> None:
-    """Run one rank of a calibration; rank 0 writes the rates as JSON to the file `answer`."""
-    from vitsweep.rates.reached import calibrate
-
-    end_with_launcher()
-    # not that of the cell's runs
-    own_limit = replace(cell.measurement, timeout_min=CALIBRATION_TIMEOUT_S / 60)
-    try:
-        with joined_process_group(
-            replace(cell, measurement=own_limit), rank, local_rank, init_method
-        ) as world:
-            rates: dict[str, Any] = calibrate(world)
-            if rank == 0:
-                write_atomically(Path(answer), json.dumps(rates))
-    except Exception as error:  # cells run without these rates
-        print(f"Calibration of rank {rank} failed: {error}", file=sys.stderr)
-        exit_now(1)

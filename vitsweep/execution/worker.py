@@ -148,7 +148,6 @@ def _run(
             write_atomically(draft, record.to_json())
 
     context = RunContext(
-        calibration=request.calibration,
         proved=request.proved,
         proved_exactly=request.proved_exactly,
         folder=request.folder,

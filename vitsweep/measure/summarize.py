@@ -221,7 +221,7 @@ class Summary:
     samples: dict[str, Any]
 
 
-def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, float]) -> Summary:
+def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
     """Combine the ranks: the run takes as long as its slowest rank, memory is the worst rank's.
 
     Raises:
@@ -246,7 +246,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
     )
     unmoved = _unmoved([rank.unmoved_weights for rank in ranks])
     device = ranks[0].environment["device"]
-    used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device, calibration)
+    used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device)
     return Summary(
         metrics=metrics
         | unmoved
@@ -255,8 +255,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples], calibration: dict[str, f
             "compiled_graphs": ranks[0].compiled_graphs,
             "compile_seconds": _largest([rank.compile_seconds for rank in ranks]),
             "setup_seconds": max(rank.setup_seconds for rank in ranks),
-            "all_reduce_gb_per_s": calibration.get("all_reduce_gb_per_s"),
-            "copy_gb_per_s": calibration.get("copy_gb_per_s"),
             "window_energy_j": _total([rank.device_state.energy_j for rank in ranks]),
         },
         validity={

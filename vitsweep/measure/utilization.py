@@ -77,15 +77,13 @@ def utilization(
     cell: CellSpec,
     tflops_per_rank: float | None,
     device_name: str,
-    measured_peaks: dict[str, float],
 ) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """Return MFU columns, and where their denominators come from.
+    """Return the column of MFU, and where its denominator comes from.
 
     Args:
         cell: what ran.
         tflops_per_rank: model TFLOP/s of one rank; None where no step was counted.
         device_name: as the driver reports it.
-        measured_peaks: dtype -> matmul TFLOP/s of one rank, measured on this machine.
     """
     dtype, beside = compute_dtype(cell), dtype_beside_float8(cell)
     peak, source = published_peak(device_name, dtype)
@@ -93,12 +91,8 @@ def utilization(
     peak, share = attainable(cell, peaks), float8_share(cell)
     if share < 1.0:
         source += f", of {share:.1%} of the FLOPs, the others in {beside}"
-    measured = attainable(cell, measured_peaks)
-    columns = {
-        "mfu": _share(tflops_per_rank, peak),
-        "mfu_of_measured_peak": _share(tflops_per_rank, measured),
-    }
-    return columns, {
+    mfu = tflops_per_rank / peak if tflops_per_rank is not None and peak else None
+    return {"mfu": mfu}, {
         "peak_tflops": peak,
         "peak_source": source,
         "compute_dtype": dtype,
@@ -115,10 +109,6 @@ def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
 
         return counted(cell.model, cell.batch.resolution_px)
     return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))
-
-
-def _share(tflops: float | None, peak: float | None) -> float | None:
-    return tflops / peak if tflops is not None and peak else None
 
 
 def _shape(cell: CellSpec) -> tuple[TransformerSpec, int, Pooling]:

@@ -134,9 +134,6 @@ _ALL = (
     Metric("mfu", "1", "Model FLOPs utilisation", "higher",
            "model_tflops_per_rank / published dense peak of the device in the compute dtype",
            follows="throughput"),
-    Metric("mfu_of_measured_peak", "1", "Model FLOPs / measured matmul rate", "higher",
-           "model_tflops_per_rank / the matmul rate `vitsweep doctor` measured here",
-           follows="throughput"),
     Metric("peak_tflops", "TFLOP/s", "Dense peak of the device", None,
            "published for the compute dtype; its source in peak_source"),
     Metric("epoch_hours_imagenet1k", "h", "Time of an ImageNet-1k epoch", "lower",
@@ -177,10 +174,6 @@ _ALL = (
            "its runs after the first, which find kernels in the cache"),
     Metric("first_compile_seconds", "s", "Compiling in the first run", "lower",
            "compile_seconds of a cell's first run, cold unless an earlier sweep left kernels in the cache"),
-    Metric("all_reduce_gb_per_s", "GB/s", "All-reduce bus bandwidth", "higher",
-           "2(n-1)/n x bytes / time of a 25 MiB all-reduce"),
-    Metric("copy_gb_per_s", "GB/s", "Memory copy bandwidth", "higher",
-           "bytes read and written / time of a copy in the device's memory"),
     Metric("window_energy_j", "J", "Energy of all devices in the window", None,
            "NVML's energy counter, all ranks; empty on a CPU, on GPUs before Volta and on MIG slices"),
 )  # fmt: skip
@@ -189,7 +182,8 @@ GONE = frozenset(
     "step_time_median_ms step_time_p95_ms step_time_mean_over_median rank_skew_ms peak_reserved_gib "
     "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
     "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu "
-    "train_flops_share kept_accuracy_top1 kept_epoch".split()
+    "train_flops_share kept_accuracy_top1 kept_epoch mfu_of_measured_peak all_reduce_gb_per_s "
+    "copy_gb_per_s".split()
 )
 """Metrics of records of before that no table has any more."""
 

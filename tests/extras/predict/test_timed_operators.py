@@ -12,13 +12,12 @@ from vitsweep.extras.predict.prediction import CellPrediction, predict_cells
 from vitsweep.extras.predict.timed_operators import (
     exchanges_of,
     keep_times,
+    kept_file,
     kept_times,
     shapes_of,
     timed_key,
 )
 from vitsweep.planning.sweep_plan import plan_cell
-from vitsweep.rates.calibration import path_for
-from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 
@@ -120,11 +119,11 @@ def test_kept_times_end_with_the_processor_and_with_torch(monkeypatch: pytest.Mo
 def test_a_damaged_file_is_named_and_one_of_an_earlier_version_is_read() -> None:
     """Earlier versions kept whole steps beside the operators."""
     keep_times(timed_key(1, 1), {"operators": [], "collectives": []})
-    path = path_for(str(device_name("cpu")))
+    path = kept_file()
     tree = json.loads(path.read_text())
     path.write_text(json.dumps(tree | {"torch": "2.13.0", "cores": 2, "setups": [{"ranks": 1}]}))
     assert list(kept_times()) == [timed_key(1, 1)]
-    for text in ("{", json.dumps(tree | {"schema": 99})):
+    for text in ("{", json.dumps(tree | {"schema": 99}), json.dumps(tree | {"device": "Cray 1"})):
         path.write_text(text)
         with pytest.raises(ValueError, match=f"`{path}`.* is damaged .*: remove it"):
             kept_times()

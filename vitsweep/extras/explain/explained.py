@@ -2,68 +2,19 @@
 
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from vitsweep.charts import roofline as chart_of_one
 from vitsweep.charts import style
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.explain.causes import Explanation, explain_cells
 from vitsweep.extras.explain.charts import causes
+from vitsweep.extras.explain.roofline import CellRoofline, cell_roofline
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
-from vitsweep.tables.formatting import Column, number, percent, plain_rows, text_columns, values
 from vitsweep.tables.names import find_cell, names_by_id
-from vitsweep.tables.roofline import COLUMNS, roofline, roofs
-from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
-
-
-@dataclass(frozen=True, eq=False)
-class CellRoofline:
-    """The phases of one cell on the roofline.
-
-    Attributes:
-        name: of the cell.
-        causes: its rows of `roofline`.
-    """
-
-    name: str
-    causes: DataFrame
-
-    @property
-    def sentence(self) -> str:
-        """The answer in one sentence."""
-        known = self.causes.dropna(subset=["share_of_attainable"])
-        parts = [
-            f"{percent(row['share_of_attainable'])} in {row['phase']}"
-            for _, row in known.iterrows()
-        ]
-        return say("roofline", name=self.name, phases=", ".join(parts)) if parts else ""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Where the limits are from."""
-        return (roofs(self.causes),)
-
-    def texts(self, operators: int = 0) -> dict[str, DataFrame]:
-        """Return the table that the terminal shows."""
-        columns: dict[str, Column] = {
-            "phase": values("phase"),
-            "ms": values("time_ms", number),
-            "GFLOP": values("flops", lambda flops: number(flops / 1e9)),
-            "MB, at least": values("bytes_at_least", lambda moved: number(moved / 1e6)),
-            "TFLOP/s": values("tflops_per_rank", number),
-            "attainable, at most": values("attainable_tflops", number),
-            "share, at least": values("share_of_attainable", percent),
-        }
-        return {"Roofline": text_columns(self.causes, columns)}
-
-    def json(self) -> dict[str, Any]:
-        """Return it as plain values for `--json`."""
-        return {"a": self.name, "phases": plain_rows(self.causes[[*COLUMNS]])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +45,7 @@ class Explained:
         found = self.explanation
         if isinstance(found, Explanation):
             return style.freeze_layout(causes.draw(causes.rows_of([found])))
-        return style.freeze_layout(chart_of_one.draw(self.table))
+        return style.freeze_layout(found.figure)
 
     def __str__(self) -> str:
         return self.sentence
@@ -132,11 +83,8 @@ def explain_cell(store: Store, a: str) -> Explained:
     """
     cells = SweepTables.of(store).cells
     cell_id = find_cell(cells, a)
-    name, points = names_by_id(cells)[cell_id], roofline(cells)
-    points = points[points["cell_id"] == cell_id]
-    if points.empty:
-        raise VitsweepError(f"No phase of {name} was measured with its FLOPs: it has no roofline.")
-    return Explained(CellRoofline(name, points), store)
+    [row] = (row for _, row in cells[cells["cell_id"] == cell_id].tail(1).iterrows())
+    return Explained(cell_roofline(names_by_id(cells)[cell_id], row), store)
 
 
 def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Explained | None:

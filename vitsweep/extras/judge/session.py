@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +26,6 @@ from vitsweep.extras.judge.verdict import Verdict
 from vitsweep.extras.take_home.asked_cell import described
 from vitsweep.files import write_atomically
 from vitsweep.planning.freeze import code_state
-from vitsweep.rates.calibration import matmul_rates
 from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec, flatten
@@ -42,6 +43,10 @@ START_MINUTES = 2.0
 """What importing torch and building a model may take beside the budget, before a side counts as stuck."""
 FOLDER = "sweep.name=judge"
 ONE_RANK = "resources.ranks_per_node=1"
+MEASURE = (
+    "import json; from vitsweep.rates.reached import matmul_gflops_per_core as f; "
+    "print(json.dumps(f()))"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +279,13 @@ def _most_flops(cell: CellSpec, device: str) -> float:
     if cell.resources.device == "cuda":
         profile = profile_of(device)
         return 1e12 * max(profile.peak_tflops.values(), default=0.0) if profile else 0.0
-    rates = matmul_rates(device, measure=True)
-    return 1e9 * max(rates.values(), default=0.0) * cell.resources.threads_per_rank
+    command = [sys.executable, "-c", MEASURE]  # torch is not loaded here
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+        rates: dict[str, float] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0.0
+    return 1e9 * max(rates.values()) * cell.resources.threads_per_rank
 
 
 def file_and_function(option: str, typed: str) -> tuple[str, str]:

@@ -1,11 +1,12 @@
 """Operators and collectives of the cells of a plan, timed on this machine's processor and kept (no torch).
 
-They are kept beside the processor's measured rates (`rates.calibration`). On a GPU nothing is timed: its
-rates follow from its profile.
+They are kept in `$XDG_CONFIG_HOME/vitsweep/calibrations` (`~/.config/...`), one file per processor. On a GPU
+nothing is timed: its rates follow from its profile.
 """
 
 import json
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,12 +28,14 @@ from vitsweep.extras.predict.step_time import (
     Shapes,
     StepTrace,
 )
-from vitsweep.files import write_atomically
-from vitsweep.rates.calibration import kept_rates
+from vitsweep.files import home_folder, write_atomically, write_cache_file
+from vitsweep.foreign import parsed_json
 from vitsweep.rates.profile import device_name, processor
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Resources
 
+SCHEMA = 1
+"""Of the file."""
 SECONDS = 120.0
 """Most that all measurements of one number of ranks may take, which last 2 s on an idle machine."""
 WAY = 2
@@ -66,14 +69,31 @@ def torch_here() -> str:
     return version("torch")
 
 
+def kept_file() -> Path:
+    """Return where the times of this processor are kept."""
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", str(device_name("cpu"))).strip("-").lower()
+    return base / "vitsweep" / "calibrations" / f"{name}.json"
+
+
 def kept_times() -> dict[str, Times]:
     """Return `timed_key` -> times that are kept of this processor.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or of another processor.
     """
-    found: dict[str, Times] = kept_rates(str(device_name("cpu"))).others.get("timed", {})
-    return found
+    path, device = kept_file(), device_name("cpu")
+    if not path.is_file():
+        return {}
+    try:
+        tree = parsed_json(path.read_text(encoding="utf-8"))
+        if (tree["schema"], tree["device"]) != (SCHEMA, device):
+            raise ValueError(f"schema {tree['schema']}, of {tree['device']}")
+        return dict(tree.get("timed", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"`{path}`, which keeps rates of this machine, is damaged ({error}): remove it"
+        ) from error
 
 
 def keep_times(key: str, times: Times) -> None:
@@ -83,8 +103,8 @@ def keep_times(key: str, times: Times) -> None:
     """
     hold = key.partition(" ")[2]
     timed = {k: v for k, v in kept_times().items() if k.partition(" ")[2] == hold}
-    kept = kept_rates(str(device_name("cpu")))
-    replace(kept, others={"timed": timed | {key: times}}).keep()
+    tree = {"schema": SCHEMA, "device": device_name("cpu"), "timed": timed | {key: times}}
+    write_cache_file(kept_file(), json.dumps(tree, indent=1).encode())
 
 
 def shapes_of(traces: Iterable[StepTrace], known: Iterable[dict[str, Any]]) -> Shapes:

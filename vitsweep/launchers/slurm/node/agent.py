@@ -24,7 +24,6 @@ from vitsweep.execution.rank_processes import (
     start_fork_server,
 )
 from vitsweep.execution.run_request import RunRequest, read_cell
-from vitsweep.execution.runner import calibrate_rank
 from vitsweep.execution.worker import rank_main
 from vitsweep.files import make_socket_folder
 from vitsweep.launchers.slurm.node.coordinator import NOT_STARTED, coordinate, refuse
@@ -145,22 +144,15 @@ class Agent:
     def _start_ranks(self, order: dict[str, Any]) -> None:
         self._run_id = order["run"]
         cell = read_cell(self._store, order["cell_id"])
-        if order["do"] == "calibrate":
-            arguments = (cell, order["init_method"], order["answer"])
-            folder = Path(order["answer"]).parent
-            self._ranks = LocalRanks(
-                fork_server(), calibrate_rank, arguments, order["ranks"], folder
-            )
-        else:
-            request = RunRequest.from_plain(order["request"])
-            self._ranks = LocalRanks(
-                context_for(cell),
-                rank_main,
-                (request,),
-                order["ranks"],
-                request.folder,
-                cell.runtime.rank_environment,
-            )
+        request = RunRequest.from_plain(order["request"])
+        self._ranks = LocalRanks(
+            context_for(cell),
+            rank_main,
+            (request,),
+            order["ranks"],
+            request.folder,
+            cell.runtime.rank_environment,
+        )
 
     def _kill_ranks(self) -> None:
         if self._ranks:

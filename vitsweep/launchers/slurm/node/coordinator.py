@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from vitsweep.execution.attempts import record_left
 from vitsweep.execution.code_hash import PACKAGE_FOLDER
 from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
-from vitsweep.execution.runner import Runner, calibrated, calibration_key
+from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.node.transport import (
@@ -158,7 +158,6 @@ class JobPlace:
     env: JobEnvironment
     nodes: Nodes
     facts: Mapping[str, Any]
-    _rates: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def scratch(self) -> Path:
@@ -174,24 +173,6 @@ class JobPlace:
     def rendezvous(self) -> Iterator[str]:
         """Hold a port of the first node, until the next run."""
         yield self.nodes.rendezvous()
-
-    def rates(self, cell: CellSpec, on_wait: Callable[[], None]) -> dict[str, float]:
-        """Return matmul TFLOP/s by dtype and all-reduce GB/s on these nodes, measured once per job."""
-        key = calibration_key(cell, ",".join(self.env.nodes))
-        if key not in self._rates:
-            start = self._start_calibration
-            meet = self.nodes.rendezvous()
-            self._rates[key] = calibrated(cell, self.folder, meet, start, on_wait)
-        return self._rates[key]
-
-    def _start_calibration(self, cell: CellSpec, init_method: str, answer: Path) -> RemoteRanks:
-        order = {
-            "do": "calibrate",
-            "cell_id": cell.cell_id,
-            "init_method": init_method,
-            "answer": str(answer),
-        }
-        return RemoteRanks(self.nodes, answer.name, cell.resources.ranks_per_node, order)
 
 
 SECONDS_TO_BE_REQUEUED = 180

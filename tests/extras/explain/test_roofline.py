@@ -3,13 +3,12 @@
 import math
 
 import pytest
-from pandas import DataFrame
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.explain.roofline import cell_roofline
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.roofline import roofline
 
 METRICS = {
     "forward_ms": 20.0,
@@ -22,7 +21,6 @@ METRICS = {
     "gradient_gib": 0.4,
     "optimizer_state_gib": 0.8,
     "model_tflops_per_rank": 100.0,
-    "mfu_of_measured_peak": 0.2,
     "peak_tflops": 989.5,
 }
 
@@ -31,7 +29,11 @@ def points(device="NVIDIA H200", dtype="bfloat16", spec=None, **metrics):
     environment = {"device": device, "compute_dtype": dtype, "peak_source": "NVIDIA H200 datasheet"}
     size = {"images_per_step": 128, "world_size": 2} | (spec or {})
     record = run("a", metrics=METRICS | metrics, environment=environment, **size)
-    return roofline(cells(table(record), {})).set_index("phase")
+    return placed(cells(table(record), {})).causes.set_index("phase")
+
+
+def placed(found):
+    return cell_roofline("a", found.iloc[0])
 
 
 def test_three_phases_by_hand():
@@ -48,15 +50,12 @@ def test_three_phases_by_hand():
     assert forward["bytes_from"] == "parameters and activations"
 
 
-def test_measured_rates_come_before_published_ones():
+def test_the_limits_are_published_ones():
     forward = points().loc["forward"]
-    assert forward["limit_tflops"] == pytest.approx(500.0)
-    assert forward["limit_source"] == "measured matmul rate"
+    assert forward["limit_tflops"] == 989.5
+    assert forward["limit_source"] == "NVIDIA H200 datasheet"
     assert forward["limit_gb_per_s"] == 4800.0
     assert "H200 datasheet" in forward["bandwidth_source"]
-    published = points(mfu_of_measured_peak=None).loc["forward"]
-    assert published["limit_tflops"] == 989.5
-    assert published["limit_source"] == "NVIDIA H200 datasheet"
 
 
 def test_the_optimizer_is_below_the_slope_and_the_forward_pass_below_the_flat_roof():
@@ -65,13 +64,13 @@ def test_the_optimizer_is_below_the_slope_and_the_forward_pass_below_the_flat_ro
     assert optimizer["attainable_tflops"] == pytest.approx(
         optimizer["intensity_flop_per_byte"] * 4.8
     )
-    assert forward["attainable_tflops"] == pytest.approx(500.0)
-    assert forward["share_of_attainable"] == pytest.approx(forward["tflops_per_rank"] / 500)
+    assert forward["attainable_tflops"] == pytest.approx(989.5)
+    assert forward["share_of_attainable"] == pytest.approx(forward["tflops_per_rank"] / 989.5)
 
 
 @pytest.mark.parametrize("device", ["AMD EPYC 7B13", "NVIDIA H200 MIG 1g.18gb", "NVIDIA B100"])
 def test_a_device_nobody_published_has_points_without_limits(device):
-    found = points(device, mfu_of_measured_peak=None, peak_tflops=None)
+    found = points(device, peak_tflops=None)
     assert len(found) == 3
     assert found["limit_tflops"].isna().all()
     assert found["limit_gb_per_s"].isna().all()
@@ -91,29 +90,29 @@ def test_micro_batches_read_the_parameters_again_and_tensor_parallel_ranks_a_par
 
 def test_other_optimizers_and_cells_without_counts_have_no_point():
     assert points(spec={"optimizer": "sgd"}).index.tolist() == ["forward", "backward"]
-    assert points(num_parameters=None).empty
     assert points(forward_ms=None).index.tolist() == ["backward", "optimizer"]
     assert points(model_flops_per_image=float("nan")).index.tolist() == ["optimizer"]
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        DataFrame(),
-        cells(table(run("a", status=Status.failed, reason="...")), {}),
-        cells(table(run("a")), {}),
-    ],
-)
-def test_tables_without_a_point(frame):
-    assert roofline(frame).empty
+def test_a_cell_without_a_point_is_refused_by_name():
+    failed = run("a", status=Status.failed, reason="...")
+    counted = [run("a"), run("a", metrics=METRICS | {"num_parameters": None})]
+    for record in (failed, *counted):
+        with pytest.raises(VitsweepError, match="No phase of a was measured with its FLOPs"):
+            placed(cells(table(record), {}))
 
 
-def test_a_missing_column_and_a_text_are_named():
-    frame = cells(table(run("a", metrics=METRICS)), {})
-    with pytest.raises(VitsweepError, match="`status`"):
-        roofline(frame.drop(columns="status"))
-    with pytest.raises(VitsweepError, match="`forward_ms`"):
-        roofline(frame.astype({"forward_ms": object}).assign(forward_ms="long"))
+def test_the_picture_has_a_bar_per_phase_and_the_attainable_rate_beside_it():
+    record = run("a", metrics=METRICS, environment={"device": "NVIDIA H200"})
+    found = placed(cells(table(record), {}))
+    axes = found.figure.axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["forward", "backward", "optimizer"]
+    assert sum(line.get_marker() == "D" and len(line.get_xdata()) > 0 for line in axes.lines) == 3
+    assert "4.8 TB/s" in found.notes[0]
+    unknown = run("a", metrics=METRICS | {"peak_tflops": None}, environment={"device": "AMD EPYC"})
+    found = placed(cells(table(unknown), {}))
+    assert found.notes == ("Limits: no matmul rate is known; no memory bandwidth is known.",)
+    assert not found.sentence
 
 
 def test_infinite_times_are_no_time():
