@@ -191,13 +191,6 @@ def noted() -> Iterator[str]:
     yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
     yield from shown(base, of("large", SURE, resolution_px=32))
     yield from shown([run("base", status=Status.failed, precision="base")], of("sure", SURE))
-    jobs = (
-        of("base"),
-        [run("sure", f"x{n}", 130.0, minute=9 + n, precision="sure") for n in range(3)],
-    )
-    for record in [r for some in jobs for r in some]:
-        record.environment["paired"] = False
-    yield from shown(*jobs)
     for last, wide in ((2, 0), (3, 5)):
         seeds = [
             run(f"{c}{s}", f"s{s}{b}", v * (1 + wide * s), minute=s, precision=c, seed=s)

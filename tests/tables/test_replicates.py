@@ -102,18 +102,6 @@ def test_settings_that_differ_in_anything_else_stay_apart() -> None:
     assert found.to_dict() == {2: 2, 4: 1}
 
 
-def test_ratios_of_different_jobs_get_no_interval() -> None:
-    apart = table(*(
-        run(f"{name}-{seed}", f"{name}{seed}", speed, precision=name, seed=seed,
-            validity={"paired": False})
-        for seed in (1, 2, 3) for name, speed in (("fp32", 100.0), ("O1", 120.0 + seed))
-    ))  # fmt: skip
-    row = replicates(cells(apart, BASELINES), "seed").set_index("precision").loc["O1"]
-    assert row["claim"] == "unpaired"
-    assert row["speedup"] > 1.2
-    assert np.isnan(row["speedup_low"])
-
-
 def test_the_terminal_and_the_answer_show_settings() -> None:
     lost = run("O1-3", "s3b0", status=Status.diverged, precision="O1", seed=3)
     found = replicates(seeds(lost, without=("O1-3",)), "seed")

@@ -125,23 +125,6 @@ def test_a_block_that_went_on_elsewhere_after_a_requeue_is_no_pair(nodes: str | 
     assert (fast["speedup"] == pytest.approx(1.0)) == (pairs == 2)
 
 
-def test_where_no_pairs_were_asked_for_the_bare_ratio_is_shown_and_called_unpaired():
-    apart = {"environment": {"paired": False, "device": "EPYC"}}
-    runs = table(
-        *(run("base", f"b{i}", 100, **apart) for i in range(3)),
-        *(run("fast", f"f{i}", 200, **apart) for i in range(3)),
-        run("other", "o", 300, environment={"paired": False, "device": "Xeon"}),
-    )
-    found = speedup_over(runs, BASELINES | {"other": "base"})
-    fast, base, other = (one(found, name) for name in ("fast", "base", "other"))
-    assert (fast["speedup"], fast["num_blocks"]) == (pytest.approx(2.0), 0)
-    assert math.isnan(fast["speedup_low"])
-    assert fast["claim"] == "unpaired"
-    assert "ran in other jobs" in fast["speedup_note"]
-    assert (base["speedup"], base["claim"]) == (1.0, "baseline")
-    assert math.isnan(other["speedup"])
-
-
 def test_blocks_of_two_sweeps_are_not_mixed_up():
     runs = table(run("base", "b0", 100, sweep="a"), run("fast", "b0", 200, sweep="b"))
     assert math.isnan(one(speedup_over(runs, BASELINES), "fast")["speedup"])

@@ -169,7 +169,7 @@ def speedup_over(
         `block_noise` (standard deviation of the log ratio of one block),
         `p_value, p_holm, claim, claim_low, claim_high` (the interval that belongs to the claim
         among the family), `family_size, speedup_note`. `claim` is a `stats.Claim`; `speedup_note` says
-        why there is no speedup, or only an unpaired one, although the cell was measured.
+        why there is no speedup although the cell was measured.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -187,7 +187,6 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
-        .pipe(_with_unpaired, good, baselines)
         .pipe(_with_looks, known)
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
@@ -241,25 +240,6 @@ def _families(table: DataFrame, families: Families) -> Iterator[Integers]:
         for group in np.split(rows, np.flatnonzero(np.diff(base[rows])) + 1):
             if len(group):
                 yield group
-
-
-def _with_unpaired(
-    table: DataFrame, runs: DataFrame, baselines: Mapping[int, int | None]
-) -> DataFrame:
-    """Add the bare ratio of means for cells that were measured without pairing (`paired` is False).
-
-    Such ratios include differences between jobs and nodes, so there is neither interval nor claim.
-    Only runs of one sweep on one kind of device are compared.
-    """
-    if "paired" not in runs or not len(runs):
-        return table
-    unpaired = set(runs.loc[runs["paired"].eq(False), ROW])
-    if not unpaired:
-        return table
-    alike = runs.assign(block="all", nodes_used=None)
-    ratios = log_ratios(log_throughput_per_block(alike, ROW), baselines, ROW)
-    bare = np.exp(ratios[ratios[ROW].isin(unpaired)].groupby(ROW)["log_ratio"].mean())
-    return table.assign(speedup=table["speedup"].fillna(table[ROW].map(bare)))
 
 
 def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
@@ -419,8 +399,6 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
             return "; ".join(filter(None, [screened(speedup), sizes.get(row)]))
         if status.get(row) != Status.measured:
             return ""
-        if speedup == speedup:
-            return "; ".join(filter(None, [say("unpaired", what=ITS_BASELINE), sizes.get(row)]))
         elsewhere = sorted(devices.get(baseline, set()) - devices.get(cell, set()))
         other = status.get(base_row, "never run")
         if elsewhere and other in ("never run", Status.measured):

@@ -46,7 +46,6 @@ class Claim(StrEnum):
     no_difference_shown = "no difference shown"
     equal = "equal"
     too_few_blocks = "too few blocks"
-    unpaired = "unpaired"
     screened = "screened"
     missing_blocks = "missing blocks"
     baseline = "baseline"
@@ -74,7 +73,6 @@ def claims(table: DataFrame) -> Series:
         Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
         Claim.nothing: table["speedup"].isna(),
         Claim.screened: table.get("_look", "") == Claim.screened,
-        Claim.unpaired: table["num_blocks"] == 0,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
         Claim.missing_blocks: likely & table.get("_survivors", False),
         Claim.equal: (table["speedup_low"] == 1) & (table["speedup_high"] == 1),
