@@ -26,7 +26,7 @@ help:  ## this list
 	@touch $@
 
 .venv/installed-tests: .venv/installed
-	$(INSTALL) --group test --group check --group docs --editable '.[fp8,tensorboard]'
+	$(INSTALL) --group test --group check --group docs --editable '.[fp8]'
 	@touch $@
 
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes

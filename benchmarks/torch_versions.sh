@@ -35,7 +35,7 @@ for version in "$@"; do
     env=$home/$version
     [ -e "$env" ] || "$python" -m venv "$env"
     case $version in 2.9.*) torchao='torchao<0.18' ;; *) torchao=torchao ;; esac
-    if ! (install --upgrade pip && install "torch==$version" && install "$torchao" --group "$root/pyproject.toml:test" "$root[tensorboard]") > "$home/$version-install.log" 2>&1; then
+    if ! (install --upgrade pip && install "torch==$version" && install "$torchao" --group "$root/pyproject.toml:test" "$root") > "$home/$version-install.log" 2>&1; then
         echo "| $version | not to be had: $(tail -n 1 "$home/$version-install.log") |"
         continue
     fi

@@ -183,6 +183,6 @@ def test_several_nodes_of_one_machine_are_oversubscribed(machines: str, crowded:
 
 
 def test_every_number_of_a_run_is_defined_and_is_no_column_of_the_spec() -> None:
-    metrics = summarize(spec(), [samples(TIMES)] * 2, {"float32": 1.0}).metrics
+    metrics = summarize(spec(), [samples(TIMES)] * 2).metrics
     assert set(metrics) <= METRICS.keys()
     assert not metrics.keys() & flatten(spec()).keys()

@@ -41,7 +41,7 @@ LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "stream
 
 REQUIRED = frozenset(
     "PIL annotated_types apex functorch hydra jinja2 matplotlib mpl_toolkits numpy omegaconf pandas psutil "
-    "pyarrow pydantic pydantic_core pynvml rich safetensors scipy sklearn submitit tensorboard timm torch "
+    "pyarrow pydantic pydantic_core pynvml rich safetensors scipy sklearn submitit timm torch "
     "torchao torchgen torchvision transformers triton typing_extensions wandb yaml".split()
 )
 """Top modules of what vitsweep requires, of its extras, and of what these bring beside it."""
