@@ -176,18 +176,6 @@ def noted() -> Iterator[str]:
         of("sure", SURE[:3], 5, **code[0]),
     )
     yield from shown(base, of("sure", SURE[:3], **code[0]), of("sure", SURE[3:], 3, **code[1]))
-    phases = {"data_ms": 1.0, "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": 9.0}
-    moved = [
-        {p: v * (2 if p == "forward_ms" else 1) + n / 99 for p, v in phases.items()}
-        for n in range(5)
-    ]
-    fused = [
-        run(
-            "f", f"b{n}", 60.0, metrics=dict(m), minute=n, precision="base", optimizer="adamw_fused"
-        )
-        for n, m in enumerate(moved)
-    ]
-    yield from shown(of("base", metrics=phases), fused)
     yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
     yield from shown(base, of("large", SURE, resolution_px=32))
     yield from shown([run("base", status=Status.failed, precision="base")], of("sure", SURE))

@@ -296,34 +296,3 @@ def test_a_run_that_was_repeated_in_its_block_is_no_selection() -> None:
     assert one(speedup_over(both, BASELINES), "fast")["claim"] == "faster"
     stopped = one(speedup_over(lost(Status.preempted), BASELINES), "fast")
     assert (stopped["claim"], stopped["speedup_note"]) == ("faster", "")
-
-
-def with_phases(
-    forward_ms: float, optimizer_ms: float, noise: float = 0.0, **spec: str
-) -> DataFrame:
-    """A cell whose phases take these milliseconds, beside a baseline of 1 + 10 + 20 + 9 ms."""
-    generator = np.random.default_rng(0)
-
-    def of(cell: str, phases: dict[str, float], block: int, **spec: str) -> RunRecord:
-        ms = {k: v * float(np.exp(generator.normal(0, noise))) for k, v in phases.items()}
-        return run(
-            cell, f"b{block}", 64_000 / sum(ms.values()), metrics=dict(ms), minute=block, **spec
-        )
-
-    plain = {"data_ms": 1.0, "forward_ms": 10.0, "backward_ms": 20.0, "optimizer_ms": 9.0}
-    own = plain | {"forward_ms": forward_ms, "optimizer_ms": optimizer_ms}
-    runs = [of("base", plain, b) for b in range(5)]
-    return table(*runs, *(of("fast", own, b, **spec) for b in range(5)))
-
-
-def test_a_claim_that_stems_from_phases_the_technique_does_not_touch_has_a_footnote() -> None:
-    # the fused update is 2.6x faster, but the forward pass doubled: it is another program
-    moved = with_phases(20.0, 3.5, noise=0.01, optimizer="adamw_fused")
-    row = one(speedup_over(moved, BASELINES), "fast")
-    assert row["claim"] == "slower"
-    assert row["speedup_note"].startswith("moved elsewhere: forward +")
-    assert row["speedup_note"].endswith("ms a step, which optimizer does not touch")
-    at_home = with_phases(10.0, 3.5, noise=0.01, optimizer="adamw_fused")
-    assert one(speedup_over(at_home, BASELINES), "fast")["speedup_note"] == ""
-    everywhere = with_phases(20.0, 3.5, noise=0.01, optimizer="adamw_fused", precision="O2")
-    assert one(speedup_over(everywhere, BASELINES), "fast")["speedup_note"] == ""

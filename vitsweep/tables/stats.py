@@ -138,14 +138,6 @@ def mean_interval(values: Floats) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
-def mean_p_value(values: Floats) -> float:
-    """Return the p-value of Student's t of a mean of 0 over blocks, oldest first; 1 below two values."""
-    if len(values) < 2:
-        return 1.0
-    error = spread(values) / sqrt(len(values))
-    return float(two_sided(values.mean(), error, len(values) - 1.0))
-
-
 PRIOR = 0.1
 """Precision g of the prior N(0, 1/g) on mean / standard deviation; near the best from 3 to 120 values."""
 

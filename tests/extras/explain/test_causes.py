@@ -1,14 +1,13 @@
 """Causes add up to the measured difference, in every block and in the table."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from pandas import DataFrame
 
 from tests.builders import run as measured_run
-from tests.traced import traced, traced_sweep
+from tests.traced import traced
 from vitsweep.errors import BadValueError
 from vitsweep.extras.explain.causes import (
     REST,
@@ -16,7 +15,6 @@ from vitsweep.extras.explain.causes import (
     TracedRun,
     _late_rank,
     cause_text,
-    explain_cells,
     explained,
     operator_text,
     traced_run,
@@ -24,7 +22,6 @@ from vitsweep.extras.explain.causes import (
 from vitsweep.extras.explain.charts import causes as chart
 from vitsweep.extras.explain.kernel_kinds import TimeClass
 from vitsweep.tables.names import find_cell
-from vitsweep.tables.sweep_tables import SweepTables
 
 PRODUCTS, OPTIMIZER, HOST = (
     str(k) for k in (TimeClass.products, TimeClass.optimizer, TimeClass.host)
@@ -132,17 +129,6 @@ def test_the_picture_has_the_difference_first_and_the_rest_last() -> None:
     assert [t.get_text() for t in axes.get_yticklabels()] == rows["cause"].tolist()
     assert [p.get_width() for p in axes.patches] == pytest.approx(rows["ms"].tolist())
     assert cause_text(found)["cause"].iloc[-1] == "measured difference"
-
-
-def test_a_phase_that_moved_although_no_technique_touches_it_is_named(tmp_path: Path) -> None:
-    said = "Moved elsewhere: forward +5 ms a step, which optimizer does not touch."
-    for forward_ms, moved in ((15.0, said), (10.0, "")):
-        tables = SweepTables.of(traced_sweep(tmp_path / str(forward_ms), 5, forward_ms))
-        found = explain_cells(tables, "aa", "bb", NAMES)
-        assert found.moved == moved
-        assert found.sentence.endswith(moved or "optimizer.")
-        assert (moved in found.json()["notes"]) is bool(moved)
-        assert moved in chart.draw(chart.rows_of([found])).axes[0].get_xlabel()
 
 
 CELLS = DataFrame(

@@ -30,10 +30,8 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import moved_elsewhere
 from vitsweep.tables.stats import Claim, mean_interval
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_runs, keyed
 
 Floats = NDArray[np.float64]
 Operator = tuple[str, str, str]
@@ -148,7 +146,6 @@ class Explanation:
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
             operator, shapes, ms, low, high, shown`, and for A and B milliseconds and calls, all per step on
             the critical rank.
-        moved: which phases moved although no technique of A touches them; "" where none is shown to.
         notes: what else is known, in sentences.
     """
 
@@ -160,7 +157,6 @@ class Explanation:
     causes: DataFrame
     blocks: DataFrame
     operators: DataFrame
-    moved: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -171,11 +167,7 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence, and what moved elsewhere in another."""
-        return " ".join(filter(None, [self._answer, self.moved]))
-
-    @property
-    def _answer(self) -> str:
+        """The answer in one sentence."""
         ms, low, high = self.difference
         claim = Claim.slower if low > 0 else Claim.faster if high < 0 else Claim.no_difference_shown
         causes = self.causes[~self.causes["cause"].isin([TRACING, REST]) & self.causes["shown"]]
@@ -220,7 +212,7 @@ class Explanation:
             "blocks": self.num_blocks,
             "causes": plain_rows(self.causes[columns]),
             "operators": plain_rows(self.operators),
-            "notes": [*filter(None, [self.moved]), *self.notes],
+            "notes": [*self.notes],
         }
 
 
@@ -335,14 +327,8 @@ def explain_cells(
     """
     pairs = traced_pairs(current_records(tables), variant, baseline)
     found = explained(pairs, names)
-    measured = keyed(checked_runs(tables.runs), {variant: baseline})
-    moved = "; ".join(moved_elsewhere(measured).values())
     late = [_late_rank([pair[side] for pair in pairs], names[side]) for side in (0, 1)]
-    return replace(
-        found,
-        moved=f"{moved[:1].upper()}{moved[1:]}." if moved else "",
-        notes=tuple(filter(None, late)),
-    )
+    return replace(found, notes=tuple(filter(None, late)))
 
 
 def _late_rank(runs: Sequence[TracedRun], name: str) -> str:

@@ -1,6 +1,5 @@
 """Why a cell is faster or slower than another: the measured difference, cause by cause."""
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,7 +48,7 @@ def _rows(found: Explanation) -> DataFrame:
         parts.append(DataFrame([pooled]))
     parts.append(causes[is_last].drop(columns=["a_ms", "b_ms"]))
     whole = pd.concat(parts, ignore_index=True)
-    return whole.assign(a=found.names[0], b=found.names[1], moved=found.moved)
+    return whole.assign(a=found.names[0], b=found.names[1])
 
 
 def draw(table: DataFrame) -> Figure:
@@ -62,10 +61,9 @@ def draw(table: DataFrame) -> Figure:
 
 def _panel(axes: Axes, rows: DataFrame) -> None:
     a, b = str(rows.at[0, "a"]), str(rows.at[0, "b"])
-    moved = textwrap.wrap(str(rows.at[0, "moved"]), style.TITLE_CHARACTERS)
     bars = Bars(
         column="ms", low="low", high="high", colour=_colour, note=_note,
-        label="\n".join(["Milliseconds a step", *moved]), sure=lambda row: bool(row["shown"]), reference=0.0,
+        label="Milliseconds a step", sure=lambda row: bool(row["shown"]), reference=0.0,
     )  # fmt: skip
     bars.on(axes, rows, rows["cause"].tolist())
     axes.axhline(0.5, color=style.QUIET, linewidth=0.8)
