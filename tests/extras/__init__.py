@@ -27,7 +27,7 @@ WORDS = {
         "traced_pairs",
     ),
     "judge": ("judge_request", "JudgeRequest"),
-    "gate": ("changes_in_words", "write_changes"),
+    "gate": ("blocks_to_decide", "welch"),
     "take_home": ("asked_cell", "not_provable"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "latex": ("booktabs", "tex", "write_latex"),

@@ -284,10 +284,8 @@ def explained_and_drawn() -> Iterator[str]:
 
 
 def gated() -> Iterator[str]:
-    """What the gate says, and two sweeps beside each other."""
+    """What the gate says."""
     gate = extras.load("gate.gate:gate")
-    changed, in_words = (extras.load(f"gate.diff:{n}") for n in ("changed", "changes_in_words"))
-    yield in_words(changed(*(tables_of([of("base"), of("sure", r)], "base") for r in (SURE, ONE))))
     kept, now = (table(*of("base"), *of("sure", ratios)) for ratios in (SURE, SURE[:2]))
     baselines = {"base": "base", "sure": "base"}
     for runs in (kept, now):

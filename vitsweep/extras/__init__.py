@@ -108,7 +108,6 @@ KNOWN: dict[str, Feature] = {
             "gate": "compare with a kept baseline; exit code 1 if a cell became worse",
         },
         options={
-            "report SWEEP OTHER": "diff:write_changes",
             "vitsweep.compare of two sweeps": "diff:changed",
         },
     ),

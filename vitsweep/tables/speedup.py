@@ -18,7 +18,6 @@ from vitsweep.tables.formatting import as_text, count, plain, value_label
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     LEVEL,
-    MIN_BLOCKS,
     Claim,
     adjusted,
     any_look_keys,

@@ -1,4 +1,4 @@
-"""The table that compares two sweeps: what it says, where it lies, what it refuses."""
+"""The table that compares two sweeps: what it says, what it refuses."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ import pytest
 
 from tests.builders import run
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.gate.diff import write_changes
+from vitsweep.extras.gate.diff import changed
 from vitsweep.results.store import Store
+from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "same": "base"}
 
@@ -34,28 +35,16 @@ def written(
     return store
 
 
-def test_the_table_names_what_changed_and_lies_beside_b(tmp_path: Path):
+def test_the_table_names_what_changed_and_the_largest_first(tmp_path: Path):
     a = written(tmp_path / "monday", 1.5)
     b = written(tmp_path / "friday", 1.2, scale=0.6, device="AMD EPYC 9R14")
-    said, table, folder = write_changes(a, b)
-    assert folder == b.root / "report" / "against_monday"
-    assert said.startswith("1 of 2 speedups changed, most O1: 0.80x [")
-    assert table["claim"].tolist()[:2] == ["worse", "no difference shown"]
-    assert {p.name for p in folder.iterdir()} == {"changes.csv", "changes.md"}
-    assert "| worse |" in (folder / "changes.md").read_text()
+    table = changed(SweepTables.of(a), SweepTables.of(b))
+    assert table["name"].tolist() == ["O1", "fsdp"]
+    assert table["claim"].tolist() == ["worse", "no difference shown"]
+    assert table["change_low"][0] < table["change"][0] < table["change_high"][0] < 0.9
 
 
-def test_two_folders_without_a_common_cell_are_refused(tmp_path: Path):
-    a = written(tmp_path / "a", 1.5)
-    b = Store(tmp_path / "b").create()
-    b.save_run(run("other", "b0"))
-    with pytest.raises(VitsweepError, match="no cell in common"):
-        write_changes(a, b)
-
-
-def test_a_folder_without_runs_and_the_same_folder_twice_are_refused(tmp_path: Path):
-    a = written(tmp_path / "a", 1.5)
+def test_a_folder_without_runs_is_refused(tmp_path: Path):
+    a, empty = written(tmp_path / "a", 1.5), Store(tmp_path / "b").create()
     with pytest.raises(VitsweepError, match="holds no runs"):
-        write_changes(a, Store(tmp_path / "b").create())
-    with pytest.raises(VitsweepError, match="named twice"):
-        write_changes(a.root, a.root)
+        changed(SweepTables.of(a), SweepTables.of(empty))

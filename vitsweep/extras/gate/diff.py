@@ -1,33 +1,17 @@
 """The same cells measured twice, on two days, machines or states of the code: what changed."""
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame, MultiIndex, Series
 
 from vitsweep.errors import VitsweepError
-from vitsweep.files import write_atomically
 from vitsweep.results.metrics import Metric, headings, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
-from vitsweep.results.store import Store
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
 from vitsweep.tables.cost import numbers
-from vitsweep.tables.formatting import (
-    Column,
-    count,
-    csv_text,
-    markdown,
-    number,
-    ratio,
-    ratios,
-    status_words,
-    text_columns,
-    values,
-)
-from vitsweep.tables.names import cell_names, names_by_id
-from vitsweep.tables.sentences import say
+from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import (
     MIN_BLOCKS,
     POWER,
@@ -288,131 +272,23 @@ def _moments(good: DataFrame, metric: str, baselines: Mapping[str, str | None]) 
     return moments(np.log(values[usable]).groupby(good.loc[usable, "cell_id"], observed=True))
 
 
-# Two sweeps beside each other: the same rows, with the numbers of both sides.
-
-SIDE = {
-    "cell_id": "cell_id",
-    "baseline_cell_id": "baseline_cell_id",
-    "status": "status",
-    "device": "device",
-    "unadjusted_images_per_second": "images_per_second",
-    "speedup": "speedup",
-    "speedup_low": "speedup_low",
-    "speedup_high": "speedup_high",
-    "num_pairs": "num_blocks",
-}
-"""Column of a sweep's table -> its name beside another sweep, where `_a` or `_b` follows it."""
-
-
 def changed(a: SweepTables, b: SweepTables) -> DataFrame:
-    """Return what changed from sweep A to sweep B: the speedups of both, and `diff` of them.
+    """Return what changed from sweep A to sweep B, the largest change on top.
 
     Returns:
-        One row per cell of either side: `SIDE` of both, `change` (1.05: the speedup is 5 % larger in B) with
-        its interval, and `claim`, the verdict of `diff`. What changed comes first, the largest of it on top.
+        The rows of `diff` that are about speedups, A the kept side, with `change` (1.05: the speedup is 5 %
+        larger in B), `change_low`, `change_high` and `claim` for its ratio, interval and verdict.
+
+    Raises:
+        VitsweepError: a sweep holds no run.
     """
     for side in (a, b):
         if side.runs.empty:
             raise VitsweepError("A sweep holds no runs: nothing to compare.")
     found = diff(b.runs, a.runs, a.baselines | b.baselines, mixed_hardware=True)
-    found = found[found["metric"] == "speedup"].rename(
-        columns={"ratio": "change", "ratio_low": "change_low", "ratio_high": "change_high"}
+    ends = {f"ratio{end}": f"change{end}" for end in ("", "_low", "_high")}
+    table = found[found["metric"] == "speedup"].rename(columns=ends | {"verdict": "claim"})
+    table = table.replace({"claim": {WORSE: "worse"}})  # than it was at all
+    return table.sort_values(
+        "change", key=lambda change: -np.log(change).abs(), kind="stable", ignore_index=True
     )
-    rows = [
-        side.cells.reindex(columns=[*SIDE])
-        .rename(columns=SIDE)
-        .drop_duplicates("cell_id", keep="last")
-        for side in (a, b)
-    ]
-    ends = {f"speedup_{end}_{s}": f"speedup_{s}_{end}" for s in "ab" for end in ("low", "high")}
-    columns = ["cell_id", "change", "change_low", "change_high", "verdict"]
-    table = (
-        rows[0]
-        .merge(rows[1], on="cell_id", how="outer", suffixes=("_a", "_b"), sort=False)
-        .merge(found[columns], on="cell_id", how="left")
-        .rename(columns={"verdict": "claim"} | ends)
-        .fillna({"num_blocks_a": 0, "num_blocks_b": 0})
-    )
-    is_baseline = (
-        table["baseline_cell_id_b"].fillna(table["baseline_cell_id_a"]) == table["cell_id"]
-    )
-    rules = {
-        ABSENT: table["status_b"].isna(),
-        NEW: table["status_a"].isna(),
-        Claim.baseline: is_baseline,
-    }
-    other = chosen(rules, "no speedup", table.index)
-    claim = (
-        table["claim"].astype(object).fillna(other).replace(WORSE, "worse")
-    )  # than it was at all
-    order = DataFrame({"same": ~_differs(table), "size": -np.log(table["change"]).abs()})
-    order = order.sort_values(["same", "size"], kind="stable")
-    return table.assign(claim=claim).loc[order.index].reset_index(drop=True)
-
-
-def _differs(table: DataFrame) -> Series:
-    return (table["change_low"] > 1) | (table["change_high"] < 1)
-
-
-def changes_in_words(table: DataFrame) -> str:
-    """Return one sentence: how many speedups changed, and which most."""
-    compared = table[table["change_low"].notna()]
-    shown = compared[_differs(compared)]
-    largest = ""
-    if len(shown):
-        first = shown.iloc[0]
-        size = ratio(first["change"], first["change_low"], first["change_high"])
-        largest = f", most {first['cell_id']}: {size}"
-    return say(
-        "changed", changed=len(shown), speedups=count(len(compared), "speedup"), largest=largest
-    )
-
-
-def _statuses(table: DataFrame) -> list[str]:
-    pairs = zip(*(table[f"status_{side}"].map(status_words) for side in "ab"), strict=True)
-    return [a if a == b else f"{a} in A, {b} in B" for a, b in pairs]
-
-
-_SHOWN: dict[str, Column] = {
-    "cell": values("cell_id"),
-    "img/s A": values("images_per_second_a", number),
-    "img/s B": values("images_per_second_b", number),
-    "speedup A": ratios("speedup_a"),
-    "speedup B": ratios("speedup_b"),
-    "B over A": ratios("change"),
-    "claim": values("claim"),
-    "blocks A": values("num_blocks_a"),
-    "blocks B": values("num_blocks_b"),
-    "status": _statuses,
-}
-
-
-NARROW = ("cell", "speedup A", "speedup B", "B over A", "claim")
-"""Columns that a terminal has room for; `changes.md` has all."""
-
-
-def write_changes(store_a: Store | Path, store_b: Store | Path) -> tuple[str, DataFrame, Path]:
-    """Compare the speedups of two sweep folders: return a sentence, a table of text, and the folder of both.
-
-    The folder is `report/against_<name of A>` of B, with `changes.csv` and `changes.md`.
-
-    Raises:
-        VitsweepError: both are the same folder, one holds no run, or they share no cell.
-    """
-    a, b = (s if isinstance(s, Store) else Store(s) for s in (store_a, store_b))
-    if a.root.resolve() == b.root.resolve():
-        raise VitsweepError(f"`{a.root}` is named twice: a comparison needs two sweep folders.")
-    sweeps = [SweepTables.of(a), SweepTables.of(b)]
-    table = changed(*sweeps)
-    if table[["status_a", "status_b"]].isna().any(axis=1).all():
-        raise VitsweepError(
-            f"`{a.root}` and `{b.root}` have no cell in common: a cell is the same where its whole "
-            "spec is. Run the same command on both days or machines."
-        )
-    names = names_by_id(sweeps[0].cells) | names_by_id(sweeps[1].cells)
-    named = table.assign(cell_id=table["cell_id"].map(lambda cell: names.get(cell, cell)))
-    text, folder = text_columns(named, _SHOWN), b.root / "report" / f"against_{a.name}"
-    write_atomically(folder / "changes.csv", csv_text(table))
-    write_atomically(folder / "changes.md", markdown(text))
-    narrow = [heading for heading in NARROW if heading in text]
-    return changes_in_words(named), text[narrow], folder
