@@ -3,7 +3,6 @@
 import pytest
 
 from tests.builders import run, table
-from vitsweep.charts import limits as chart
 from vitsweep.tables.cells import cells
 from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
 
@@ -61,13 +60,3 @@ def test_the_key_is_that_of_the_latest_command():
     assert limit_key([{"limit": {"key": KEY}}, {"limit": {"key": None}}]) == ""
     assert limit_key([{"question": ""}, {"limit": {"key": KEY}}]) == KEY
     assert limit_key([]) == ""
-
-
-def test_the_chart_has_a_bar_per_row_and_a_hollow_mark_where_memory_ended(found):
-    found.attrs["key"] = KEY
-    axes = chart.draw(found).axes[0]
-    widths = [bar.get_width() for bar in axes.patches]
-    assert [width for width in widths if width == width] == [32, 18, 0]
-    hollow = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata())]
-    assert [x for x in hollow if x == x] == [20, 4]
-    assert [text.get_text() for text in axes.texts] == ["32", "18", "none fits"]

@@ -13,7 +13,7 @@ from pandas import DataFrame, Series
 from vitsweep.charts import (
     accuracy,
     effects,
-    limits,
+    lengths,
     pareto,
     scaling,
     speedup,
@@ -264,7 +264,6 @@ class ChartWarning(UserWarning):
 
 
 CHARTS: tuple[Chart, ...] = (
-    limits.LIMITS,
     speedup.SPEEDUP,
     effects.WATERFALL,
     effects.EFFECTS,
@@ -272,7 +271,7 @@ CHARTS: tuple[Chart, ...] = (
     step.OPTIMIZER_STEP,
     scaling.SCALING,
     scaling.GPU_SCALING,
-    limits.SEQUENCE_LENGTH,
+    lengths.SEQUENCE_LENGTH,
     step.COMMUNICATION,
     step.MEMORY,
     pareto.PARETO,

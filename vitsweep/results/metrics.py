@@ -302,7 +302,7 @@ _COLUMNS = (
     *_columns("validity", "loss_tolerance:double gradient_tolerance:double", numbers=True),
     *_columns(
         "environment",
-        "launcher cells_at_a_time:int64 git_commit git_dirty:bool code_hash device_type",
+        "launcher git_commit git_dirty:bool code_hash device_type",
     ),
     *_columns("environment", "device", missing=""),
     *_columns(

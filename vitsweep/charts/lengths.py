@@ -1,45 +1,15 @@
-"""How far each goes: the largest value of a setting that trains, and throughput by length."""
+"""Throughput against the length of the sequence, one line per method."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.bars import Bars
 from vitsweep.charts.style import NOTHING, Chart, fastest, labels, looks
 from vitsweep.results.record import Status
-from vitsweep.tables import limits as limits_table
-from vitsweep.tables.limits import limit_names, named
 from vitsweep.tables.load import ordered
 from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sweep_tables import SweepTables
-
-MOST = 30
-
-
-def table_of(tables: SweepTables) -> DataFrame:
-    """Return the table of limits, where the sweep searched for one."""
-    if not tables.limit_key:
-        return NOTHING
-    table = limits_table.limits(tables.settings, tables.limit_key)
-    table.attrs["key"] = tables.limit_key
-    return table
-
-
-def draw(table: DataFrame) -> Figure:
-    """Draw the table of `tables.limits`; a hollow mark is the smallest value that ran out of memory."""
-    shown, group = table.head(MOST), next(iter(named(table)), "sharding")
-    bars = Bars(
-        column="fits", label=f"Largest {table.attrs['key']} that trains", group=group, grey=False,
-        mark="fails_at", marked="out of memory",
-        note=lambda row: f"{row['fits']:,}" if row["fits"] else "none fits",
-    )  # fmt: skip
-    return bars.draw(shown.assign(**{group: shown.get(group)}), limit_names(shown))
-
-
-LIMITS = Chart("limits", "How far each goes", table_of, draw)
-
-# Throughput against the length of the sequence, one line per method.
 
 ALIKE = ("world_size", "cores_per_rank", "images_per_step")
 """Columns in which the points of one line do not differ; nor do they in their mesh."""
