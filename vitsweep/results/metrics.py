@@ -183,9 +183,9 @@ GONE = frozenset(
     "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
     "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu "
     "train_flops_share kept_accuracy_top1 kept_epoch mfu_of_measured_peak all_reduce_gb_per_s "
-    "copy_gb_per_s".split()
+    "copy_gb_per_s cells_at_a_time".split()
 )
-"""Metrics of records of before that no table has any more."""
+"""Columns of records of before that no table has any more."""
 
 METRICS: dict[str, Metric] = {metric.column: metric for metric in _ALL}
 """Column -> definition, in the order of the record."""

@@ -289,6 +289,5 @@ def changed(a: SweepTables, b: SweepTables) -> DataFrame:
     ends = {f"ratio{end}": f"change{end}" for end in ("", "_low", "_high")}
     table = found[found["metric"] == "speedup"].rename(columns=ends | {"verdict": "claim"})
     table = table.replace({"claim": {WORSE: "worse"}})  # than it was at all
-    return table.sort_values(
-        "change", key=lambda change: -np.log(change).abs(), kind="stable", ignore_index=True
-    )
+    order = np.log(table["change"]).abs().sort_values(ascending=False, kind="stable")
+    return table.loc[order.index].reset_index(drop=True)
