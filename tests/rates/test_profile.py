@@ -30,8 +30,12 @@ def test_peaks_are_those_of_the_denominator_of_mfu() -> None:
         assert published_peak("NVIDIA H100 80GB HBM3", dtype)[0] == peak
 
 
+def is_sourced(profile: Profile) -> bool:
+    return profile.figures.matmul_fraction.confidence == "measured"
+
+
 def test_devices_without_a_sourced_rate_of_products_are_known_as_such() -> None:
-    sourced = {name for name in profile_names() if profile_named(name).has_sourced_matmul_rate}
+    sourced = {name for name in profile_names() if is_sourced(profile_named(name))}
     assert sourced == {"a100_40g", "a100_80g", "h100", "h200", "b200", "mi300x"}
 
 
@@ -87,19 +91,6 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
     mine = profile_named(str(path))
     assert (mine["memory_tb_s"], mine.name) == (2.4, "mine")
     assert mine["dispatch_us"] == generic_gpu()["dispatch_us"]
-
-
-def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> None:
-    path = tmp_path / "half.yaml"
-    path.write_text(
-        "{peak_tflops: {float32: 10, float16: 80}, figures: {memory_gib: {value: 80, %s}, "
-        "memory_tb_s: {value: 2, %s}, matmul_fraction: {value: {float16: 0.8}, %s}}}".replace(
-            "%s", "source: me, confidence: measured"
-        ),
-        encoding="utf-8",
-    )
-    half = profile_named(str(path))
-    assert half.matmul_fraction("float32") == half.matmul_fraction("bfloat16") == 0.8
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,11 @@ Kernels ask the processor which instructions it has, and the environment may tak
 kernels. Such a processor is another device: its rates are others.
 """
 
-import math
 import os
 import platform
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -57,37 +55,6 @@ Whole = Annotated[Positive, Field(multiple_of=1)]
 Table = Annotated[dict[Positive, Positive], Field(min_length=1)]
 Shares = Annotated[dict[Positive, Share], Field(min_length=1)]
 Value = TypeVar("Value")
-
-
-class Curve:
-    """A positive function of a positive number, linear between points of log x and log y.
-
-    Args:
-        points: x -> y, at least one. Beyond the ends the end value holds, or, with `slope_ends`,
-            the line through the last two points goes on, flat to proportional.
-        slope_ends: whether the curve goes on beyond its ends.
-    """
-
-    def __init__(self, points: Mapping[float, float], slope_ends: bool = False) -> None:
-        ordered = sorted(points.items())
-        self._x = [math.log(x) for x, _ in ordered]
-        self._y = [math.log(y) for _, y in ordered]
-        self._slope_ends = slope_ends and len(ordered) > 1
-
-    def __call__(self, x: float) -> float:
-        """Return the value at x."""
-        at = math.log(max(x, 1e-30))
-        if not self._slope_ends:
-            at = min(max(at, self._x[0]), self._x[-1])
-        if len(self._x) == 1:
-            return math.exp(self._y[0])
-        right = min(max(bisect_right(self._x, at), 1), len(self._x) - 1)
-        left = right - 1
-        slope = (self._y[right] - self._y[left]) / (self._x[right] - self._x[left])
-        if not self._x[0] <= at <= self._x[-1]:  # one disturbed point must not explode far from it
-            end = 0 if at < self._x[0] else -1
-            return math.exp(self._y[end] + min(1.0, max(0.0, slope)) * (at - self._x[end]))
-        return math.exp(self._y[left] + slope * (at - self._x[left]))
 
 
 class Checked(BaseModel):
@@ -177,23 +144,6 @@ class Profile(Checked):
         """Return a scalar figure."""
         return float(getattr(self.figures, figure).value)
 
-    def at(self, table: str, position: float) -> float:
-        """Read a table between its points, on logarithmic scales."""
-        return self._curves[table](position)
-
-    @cached_property
-    def _curves(self) -> dict[str, Curve]:
-        tables = ("memory_fraction", "attention_fraction_d64", "attention_fraction_d128")
-        return {
-            name: Curve(getattr(self.figures, name).value) for name in (*tables, "all_reduce_gb_s")
-        }
-
-    def matmul_fraction(self, dtype: str) -> float:
-        """Share of the dense peak that the best shape of a product reaches."""
-        fractions: dict[Any, float] = self.figures.matmul_fraction.value
-        similar = (dtype, "bfloat16", "float16")
-        return next((fractions[d] for d in similar if d in fractions), min(fractions.values()))
-
     @property
     def lacking(self) -> list[str]:
         """What `--hardware` needs of a device itself, as far as the profile lacks it."""
@@ -209,11 +159,6 @@ class Profile(Checked):
     def has_tf32(self) -> bool:
         """Whether the device is known to multiply float32 as TF32."""
         return "tf32" in self.peak_tflops
-
-    @property
-    def has_sourced_matmul_rate(self) -> bool:
-        """Whether somebody measured which share of the peak products reach on this device."""
-        return self.figures.matmul_fraction.confidence == "measured"
 
     @property
     def price_usd_per_hour(self) -> tuple[float, float] | None:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.extras.predict.traces import exchange, moved, product
 from vitsweep.extras.predict.measured_rates import IN_STEPS, MESSAGE_US, MeasuredRates
+from vitsweep.extras.predict.profile_rates import Curve
 from vitsweep.extras.predict.timed_operators import Times
-from vitsweep.rates.profile import Curve
 
 GFLOPS, GB_S = 100, 10
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +159,16 @@ def test_memory_that_the_system_provides_anew_in_each_step_takes_its_time() -> N
     assert fresh_bytes(step) == (22_000_000 - 2 * 4_000_000) / 2
     assert predict_step(step, rates).step_time_ms == pytest.approx(7.0 * IN_STEPS)
     assert fresh_bytes(replace(step, device="cuda")) == 0
+
+
+def test_one_measured_number_format_stands_for_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "half.yaml"
+    path.write_text(
+        "{peak_tflops: {float32: 10, float16: 80}, figures: {memory_gib: {value: 80, %s}, "
+        "memory_tb_s: {value: 2, %s}, matmul_fraction: {value: {float16: 0.8}, %s}}}".replace(
+            "%s", "source: me, confidence: measured"
+        ),
+        encoding="utf-8",
+    )
+    half = TableRates(profile_named(str(path)))
+    assert half._matmul_fraction("float32") == half._matmul_fraction("bfloat16") == 0.8

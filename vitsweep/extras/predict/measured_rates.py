@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from vitsweep.extras.predict.profile_rates import Curve
 from vitsweep.extras.predict.step_time import (
     FRESH,
     CollectiveTotal,
@@ -20,7 +21,7 @@ from vitsweep.extras.predict.timed_operators import (
     timed_key,
     timed_ranks,
 )
-from vitsweep.rates.profile import Curve, device_name
+from vitsweep.rates.profile import device_name
 from vitsweep.spec.cell_spec import CellSpec
 
 Timed = tuple[str, str, tuple[int, ...], bool]

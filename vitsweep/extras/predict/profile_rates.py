@@ -1,6 +1,7 @@
 """Rates of a GPU from its profile: a roofline per class of operators, a table of collectives."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -22,6 +23,8 @@ SPLITS = (1, 2, 4, 8, 16)
 """Parts of the inner dimension that different blocks may compute, to be summed afterwards."""
 LEAST_INNER = 256
 """Inner dimension below which splitting no longer pays (assumed)."""
+TABLES = ("memory_fraction", "attention_fraction_d64", "attention_fraction_d128", "all_reduce_gb_s")
+"""Figures that are read between the points of a table."""
 LOG_ERROR = {"measured": 0.15, "published": 0.18, "derived": 0.25, "assumed": 0.33}
 """Confidence of the rate of products -> standard deviation of the log of the computing time (assumed
 before any comparison; `benchmarks/prediction.py` states how many measurements the intervals hold)."""
@@ -33,6 +36,37 @@ OVERHEAD = 1.11
 `benchmarks/published_throughput.py` had no part in it."""
 STEP_LOG_ERROR = 0.2
 """Standard deviation of the log of that factor between set-ups, from the same rows."""
+
+
+class Curve:
+    """A positive function of a positive number, linear between points of log x and log y.
+
+    Args:
+        points: x -> y, at least one. Beyond the ends the end value holds, or, with `slope_ends`,
+            the line through the last two points goes on, flat to proportional.
+        slope_ends: whether the curve goes on beyond its ends.
+    """
+
+    def __init__(self, points: Mapping[float, float], slope_ends: bool = False) -> None:
+        ordered = sorted(points.items())
+        self._x = [math.log(x) for x, _ in ordered]
+        self._y = [math.log(y) for _, y in ordered]
+        self._slope_ends = slope_ends and len(ordered) > 1
+
+    def __call__(self, x: float) -> float:
+        """Return the value at x."""
+        at = math.log(max(x, 1e-30))
+        if not self._slope_ends:
+            at = min(max(at, self._x[0]), self._x[-1])
+        if len(self._x) == 1:
+            return math.exp(self._y[0])
+        right = min(max(bisect_right(self._x, at), 1), len(self._x) - 1)
+        left = right - 1
+        slope = (self._y[right] - self._y[left]) / (self._x[right] - self._x[left])
+        if not self._x[0] <= at <= self._x[-1]:  # one disturbed point must not explode far from it
+            end = 0 if at < self._x[0] else -1
+            return math.exp(self._y[end] + min(1.0, max(0.0, slope)) * (at - self._x[end]))
+        return math.exp(self._y[left] + slope * (at - self._x[left]))
 
 
 class TableRates(Rates):
@@ -52,6 +86,11 @@ class TableRates(Rates):
         self.step_overhead = overhead
         self.compiled_memory = hardware["compiled_memory_fraction"]
         self._matmul_us = cache(self._uncached_matmul_us)  # layers share their shapes
+        self._curves = {
+            name: Curve(figure.value)
+            for name, figure in hardware.figures
+            if figure is not None and name in TABLES
+        }
 
     def operator_us(self, operator: OperatorTotal, tf32: bool = False) -> float:
         """Return the larger of computing and memory time of one call, at least that of a kernel."""
@@ -64,7 +103,7 @@ class TableRates(Rates):
             computing = self._matmul_us(operator.shape, dtype)
         elif operator.kind == "attention":
             width = "d128" if operator.shape[4] > 96 else "d64"
-            share = self.hardware.at(f"attention_fraction_{width}", operator.shape[3])
+            share = self._curves[f"attention_fraction_{width}"](operator.shape[3])
             rate = share * self._peak(dtype) * self.hardware["sustained_fraction"]
             computing = operator.flops / operator.count / rate / 1e6
         return max(computing, self._memory_us(bytes_per_call), self.hardware["kernel_us"])
@@ -117,7 +156,7 @@ class TableRates(Rates):
         """Say which rates are guesses for this step."""
         said = []
         name = self.hardware.name
-        if not self.hardware.has_sourced_matmul_rate:
+        if self.hardware.figures.matmul_fraction.confidence != "measured":
             said.append(
                 f"{name}: no source says which share of its peak products reach, so the interval is wide."
             )
@@ -140,6 +179,12 @@ class TableRates(Rates):
         peaks: Mapping[Any, float] = self.hardware.peak_tflops
         return peaks[dtype]
 
+    def _matmul_fraction(self, dtype: str) -> float:
+        """Share of the dense peak that the best shape of a product reaches."""
+        fractions: dict[Any, float] = self.hardware.figures.matmul_fraction.value
+        similar = (dtype, "bfloat16", "float16")
+        return next((fractions[d] for d in similar if d in fractions), min(fractions.values()))
+
     def _uncached_matmul_us(self, shape: tuple[int, ...], dtype: str) -> float:
         """Time of products with tile and wave quantisation, of the best tile and split.
 
@@ -151,7 +196,7 @@ class TableRates(Rates):
         units = self.hardware["multiprocessors"]
         rate = (  # FLOPs per microsecond of one multiprocessor
             self._peak(dtype)
-            * self.hardware.matmul_fraction(dtype)
+            * self._matmul_fraction(dtype)
             * self.hardware["sustained_fraction"]
             * 1e6
             / units
@@ -172,12 +217,12 @@ class TableRates(Rates):
     def _memory_us(self, size: float) -> float:
         if size <= 0:
             return 0.0
-        share = self.hardware.at("memory_fraction", size)
+        share = self._curves["memory_fraction"](size)
         return size / (share * self.hardware["memory_tb_s"] * 1e6)
 
     def _bus_gb_s(self, name: str, size: float, ranks: int) -> float:
         """Bus bandwidth within a node; the switch reduces all-reduces only, from 5 GPUs on."""
-        rate = self.hardware.at("all_reduce_gb_s", size)
+        rate = self._curves["all_reduce_gb_s"](size)
         if name != "all_reduce" or ranks < 5:
             rate *= self.hardware["gather_over_reduce"]
         return rate
