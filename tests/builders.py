@@ -1,6 +1,6 @@
 """Small tables of runs with known answers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,8 @@ from pandas import DataFrame
 
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables.cells import cells as cells_of_runs
+from vitsweep.tables.sweep_tables import SweepTables
 
 PLAIN = {
     "precision": "fp32",
@@ -110,3 +112,13 @@ def of_present_code(plan: SweepPlan, runs: Iterable[RunRecord]) -> list[RunRecor
 
 def table(*records: RunRecord) -> DataFrame:
     return DataFrame([record.row() for record in records])
+
+
+def from_runs(
+    runs: DataFrame, baselines: Mapping[str, str | None], cells: DataFrame | None = None
+) -> SweepTables:
+    """Tables of runs that are in no folder; of these cells, where they are not those of the runs."""
+    found = SweepTables()
+    of_runs = cells_of_runs(runs, baselines) if cells is None else cells
+    found.__dict__.update({"every_run": runs, "baselines": dict(baselines), "cells": of_runs})
+    return found

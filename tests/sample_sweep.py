@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
-from tests.builders import run
+from tests.builders import from_runs, run
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.cells import cells
@@ -190,7 +190,7 @@ def sweep(name: str) -> SweepTables:
     """One of the three sweeps, without a folder."""
     records = records_of(name)
     runs, baselines = DataFrame([r.row() for r in records]), baselines_of(name, records)
-    return SweepTables.from_runs(tidy(runs), baselines, tidy(cells(runs, baselines)))
+    return from_runs(tidy(runs), baselines, tidy(cells(runs, baselines)))
 
 
 def write_all(folder: Path) -> dict[str, Store]:

@@ -13,7 +13,7 @@ from analysis import dsp, frontier, lasp, menu_2026, meta_blog, usp
 from analysis.meta_blog import entries_of
 from analysis.study import rounded
 from tests import sample_sweep
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.cells import GPU_NODE, composer
 from vitsweep.api.session import open_session
 from vitsweep.charts import speedup, style
@@ -301,7 +301,7 @@ def test_video_cells_stand_beside_the_plot_by_temporal_spatial_and_degree():
         run("d", "b0", 3.0, sequence_parallel="dsp", **video, **{"mesh.sequence": 2}),
         run("u", "b0", 2.0, sequence_parallel="ulysses", **video, **{"mesh.ulysses": 2}),
     )
-    rows = dsp.end_to_end(SweepTables.from_runs(runs, {}, cells(runs, {}))).set_index(
+    rows = dsp.end_to_end(from_runs(runs, {}, cells(runs, {}))).set_index(
         ["temporal", "spatial", "sp"]
     )
     assert rows.loc[(64, 4096, 2), "ratio (no interval)"] == pytest.approx(1.5)

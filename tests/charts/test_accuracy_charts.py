@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from tests.builders import run
+from tests.builders import from_runs, run
 from vitsweep.charts import accuracy, style
 from vitsweep.report.html import ChartWarning, write_report
 from vitsweep.results.record import RunRecord, Status
@@ -188,7 +188,7 @@ def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path
 def test_without_training_there_is_no_chart(tmp_path: Path) -> None:
     store = written(tmp_path / "speed", [run("fp32-0"), run("bf16-0", precision="bf16")], key="")
     assert accuracy.CURVES.table(SweepTables.of(store)).empty
-    assert accuracy.CURVES.table(SweepTables.from_runs(DataFrame(), {}, DataFrame())).empty
+    assert accuracy.CURVES.table(from_runs(DataFrame(), {}, DataFrame())).empty
 
 
 def test_several_sweeps_read_as_one_keep_their_curves(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.noise import normal, simulate
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from vitsweep.charts import effects, pareto
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
-from vitsweep.tables.sweep_tables import SweepTables
 
 
 def labels(axes):
@@ -57,8 +56,8 @@ def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them
 def test_effects_are_in_the_report_only_where_choices_were_crossed():
     logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
     runs, baselines = simulated(logs, specs, normal(0.01))
-    assert len(effects.table_of(SweepTables.from_runs(runs, baselines, cells(runs, baselines))))
+    assert len(effects.table_of(from_runs(runs, baselines, cells(runs, baselines))))
     alone = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
     truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
     runs, baselines = simulate(truth, normal(0.01), np.random.default_rng(0), specs=alone)
-    assert effects.table_of(SweepTables.from_runs(runs, baselines, cells(runs, baselines))).empty
+    assert effects.table_of(from_runs(runs, baselines, cells(runs, baselines))).empty

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.sample_sweep import baselines_of, records_of, sweep
 from vitsweep.charts import effects, lengths, pareto, scaling, speedup, step, style
 from vitsweep.charts.scaling import per_chip as per_chip_table
@@ -136,7 +136,7 @@ def test_a_class_token_more_or_less_is_no_length():
     cells = sweep("speedups").cells
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
     runs, other = sweep("speedups").runs, cells.assign(num_tokens=lengths)
-    assert lengths.SEQUENCE_LENGTH.table(SweepTables.from_runs(runs, {}, other)).empty
+    assert lengths.SEQUENCE_LENGTH.table(from_runs(runs, {}, other)).empty
 
 
 def test_chips_are_relative_to_the_reference():

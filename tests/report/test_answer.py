@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.said import opening
 from vitsweep.report.answer import answers, next_command
 from vitsweep.results.record import LOOK
@@ -18,7 +18,7 @@ def measured(*ratios: float, **facts: object) -> SweepTables:
         for n, ratio in enumerate(ratios)
         for cell, name, speed in (("base", "fp32", 1.0), ("cell", "O1", ratio))
     ]
-    return SweepTables.from_runs(table(*records), {"base": "base", "cell": "base"})
+    return from_runs(table(*records), {"base": "base", "cell": "base"})
 
 
 def test_noise_that_hides_everything_is_called_inconclusive() -> None:
@@ -47,9 +47,7 @@ def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> 
     ]
     alone = [run("other", f"x{n}", 200 + n, minute=9 + n, precision="O1") for n in range(5)]
     first, second = answers(
-        SweepTables.from_runs(
-            table(*both, *alone), dict.fromkeys(("base", "cell", "other"), "base")
-        )
+        from_runs(table(*both, *alone), dict.fromkeys(("base", "cell", "other"), "base"))
     )
     assert "at 202 img/s, has no speedup: no paired runs." in first
     assert "is the fastest shown: 1.10x" in second

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.builders import run
+from tests.builders import from_runs, run
 from tests.said import opening
 from tests.sample_sweep import records_of, write
 from vitsweep import extras
@@ -344,7 +344,7 @@ def test_a_thousand_rows_sort_and_filter_fluently_in_a_browser(tmp_path):
     )
     page = tmp_path / "page.html"
     table = table.assign(num_pairs=5, baseline_cell_id="c0", speedup_note="")
-    found = SweepTables.from_runs(pd.DataFrame(), {}, table)
+    found = from_runs(pd.DataFrame(), {}, table)
     page.write_text(render("big", found, []).replace("</body>", TIMED))
     browser = [
         "chromium",

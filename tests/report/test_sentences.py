@@ -15,7 +15,7 @@ import pytest
 from pandas import DataFrame
 from rich.console import Console
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.extras.explain.test_roofline import METRICS
 from tests.tables.test_first_losses import PLAIN, judged, measured
 from tests.traced import traced
@@ -80,7 +80,7 @@ def of(cell: str, ratios: Any = ONE, minute: int = 0, **facts: Any) -> list[RunR
 def tables_of(runs: Any, base: Any) -> SweepTables:
     every = [r for some in runs for r in some]
     baselines = base if isinstance(base, dict) else dict.fromkeys((r.cell_id for r in every), base)
-    return SweepTables.from_runs(table(*every), baselines)
+    return from_runs(table(*every), baselines)
 
 
 def told(*runs: list[RunRecord], base: Any = "base") -> Iterator[str]:
@@ -246,7 +246,7 @@ def diagnosed() -> Iterator[str]:
                 for d, s in zip((4, 8), statuses, strict=True)
             )
         )
-        cells = SweepTables.from_runs(found, {}).cells
+        cells = from_runs(found, {}).cells
         yield limit_answer(limits(cells, "model.depth"), "model.depth")
     yield compared(2 * [0.02] * 4 + 2 * [-0.02] * 4).sentence("A", "B")
     yield compared(2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]).sentence("A", "B")
@@ -263,7 +263,7 @@ def explained_and_drawn() -> Iterator[str]:
         traced(record, late, 20.0, critical_rank=1)
         for record in [*of("base", metrics=METRICS), *of("sure", SURE, metrics=METRICS)]
     ]
-    tables = SweepTables.from_runs(table(*every), {"base": "base", "sure": "base"})
+    tables = from_runs(table(*every), {"base": "base", "sure": "base"})
     tables.__dict__["_records"] = {None: every}
     found = explain_cells(tables, "sure", "base", ("sure", "base"))
     yield from (found.sentence, *found.notes)

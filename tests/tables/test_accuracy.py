@@ -9,14 +9,13 @@ from rich.console import Console
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from vitsweep.charts import accuracy as chart
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.accuracy import MARGIN, accuracy_claims, non_inferiority
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, cell_text
 from vitsweep.tables.replicates import replicates
-from vitsweep.tables.sweep_tables import SweepTables
 
 BASE = {1: 0.950, 2: 0.960, 3: 0.955, 4: 0.945, 5: 0.965}
 LOSSES = {
@@ -166,7 +165,7 @@ def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
     lost = diverged("O1", 3)
     for extra, filled, crosses in (((), {"baseline", "O1"}, 0), ((lost,), {"baseline"}, 2)):
         found = settings(*extra).reset_index(drop=True)
-        figure = chart.draw(chart.table_of(SweepTables.from_runs(DataFrame(), {}, found)))
+        figure = chart.draw(chart.table_of(from_runs(DataFrame(), {}, found)))
         speed, target = figure.axes
         assert speed.get_xlabel().startswith("Speedup")
         assert target.get_xlabel().startswith("Training time to the target")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pandas import DataFrame
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.noise import (
     coverage,
     drifting,
@@ -24,7 +24,6 @@ from vitsweep.tables.formatting import ratio
 from vitsweep.tables.load import families_of
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
 from vitsweep.tables.stats import LEVEL, adjusted
-from vitsweep.tables.sweep_tables import SweepTables
 
 THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
 """Blocks of a design: five, as the shipped sweeps have; the others run in `make test-full`."""
@@ -147,7 +146,7 @@ def table_concat(*tables: DataFrame) -> DataFrame:
 
 def test_a_probable_winner_is_named_with_its_interval_among_all_cells():
     runs, baselines = sweep(likely=1.025, **{f"c{i}": 1.0 for i in range(12)})
-    [text] = answers(SweepTables.from_runs(runs, baselines))
+    [text] = answers(from_runs(runs, baselines))
     assert "is probably faster: 1.03x [" in text
     assert re.search(r": 1\.0\dx \[0\.9\d*, 1\.\d+\] among 13 cells over 5 blocks", text)
 

@@ -9,7 +9,7 @@ import pytest
 from pandas import DataFrame
 
 from analysis.cost import cost
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from vitsweep import extras
 from vitsweep.charts.pareto import pareto_front
 from vitsweep.charts.scaling import per_chip
@@ -28,7 +28,6 @@ from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
 from vitsweep.tables.speedup import speedup_over, with_equal_claims
-from vitsweep.tables.sweep_tables import SweepTables
 
 SETTINGS = {
     "base": (100, {}),
@@ -62,7 +61,7 @@ OF_RUNS: dict[str, Callable[[DataFrame], object]] = {
     "waterfall": lambda t: waterfall(t, BASELINES),
     "scaling_efficiency": lambda t: scaling_efficiency(t, BASELINES),
     "diagnostics": lambda t: diagnostics(t, BASELINES),
-    "answers of runs": lambda t: answers(SweepTables.from_runs(t, BASELINES)),
+    "answers of runs": lambda t: answers(from_runs(t, BASELINES)),
 }
 if "gate" in extras.FEATURES:
     gate = extras.load("gate.gate:gate")
@@ -85,7 +84,7 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "cell_names": cell_names,
     "with_equal_claims": with_equal_claims,
     "tidy": tidy,
-    "answers": lambda t: answers(SweepTables.from_runs(whole_runs(), BASELINES, t)),
+    "answers": lambda t: answers(from_runs(whole_runs(), BASELINES, t)),
     "question": question,
     "caption": caption,
 }

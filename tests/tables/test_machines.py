@@ -7,7 +7,7 @@ import pytest
 
 from analysis import meta_blog
 from analysis.cost import cost
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from vitsweep.charts.scaling import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
@@ -108,7 +108,7 @@ def chips(*devices: str, world_size: int = 1) -> SweepTables:
         )
     )  # fmt: skip
     baselines: dict[str, str | None] = dict.fromkeys(specs, "base")
-    return SweepTables.from_runs(runs, baselines, cells(runs, baselines))
+    return from_runs(runs, baselines, cells(runs, baselines))
 
 
 def test_the_study_of_metas_blog_takes_the_folders_of_two_machines():
@@ -130,7 +130,7 @@ def test_the_published_speedup_on_64_gpus_stands_beside_no_baseline_and_no_part_
         s.runs.assign(cell_id=s.runs["cell_id"] + f"-{s.runs['world_size'].iloc[0]}") for s in sweeps
     ], ignore_index=True)  # fmt: skip
     baselines = {c: f"base-{c.partition('-')[2]}" for c in runs["cell_id"].unique()}
-    sweep = SweepTables.from_runs(runs, dict(baselines), cells(runs, baselines))
+    sweep = from_runs(runs, dict(baselines), cells(runs, baselines))
     scaling = meta_blog.gpu_scaling(sweep)
     beside = scaling[scaling["published_value"].notna()]
     assert set(beside["experiment"]) == {"optimized"}

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.noise import Noise as OfRuns
 from tests.noise import Positions, coverage, rotated, simulate
 from vitsweep import extras
@@ -33,7 +33,6 @@ from vitsweep.tables.stats import (
     spread_factor,
     two_sided,
 )
-from vitsweep.tables.sweep_tables import SweepTables
 
 if "gate" in extras.FEATURES:
     gate = extras.load("gate.gate:gate")
@@ -328,7 +327,7 @@ def test_the_simulated_answers_are_answers(monkeypatch: pytest.MonkeyPatch) -> N
         for s, cells in enumerate(logs) for c, blocks in enumerate(cells) for b, log in enumerate(blocks)
     ))  # fmt: skip
     baselines = {f"s{s}c{c}": f"s{s}c0" for s in range(30) for c in range(4)}
-    said = answer.answers(SweepTables.from_runs(runs, baselines))
+    said = answer.answers(from_runs(runs, baselines))
     alone = [" is fastest:" in text or " is the fastest shown:" in text for text in said]
     assert alone == is_one_fastest(logs).tolist()
     assert 3 < sum(alone) < 27

@@ -240,12 +240,8 @@ def cells_of(store: Store) -> DataFrame:
     return cells_from(store, runs_of(store), store.baselines())
 
 
-def cells_from(
-    store: Store | None, runs: DataFrame, baselines: Mapping[str, str | None]
-) -> DataFrame:
-    """Return one row per cell of a store whose runs have been read; None for runs of no store."""
-    if store is None:
-        return cells(runs, baselines)
+def cells_from(store: Store, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
+    """Return one row per cell of a store whose runs have been read."""
     table = cells(runs, baselines, unrun_of(store), families_of(store))
     if len(runs) and not store.commands():
         alone = (table["status"] == Status.measured) & table["speedup"].isna()

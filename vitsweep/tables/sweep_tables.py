@@ -1,6 +1,5 @@
 """SweepTables: the tables of one or several sweeps, each computed when it is first asked for, and once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,22 +58,6 @@ class SweepTables:
             raise VitsweepError(f"{', '.join(map(str, folders))}: no run has finished yet.")
         return found
 
-    @classmethod
-    def from_runs(
-        cls, runs: DataFrame, baselines: Mapping[str, str | None], cells: DataFrame | None = None
-    ) -> "SweepTables":
-        """Return the tables of runs that are in no folder.
-
-        Args:
-            runs: one row per run.
-            baselines: cell -> its baseline cell, or None.
-            cells: one row per cell, where that is not to be computed from the runs.
-        """
-        found = cls()
-        given = {"every_run": runs, "baselines": dict(baselines)}
-        found.__dict__.update(given if cells is None else given | {"cells": cells})
-        return found
-
     @cached_property
     def commands(self) -> list[dict[str, Any]]:
         """The commands of the sweeps, oldest first."""
@@ -113,8 +96,6 @@ class SweepTables:
     @cached_property
     def cells(self) -> DataFrame:
         """One row per cell, sweep and device, measured or not."""
-        if not self.stores:
-            return cells_from(None, self.every_run, self.baselines)
         if self.is_tidy:
             return load(*self.stores)
         [store] = self.stores

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.builders import run, table
+from tests.builders import from_runs, run, table
 from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.gate.diff import changed, changes_in_words, diff
 from vitsweep.results.record import Status
-from vitsweep.tables.sweep_tables import SweepTables
 
 TRUTH = {"base": 1.0, "fast": 1.3, "slow": 0.8, "same": 1.0}
 
@@ -19,7 +18,7 @@ def day(truth=None, seed=0, **kwargs):
 
 
 def compared(a, b):
-    return changed(*(SweepTables.from_runs(*side) for side in (a, b)))
+    return changed(*(from_runs(*side) for side in (a, b)))
 
 
 def one(found, cell):
