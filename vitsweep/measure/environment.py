@@ -22,8 +22,6 @@ from vitsweep.measure.communication import Observing
 from vitsweep.model.initialize import plain_name
 from vitsweep.rates.profile import cpu_half_precision, cpu_model, device_name
 
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the environment columns that this rank knows."""
@@ -43,7 +41,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "host_allocator": host_allocator(),
         "cores_allowed": len(os.sched_getaffinity(0)),
-        "huge_pages": huge_pages(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
 
@@ -55,17 +52,6 @@ def host_allocator() -> str:
     except OSError:
         return "unknown"
     return next((name for name in ("jemalloc", "tcmalloc") if f"lib{name}" in maps), "libc")
-
-
-def huge_pages() -> str:
-    """Return whether large tensors of the host lie in transparent huge pages."""
-    try:
-        text = HUGE_PAGES.read_text(encoding="utf-8")
-    except OSError:
-        return "none"
-    mode = text.partition("[")[2].partition("]")[0]
-    wanted = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
-    return "used" if mode == "always" or (mode == "madvise" and wanted) else "not used"
 
 
 def machine() -> str:

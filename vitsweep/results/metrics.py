@@ -183,7 +183,7 @@ GONE = frozenset(
     "communication_wait_ms loss_first sm_clock_mhz_mean power_w_mean parameter_bytes_per_step_max "
     "gradient_bytes_per_step_max activation_bytes_per_step_max unattributed_bytes_per_step_max hfu "
     "train_flops_share kept_accuracy_top1 kept_epoch mfu_of_measured_peak all_reduce_gb_per_s "
-    "copy_gb_per_s cells_at_a_time".split()
+    "copy_gb_per_s cells_at_a_time huge_pages".split()
 )
 """Columns of records of before that no table has any more."""
 
@@ -308,7 +308,7 @@ _COLUMNS = (
     *_columns(
         "environment",
         "torch cuda nccl driver cpu cpu_half_precision python host host_cores:int64 host_allocator "
-        "cores_allowed:int64 huge_pages node nodes_used slurm_job_id peak_source compute_dtype flops_source "
+        "cores_allowed:int64 node nodes_used slurm_job_id peak_source compute_dtype flops_source "
         "started_at run_seconds:double queued_s:double resumed purpose any_look:bool",
     ),
     *_columns("table", "cell name is_baseline:bool log_ratio:double damaged_runs:int64"),

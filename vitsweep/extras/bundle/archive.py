@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.bundle.claims import DEFAULT_MARGIN, Claim, as_document, claims_of
+from vitsweep.extras.bundle.claims import Claim, as_document, claims_of
 from vitsweep.files import (
     MOST_BYTES,
     NAME,
@@ -197,9 +197,7 @@ def _fault(entry: tarfile.TarInfo, seen: set[str], tops: set[str]) -> str:
 VIEWS = ("cells.csv", "replicates.csv", "claims.json", SUMS)
 
 
-def write_bundle(
-    store: Store, to: Path, margin: float = DEFAULT_MARGIN
-) -> tuple[list[Claim], list[str]]:
+def write_bundle(store: Store, to: Path) -> tuple[list[Claim], list[str]]:
     """Write a sweep as one archive.
 
     Tables and claims are made anew from the records. Weights, checkpoints, traces and jobs of a cluster
@@ -208,7 +206,6 @@ def write_bundle(
     Args:
         store: of the sweep.
         to: the archive.
-        margin: of the claims.
 
     Returns:
         The claims, and what was left out.
@@ -229,10 +226,8 @@ def write_bundle(
     with TemporaryDirectory() as place:
         staged = Store(Path(place).resolve() / store.name).create()
         left += _copy(store, staged.root, records)
-        claims = claims_of(collect(staged).cells, margin)
-        write_atomically(
-            staged.root / "claims.json", json.dumps(as_document(claims, margin), indent=1)
-        )
+        claims = claims_of(collect(staged).cells)
+        write_atomically(staged.root / "claims.json", json.dumps(as_document(claims), indent=1))
         for name in files_of(staged.root):
             if not is_bundled(name):
                 (staged.root / name).unlink()

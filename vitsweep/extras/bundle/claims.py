@@ -18,7 +18,8 @@ from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import ranked
 from vitsweep.tables.sweep_tables import SweepTables
 
-DEFAULT_MARGIN, LARGEST_MARGIN = 0.1, 1.0
+MARGIN, LARGEST_MARGIN = 0.1, 1.0
+"""Of a claim, relative: at least the first, at most the second."""
 FORMAT = 3
 
 
@@ -76,14 +77,13 @@ class Claim:
         return Verdict.reproduced if inside else Verdict.not_reproduced
 
 
-def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:
+def claims_of(cells: DataFrame) -> list[Claim]:
     """Return a claim for each measured cell that has an interval over its baseline, the fastest first.
 
     An interval wider than a factor of 2 claims nothing.
 
     Args:
         cells: one row per cell.
-        margin: of each; a claim with a wider interval of its own gets that half width.
     """
     if not {"speedup_low", "baseline_cell_id"} <= set(cells.columns):
         return []
@@ -94,11 +94,11 @@ def claims_of(cells: DataFrame, margin: float = DEFAULT_MARGIN) -> list[Claim]:
         & (named["cell_id"] != named["baseline_cell_id"])
     ]
     rows = ranked(kept).to_dict("records") if len(kept) else []
-    found = [_claim(row, margin) for row in rows]
+    found = [_claim(row) for row in rows]
     return [claim for claim in found if claim.margin <= LARGEST_MARGIN]
 
 
-def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
+def _claim(row: Mapping[Any, Any]) -> Claim:
     ratio, low, high = (float(row[c]) for c in ("speedup", "speedup_low", "speedup_high"))
     claim = Claim(
         cell_id=row["cell_id"],
@@ -110,18 +110,18 @@ def _claim(row: Mapping[Any, Any], margin: float) -> Claim:
         high=high,
         num_pairs=int(row["num_pairs"]),
         claim=str(row["claim"]),
-        margin=margin,
+        margin=MARGIN,
     )
-    return replace(claim, margin=max(margin, claim.half_width))
+    return replace(claim, margin=max(MARGIN, claim.half_width))
 
 
-def as_document(claims: Iterable[Claim], margin: float) -> dict[str, Any]:
+def as_document(claims: Iterable[Claim]) -> dict[str, Any]:
     """Return claims as JSON has them: numbers to six digits, which other versions of numpy agree on."""
     rows = [
         {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in asdict(c).items()}
         for c in claims
     ]
-    return {"format": FORMAT, "margin": margin, "claims": rows}
+    return {"format": FORMAT, "margin": MARGIN, "claims": rows}
 
 
 def check(store: Store) -> tuple[list[Claim], list[str]]:
@@ -134,18 +134,14 @@ def check(store: Store) -> tuple[list[Claim], list[str]]:
         said = foreign(store.root / "claims.json")
     except (OSError, ValueError) as error:
         raise VitsweepError(f"`claims.json` of the bundle cannot be read ({error}).") from error
-    margin = said.get("margin") if isinstance(said, dict) and said.get("format") == FORMAT else None
-    if not isinstance(margin, float) or not 0 < margin <= LARGEST_MARGIN:
-        raise VitsweepError(
-            f"`claims.json` of the bundle is not of format {FORMAT}, or its margin is not above 0 and "
-            f"{LARGEST_MARGIN:g} at most."
-        )
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise VitsweepError(f"`claims.json` of the bundle is not of format {FORMAT}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DamagedRecordWarning)  # a damaged record is a fault
-        made = claims_of(SweepTables.of(store).cells, margin)
+        made = claims_of(SweepTables.of(store).cells)
     faults = [
         f"{count(n, 'record')} of cell {c} cannot be read." for c, n in store.damaged_runs().items()
     ]
-    if said != as_document(made, margin):
+    if said != as_document(made):
         faults.append("`claims.json` is not what the records say.")
     return made, faults

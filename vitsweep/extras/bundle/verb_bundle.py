@@ -6,7 +6,6 @@ from pathlib import Path
 from vitsweep.cli.verbs import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.bundle.archive import write_bundle
-from vitsweep.extras.bundle.claims import DEFAULT_MARGIN, LARGEST_MARGIN
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.formatting import count
 
@@ -16,7 +15,6 @@ the code, checksums, and claims. A claim is a speedup over the baseline with its
 `vitsweep reproduce` measures it again on another machine.
 
   python -m vitsweep bundle first --to first.tar.gz
-  python -m vitsweep bundle first --to first.tar.gz --margin 0.05
 """
 
 
@@ -25,12 +23,6 @@ def add_options(options: Options) -> None:
     options.add_sweep()
     options.add_argument(
         "--to", type=Path, metavar="FILE", help="archive to write (SWEEP.tar.gz, here)"
-    )
-    options.number(
-        "--margin",
-        DEFAULT_MARGIN,
-        "of each claim, relative; at least the half width of its interval (%(default)g)",
-        most=LARGEST_MARGIN,
     )
 
 
@@ -48,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         raise BadValueError(f"`{to}` exists: choose another with `--to`, or remove it.")
     if store.is_locked():
         raise VitsweepError(f"A command is measuring in `{store.root}`: wait until it has ended.")
-    claims, left = write_bundle(store, to, typed.margin)
+    claims, left = write_bundle(store, to)
     print(f"Wrote {to} with {count(len(claims), 'claim')} ({to.stat().st_size / 2**20:.1f} MiB).")
     for note in left:
         print(f"  {note}")
