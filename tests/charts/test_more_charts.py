@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import from_runs, run, table
 from tests.sample_sweep import baselines_of, records_of, sweep
-from vitsweep.charts import effects, lengths, pareto, scaling, speedup, step, style
+from vitsweep.charts import effects, pareto, scaling, speedup, step, style
 from vitsweep.charts.scaling import per_chip as per_chip_table
 from vitsweep.report.html import drawn
 from vitsweep.results.record import Status
@@ -136,7 +136,7 @@ def test_a_class_token_more_or_less_is_no_length():
     cells = sweep("speedups").cells
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
     runs, other = sweep("speedups").runs, cells.assign(num_tokens=lengths)
-    assert lengths.SEQUENCE_LENGTH.table(from_runs(runs, {}, other)).empty
+    assert scaling.SEQUENCE_LENGTH.table(from_runs(runs, {}, other)).empty
 
 
 def test_chips_are_relative_to_the_reference():
@@ -166,7 +166,7 @@ def test_memory_is_grouped_by_sharding_and_says_out_of_memory():
 
 
 def test_sequence_length_marks_where_memory_ended():
-    axes = lengths.SEQUENCE_LENGTH.draw(lengths.SEQUENCE_LENGTH.table(sweep("sequences"))).axes[0]
+    axes = scaling.SEQUENCE_LENGTH.draw(scaling.SEQUENCE_LENGTH.table(sweep("sequences"))).axes[0]
     assert axes.get_xlabel() == "Tokens of one image"
     assert axes.get_ylabel() == "Token throughput, all ranks (tokens/s)"
     methods = {"baseline", "ring", "ulysses", "dsp", "lasp"}
@@ -176,13 +176,13 @@ def test_sequence_length_marks_where_memory_ended():
 
 
 def test_lengths_are_joined_only_where_ranks_cores_and_images_are_the_same():
-    cells = lengths.SEQUENCE_LENGTH.table(sweep("sequences")).query("sequence_parallel == 'dsp'")
+    cells = scaling.SEQUENCE_LENGTH.table(sweep("sequences")).query("sequence_parallel == 'dsp'")
     images = cells["images_per_step"].mask(cells["num_tokens"] > 4096, 4)
     threads = {"resources.threads_per_rank": [2.0] + [1.0] * (len(cells) - 1)}
     changed = cells.assign(images_per_step=images, **threads)
     lines = [
         line
-        for line in lengths.SEQUENCE_LENGTH.draw(changed).axes[0].lines
+        for line in scaling.SEQUENCE_LENGTH.draw(changed).axes[0].lines
         if len(line.get_xdata())
     ]
     assert sorted(list(line.get_xdata()) for line in lines) == [[1024], [2048, 4096], [8192, 16384]]

@@ -13,7 +13,6 @@ from pandas import DataFrame, Series
 from vitsweep.charts import (
     accuracy,
     effects,
-    lengths,
     pareto,
     scaling,
     speedup,
@@ -271,7 +270,7 @@ CHARTS: tuple[Chart, ...] = (
     step.OPTIMIZER_STEP,
     scaling.SCALING,
     scaling.GPU_SCALING,
-    lengths.SEQUENCE_LENGTH,
+    scaling.SEQUENCE_LENGTH,
     step.COMMUNICATION,
     step.MEMORY,
     pareto.PARETO,
