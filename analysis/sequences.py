@@ -4,7 +4,6 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from analysis.study import with_conditions
-from vitsweep.tables.cost import with_peak
 
 AXES = {"ulysses_degree": "mesh.ulysses", "ring_degree": "mesh.ring", "tp": "mesh.tensor"}
 
@@ -14,7 +13,7 @@ def sequence_rows(cells: DataFrame) -> DataFrame:
 
     `seq` is the number of tokens of one sample, over all ranks; `sp` the ranks that share them.
     """
-    table = with_conditions(cells).pipe(with_peak)
+    table = with_conditions(cells)
     degrees = {name: _degree(table, column) for name, column in AXES.items()}
     return table.assign(
         **degrees,

@@ -10,7 +10,6 @@ from pandas import DataFrame, Series
 from vitsweep.charts import style
 from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
 from vitsweep.results.record import Status
-from vitsweep.tables.cost import with_peak
 from vitsweep.tables.formatting import percent
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.sweep_tables import SweepTables
@@ -34,7 +33,7 @@ def pareto_front(cells: DataFrame) -> DataFrame:
     Raises:
         VitsweepError: the cells ran on different devices.
     """
-    table = with_peak(checked_cells(cells, *SIGNS))
+    table = checked_cells(cells, *SIGNS)
     table = table[table["status"] == Status.measured].pipe(one_device)
     table = table.assign(on_front=False, objectives="")
     trained = table["accuracy_top1"].notna()

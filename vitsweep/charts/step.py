@@ -9,7 +9,6 @@ from vitsweep.charts.bars import Bars, apart
 from vitsweep.charts.style import NOTHING, Chart, labels
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import Status
-from vitsweep.tables.cost import with_peak
 from vitsweep.tables.formatting import cell_label, missing, number, percent, plain, ratio
 from vitsweep.tables.names import (
     cell_names,
@@ -152,14 +151,14 @@ COMMUNICATION = Chart("communication", "Communication", sent, draw_sent)
 
 def with_peaks(tables: SweepTables) -> DataFrame:
     """Return the cells where peaks are known and more than one cell can be compared."""
-    peaks = with_peak(tables.settings)["peak_gib"].notna().sum()
-    return tables.settings if peaks > 1 else NOTHING
+    cells = tables.settings
+    return cells if "peak_gib" in cells and cells["peak_gib"].notna().sum() > 1 else NOTHING
 
 
 def draw_memory(cells: DataFrame) -> Figure:
     """Draw one bar per cell in groups of one sharding; a cell that ran out of memory says so."""
     wanted = (Status.measured, Status.out_of_memory)
-    table = with_peak(cells[cells["status"].isin(wanted)])
+    table = cells[cells["status"].isin(wanted)]
     sharding = table["sharding"].map(plain)
     known = pd.Categorical(sharding, in_menu_order("sharding", sharding), ordered=True)
     table = table.assign(series=cell_names(table), _place=known.codes)

@@ -29,7 +29,6 @@ from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.comparison import recorded_comparisons
-from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.formatting import (
     count,
@@ -180,11 +179,11 @@ def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = cell_text(cells, wide=True), ranked(cells)
-    keys = ordered.assign(peak_gib=peaks_gib(ordered))
     shown = headings(cells)
     sources = {str(c): shown.get(str(c), str(c)) for c in text}
     columns = [
-        list(zip(text[c], _sort_keys(keys, source), strict=True)) for c, source in sources.items()
+        list(zip(text[c], _sort_keys(ordered, source), strict=True))
+        for c, source in sources.items()
     ]
     choices = {c: sorted(set(text[c])) for c in varying_columns(cells) if c in text}
     return {

@@ -25,12 +25,6 @@ def numbers(table: DataFrame, column: str) -> Series:
     return pd.to_numeric(values, errors="coerce").astype(float)
 
 
-def with_peak(cells: DataFrame) -> DataFrame:
-    """Add `peak_gib`: allocated on a GPU, resident on CPU, empty where neither is known."""
-    table = checked_cells(cells)
-    return table.assign(peak_gib=peaks_gib(table))
-
-
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K) -> DataFrame:
     """Return hours per epoch of `images`, beside the baseline's, for every measured cell.
 

@@ -18,7 +18,6 @@ from vitsweep.results.record import Status
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices, class_of, plain_choice
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
-from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.formatting import (
     BASELINE,
     Column,
@@ -195,7 +194,7 @@ MEASURED: dict[str, Column] = {
     FAMILY: _families,
     heading("model_tflops_per_rank"): _rates_of_work,
     heading("step_time_ms"): values("step_time_ms", number),
-    heading("peak_gib"): lambda table: [number(v) for v in peaks_gib(table)],
+    heading("peak_gib"): values("peak_gib", number),
     heading("accuracy_top1"): with_spread("accuracy_top1", percent),
     DIFFERENCE: with_interval("accuracy_difference", _points, _points),
     ACCURACY: values("accuracy_claim"),
