@@ -274,6 +274,12 @@ def explained_and_drawn() -> Iterator[str]:
     ranks = [r for n, size in enumerate(sizes) for r in of(f"n{n}", ONE, 9 * n, **cores | size)]
     curves = scaling_efficiency(table(*ranks), {})
     yield from (*curves["efficiency_note"], scaling.hollow(curves), str(speedup.SPEEDUP.reading))
+    jobs = [
+        run(f"j{n}", f"{n}{b}", 99.0 * n, minute=9 * n + b, world_size=n)
+        for n in (1, 2)
+        for b in (0, 1)
+    ]
+    yield from scaling_efficiency(table(*jobs), {})["efficiency_note"]
     yield scaling.differing(DataFrame({"cores_per_rank": [1, 2], "images_per_rank": [8, 8]}))
     yield judged(measured("base", PLAIN), measured("fast", (3.0, 2.2, 2.1)))["reason"].iloc[-1]
     grid = [

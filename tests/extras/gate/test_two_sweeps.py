@@ -39,7 +39,7 @@ def test_the_table_names_what_changed_and_the_largest_first(tmp_path: Path):
     a = written(tmp_path / "monday", 1.5)
     b = written(tmp_path / "friday", 1.2, scale=0.6, device="AMD EPYC 9R14")
     table = changed(SweepTables.of(a), SweepTables.of(b))
-    assert table["name"].tolist() == ["O1", "fsdp"]
+    assert table["name"].tolist() == ["O1 · ddp", "fp32 · fsdp"]
     assert table["claim"].tolist() == ["worse", "no difference shown"]
     assert table["change_low"][0] < table["change"][0] < table["change_high"][0] < 0.9
 
