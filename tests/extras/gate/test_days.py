@@ -7,7 +7,7 @@ from scipy import stats
 from tests.builders import from_runs, run, table
 from tests.noise import normal, simulate
 from vitsweep.errors import VitsweepError
-from vitsweep.extras.gate.diff import changed, changes_in_words, diff
+from vitsweep.extras.gate.diff import changed, diff
 from vitsweep.results.record import Status
 
 TRUTH = {"base": 1.0, "fast": 1.3, "slow": 0.8, "same": 1.0}
@@ -27,8 +27,7 @@ def one(found, cell):
 
 def test_a_slower_machine_changes_no_speedup():
     found = compared(day(), day(seed=1, baseline_images_per_second=55.0))
-    assert set(found["claim"]) == {"baseline", "no difference shown"}
-    assert one(found, "base")["images_per_second_b"] < 60
+    assert set(found["claim"]) == {"no difference shown"}
     assert one(found, "fast")["change"] == pytest.approx(1.0, abs=0.03)
 
 
@@ -39,8 +38,6 @@ def test_a_technique_that_lost_its_effect_is_named_first():
     assert first["change"] == pytest.approx(1.05 / 1.3, rel=0.03)
     assert first["change_high"] < 1
     assert one(found, "slow")["claim"] == "no difference shown"
-    words = "1 of 3 speedups changed, most fast: 0.8"
-    assert changes_in_words(found).startswith(words)
 
 
 def test_the_interval_is_welchs_over_log_ratios():
@@ -59,7 +56,7 @@ def test_the_interval_is_welchs_over_log_ratios():
     low, high = welch.confidence_interval(0.95)
     ends = (np.exp(low), np.exp(high))
     assert (fast["change_low"], fast["change_high"]) == pytest.approx(ends)
-    assert (fast["num_blocks_a"], fast["num_blocks_b"]) == (4, 3)
+    assert (fast["count_kept"], fast["count_now"]) == (4, 3)
 
 
 def test_equal_days_are_rarely_called_different():
@@ -93,8 +90,8 @@ def test_cells_of_one_side_and_changed_statuses_are_said():
     found = compared((a, both), (b, both))
     claims = dict(zip(found["cell_id"], found["claim"], strict=True))
     assert (claims["old"], claims["new"]) == ("not run now", "new")
-    assert (claims["base"], claims["dies"]) == ("baseline", "no longer measured")
-    assert one(found, "dies")["status_b"] == Status.out_of_memory
+    assert claims["dies"] == "no longer measured"
+    assert one(found, "dies")["status_now"] == Status.out_of_memory
 
 
 def test_too_few_blocks_give_a_change_without_a_claim():
@@ -103,11 +100,6 @@ def test_too_few_blocks_give_a_change_without_a_claim():
     assert fast["claim"] == "too few runs"
     assert fast["change"] == pytest.approx(1.0, abs=0.05)
     assert np.isnan(fast["change_low"])
-
-
-def test_devices_of_both_sides_are_shown():
-    found = compared(day(), day(seed=1, environment={"device": "H200"}))
-    assert one(found, "fast")[["device_a", "device_b"]].tolist() == ["AMD EPYC 7B13", "H200"]
 
 
 def test_a_side_without_runs_is_refused():
@@ -122,10 +114,8 @@ def test_hostile_values():
     found = compared((runs.assign(images_per_second=speed), baselines), day(seed=1))
     assert one(found, "fast")["change"] == pytest.approx(1.0, abs=0.05)
     failed = runs.assign(status="failed")
-    assert set(compared((failed, baselines), (failed, baselines))["claim"]) == {
-        "not measured before",
-        "baseline",
-    }
+    claims = compared((failed, baselines), (failed, baselines))["claim"]
+    assert set(claims) == {"not measured before"}
     for broken, said in (
         (runs.assign(cell_id=None), "`cell_id` must name the cell"),
         (runs.drop(columns="block"), "Column `block`"),
