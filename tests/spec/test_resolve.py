@@ -194,7 +194,7 @@ def test_image_size_channels_and_classes_come_from_the_data(
 
 @pytest.mark.parametrize("key", ["batch.images_per_step", "model.depth", "optimizer.learning_rate"])
 def test_auto_is_refused_where_nothing_says_what_it_means(key: str) -> None:
-    with pytest.raises(BadValueError, match=f"`{key}=auto`: a"):
+    with pytest.raises(BadValueError, match=f"`{key}=auto`: must be a"):
         entry(f"{key}=auto")
 
 
