@@ -145,7 +145,7 @@ def test_runs_that_choose_support_no_claim(
     own = race["confirmed"][race["baseline"]]
     assert own["speedup"] == pytest.approx(cells.loc[race["leader"], "speedup"])
     dropped = next(c["cell_id"] for c in race["cells"] if "dropped_after" in c)
-    assert "(screened, no interval)" in cells.loc[dropped, "speedup_note"]
+    assert "(screening run, no interval)" in cells.loc[dropped, "speedup_note"]
     state = resume_state(grid[0], machine.records, replace(grid[1], search="grid"), TORCH)
     assert state.missing_blocks[dropped] == 5, "a grid measures it in blocks of its own"
 
