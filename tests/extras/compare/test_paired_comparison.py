@@ -94,6 +94,8 @@ def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not() ->
         assert {"change", "claim"} <= set(vitsweep.compare(sample, sample))
     with pytest.raises(vitsweep.VitsweepError, match=r"two settings .* or two sweeps"):
         vitsweep.compare(sample, "precision=O1")
+    with pytest.raises(vitsweep.VitsweepError, match="--config-dir nosuch"):
+        vitsweep.compare("seed=1", "seed=2", config_dir="nosuch")
 
 
 def kept_blocks(folder: Path, *ratios: float, device: str = "") -> None:

@@ -78,6 +78,12 @@ def drawn(ranks: int, count: int) -> list[CellSpec]:
     return found
 
 
+def test_the_first_line_names_a_model_of_ones_own() -> None:
+    assert written(cell(*OWN, "sharding=none"), "own.py", []).startswith(
+        '"""Train user_modules.build_model on 1 rank, in plain PyTorch.'
+    )
+
+
 @pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", CELLS, ids=["one_rank", "two_ranks"])

@@ -178,6 +178,7 @@ def compare(
     *,
     width: float = DEFAULT_WIDTH,
     minutes: float = DEFAULT_MINUTES,
+    config_dir: str | Path | None = None,
     show: bool = True,
     **settings: Any,
 ) -> ComparisonResult | DataFrame:
@@ -190,6 +191,7 @@ def compare(
         overrides: of both settings.
         width: stop when the 95 % interval of the ratio is at most +- this, relative.
         minutes: start no block that would end later than this; the first always runs.
+        config_dir: with choices of your own, of both settings.
         show: print progress and notices.
         settings: of both settings, by name.
 
@@ -213,6 +215,7 @@ def compare(
         common=tuple(as_overrides(overrides, settings)),
         width=_positive("width", width),
         minutes=_positive("minutes", minutes),
+        config_dir=str(config_dir) if config_dir else None,
     )
     with compared_settings(plan_pair(request), console_for(show)) as (_, result):
         pass

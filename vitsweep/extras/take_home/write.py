@@ -82,7 +82,7 @@ def written(cell: CellSpec, name: str, header: list[str]) -> str:
 
 def _title(cell: CellSpec) -> str:
     ranks = cell.resources.world_size
-    return f"Train {cell.model.name} on {ranks} rank{'s' if ranks > 1 else ''}, in plain PyTorch."
+    return f"Train {cell.model.title} on {ranks} rank{'s' if ranks > 1 else ''}, in plain PyTorch."
 
 
 def _command(cell: CellSpec, name: str) -> str:
