@@ -52,7 +52,7 @@ def techniques(cells):
 
 def test_a_gpu_gets_a_real_model_and_names_it():
     cells, sweep, said = defaults(["precision=O1,O2"], ONE_H200)
-    assert said == "1 x H200 SXM: ViT-B/16, 224 px, 256 images; `machine=cpu` for the other"
+    assert said == "1 x H200 SXM: ViT-B/16, 224 px, 256 images; other sizes: `machine=cpu`"
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
     typed += ["batch.scope=per_replica", "precision=O1,O2"]
