@@ -94,8 +94,8 @@ def _chosen(group: str, value: str) -> list[str]:
         if not group or _words(answer).lstrip("+").startswith(f"{group}{sign}")
     }
     exact = [a for a, names in own.items() if plain(value) in names]
-    if not group:
-        return exact
+    if not group:  # a named sweep is no choice of a cell
+        return [answer for answer in exact if answer[:1] != "+"]
     fits = [a for a, names in own.items() if _fits((plain(value), value.lower()), names)]
     return [answer.replace("*", value) for answer in exact or fits[:1]]
 
@@ -138,7 +138,7 @@ def did_you_mean(
         if answers := [a for w, a in found.items() if w not in longer]:
             return f"; did you mean {' or '.join(_shown(answers))}?"
     last = plain(as_typed(word).partition("=")[0].lstrip("-").rpartition(".")[2])
-    if otherwise.endswith(" lists all") and (groups := _groups({last})):
+    if "show`" in otherwise and (groups := [*filter(str.isidentifier, _groups({last}))]):
         otherwise = otherwise.replace("show`", f"show {groups[0]}`")  # which are few
     return f"; {otherwise}." if otherwise else "."
 
