@@ -195,7 +195,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     out, error = running.communicate(timeout=60)
 
     assert running.returncode == 130, error
-    assert "vitsweep status default --watch" in out
+    assert "vitsweep status default --watch" in error
     assert sweep.client.states(sweep.job) == ["RUNNING"]
     watching = sweep.command.start("status", "--watch", quick=False)
     sweep.client.run("scancel", sweep.job)
