@@ -44,7 +44,7 @@ ENVIRONMENTS = [
     ("vitsweep --help | head -1", {}, 0, "vitsweep: sweep the techniques"),
     ("vitsweep --help >&-", {}, 0, ""),
     ("vitsweep --help <&- >&- 2>&-", {}, 0, ""),
-    ("vitsweep --help >/dev/full", {}, 2, "cannot be written"),
+    ("vitsweep --help >/dev/full", {}, 2, "read or written"),
     ("vitsweep --help", ASCII, 0, "python -m vitsweep plan"),
     ("vitsweep precision=O1", {"PYTHONOPTIMIZE": "1"}, 2, "without them"),
     ("mkdir x && cd x && rmdir ../x && vitsweep status", {}, 2, "The current folder was removed"),

@@ -73,7 +73,6 @@ REFUSED_BEFORE_HYDRA = [
     ("", "hydra.sweeper.n_trials=5", "`hydra.sweeper.n_trials=5`"),
     ("", "-m hydra/sweeper=optuna seed=1,2", "`sweep.search=race`"),
     ("plan", "hydra/sweeper=basic seed=1,2", "`hydra/sweeper=basic`"),
-    ("", "hydra.launcher.objective=speedup", "`hydra.launcher.objective`"),
     ("", "check conf", "`python -m vitsweep check`"),
     ("", "data=glyphs", "`data=glyphs` `data=digits`"),
     ("", "sweep.minute=3", "`sweep.minutes=3`"),

@@ -11,6 +11,20 @@ from vitsweep.results.store import Store
 
 COLUMNS = ["rank", "step", "class", "operator", "shapes", "calls", "ms", "work"]
 OPTIMIZER_MS = {"aa": 2.0, "bb": 9.0}
+METRICS = {
+    "forward_ms": 20.0,
+    "backward_ms": 50.0,
+    "optimizer_ms": 2.0,
+    "num_parameters": 1e8,
+    "model_flops_per_image": 1.2e11,
+    "activation_gib": 4.0,
+    "parameter_gib": 0.4,
+    "gradient_gib": 0.4,
+    "optimizer_state_gib": 0.8,
+    "model_tflops_per_rank": 100.0,
+    "peak_tflops": 989.5,
+}
+"""Of a step whose roofline is known on an H200."""
 
 
 def traced(

@@ -178,7 +178,7 @@ def _elsewhere(typed: str, rest: str) -> list[str]:
     (key, equals, value), table = typed.lstrip("+").partition("="), _table()
     sections = [table[of].values() for of in ("choices", "verbs", "settings", "groups")]
     known = {bare(n) or plain(n): n for lists in sections for names in lists for n in names}
-    is_here = key in ("sweep", *table["groups"])
+    is_here = key.startswith("--hardware ") or key in ("sweep", *table["groups"])
     said = "" if is_here else bare(key.rpartition(".")[2]) or bare(key)
     for name in get_close_matches(said, known, n=1, cutoff=0.85):
         found = suggestions(f"{known[name]}{equals}{value}", rest)

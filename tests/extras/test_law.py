@@ -90,7 +90,7 @@ def test_tests_of_the_core_import_no_feature() -> None:
         for path in own
         if (
             words := re.findall(
-                r"^\s*(?:from|import) vitsweep\.extras\.\w+", path.read_text(), re.M
+                r"^\s*(?:from|import) (?:vitsweep|tests)\.extras\.\w+", path.read_text(), re.M
             )
         )
     }

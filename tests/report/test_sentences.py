@@ -16,9 +16,8 @@ from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import from_runs, run, table
-from tests.extras.explain.test_roofline import METRICS
 from tests.tables.test_first_losses import PLAIN, judged, measured
-from tests.traced import traced
+from tests.traced import METRICS, traced
 from vitsweep import extras
 from vitsweep.charts import scaling, speedup
 from vitsweep.charts.style import NOTHING

@@ -5,24 +5,11 @@ import math
 import pytest
 
 from tests.builders import run, table
+from tests.traced import METRICS
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.explain.roofline import cell_roofline
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-
-METRICS = {
-    "forward_ms": 20.0,
-    "backward_ms": 50.0,
-    "optimizer_ms": 2.0,
-    "num_parameters": 1e8,
-    "model_flops_per_image": 1.2e11,
-    "activation_gib": 4.0,
-    "parameter_gib": 0.4,
-    "gradient_gib": 0.4,
-    "optimizer_state_gib": 0.8,
-    "model_tflops_per_rank": 100.0,
-    "peak_tflops": 989.5,
-}
 
 
 def points(device="NVIDIA H200", dtype="bfloat16", spec=None, **metrics):

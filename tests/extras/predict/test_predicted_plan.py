@@ -66,30 +66,6 @@ def test_a_node_of_named_hardware_has_as_many_devices_as_its_profile_says() -> N
         )
 
 
-def test_groups_that_cross_nodes_are_named_in_a_plan(vitsweep: Command) -> None:
-    common = (
-        "--no-predict",
-        "--hardware",
-        "h100",
-        "resources.nodes=2",
-        "model=vit_large",
-        "data=synthetic",
-    )
-    tensor, ulysses = "tensor_parallel=megatron", "sequence_parallel=ulysses"
-    for choices, crossing in (
-        ((tensor, "mesh.tensor=8"), ""),
-        ((tensor, "mesh.tensor=16"), "`mesh.tensor=16`"),
-        ((tensor, ulysses, "mesh.tensor=4", "mesh.ulysses=4"), "`mesh.ulysses=4`"),
-        (
-            (tensor, "mesh.tensor=4", "resources.ranks_per_node=6", "batch.images_per_step=96"),
-            "`mesh.tensor=4`",
-        ),
-    ):
-        shown = vitsweep("plan", "-m", *common, *choices, quick=False).stdout
-        said = f"{crossing}: ranks of one group lie on several nodes"
-        assert (said in " ".join(shown.split())) == bool(crossing), choices
-
-
 def test_faster_is_not_predicted_where_intervals_overlap() -> None:
     def row(cell: str, ms: float, low: float, high: float, **other: object) -> dict[str, object]:
         step = {"step_time_ms": ms, "step_time_low_ms": low, "step_time_high_ms": high}

@@ -116,14 +116,6 @@ def test_no_cell_is_looked_at(
     assert not refused(plan, replace(settings, **changes), machine)
 
 
-def test_a_search_for_the_largest_batch_is_never_held_back() -> None:
-    plan, settings = planned((LARGE,))
-    traced(plan, 1024)
-    limit = replace(settings.limit, key="batch.images_per_step")
-    assert refused(plan, settings)
-    assert not refused(plan, replace(settings, limit=limit))
-
-
 def test_on_cpus_the_budget_of_a_cell_counts_and_not_the_machine_of_the_command() -> None:
     cpu = Machine(device="cpu", cores_per_node=8, devices_per_node=0, described_by="partition cpu")
     plan, settings = planned((LARGE, "resources.memory_gib_per_rank=0.1"), machine=cpu)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.cells import TINY, cell, entry
 from tests.equivalence import differences
-from tests.extras.predict.test_bytes_sent import predicted, same, sent
 from tests.ranks import on_ranks
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -36,6 +35,8 @@ HALF = tuple(
 )
 PLAIN = ("optimizer=sgd_loop", "optimizer.learning_rate=0.05", "model.depth=4")
 DOUBLE = "precision.dtype=float64"
+PREDICTED = "tests.extras.predict.test_bytes_sent"
+"""Bytes by a trace: of an optional feature."""
 
 
 def cells(ranks: int, choices: tuple[tuple[str, ...], ...], *more: str) -> list[CellSpec]:
@@ -74,7 +75,8 @@ def test_units_and_dtypes_train_what_the_plain_model_trains(ranks: int, tmp_path
 
 def bytes_by_purpose(*overrides: str) -> Counter[str]:
     found: Counter[str] = Counter()
-    for key, value in predicted(cell(*PLAIN, "resources.ranks_per_node=4", *overrides), 0).items():
+    spec = cell(*PLAIN, "resources.ranks_per_node=4", *overrides)
+    for key, value in pytest.importorskip(PREDICTED).predicted(spec, 0).items():
         found[key.partition("/")[2]] += round(value["bytes"])
     return found
 
@@ -103,11 +105,14 @@ def test_groups_of_ranks_gather_within_themselves_in_the_backward_pass() -> None
 
 @pytest.mark.full
 def test_real_ranks_send_what_was_predicted(tmp_path: Path) -> None:
+    bytes_sent = pytest.importorskip(PREDICTED)
     specs = cells(4, (EXACT[0], EXACT[2], OF_FOUR_RANKS[0], HALF[0], HALF[2]))
-    of_ranks = on_ranks(4, sent, specs[0], specs, folder=tmp_path)
+    of_ranks = on_ranks(4, bytes_sent.sent, specs[0], specs, folder=tmp_path)
     for index, spec in enumerate(specs):
         for rank in (0, 3):
-            assert same(predicted(spec, rank), of_ranks[rank][index]), spec.sharding
+            assert bytes_sent.same(bytes_sent.predicted(spec, rank), of_ranks[rank][index]), (
+                spec.sharding
+            )
 
 
 def test_what_units_cannot_be_is_named() -> None:

@@ -83,7 +83,8 @@ class CellRoofline:
             ("limit_tflops", "limit_source", "matmul rate"),
             ("limit_gb_per_s", "bandwidth_source", "memory bandwidth"),
         ):
-            told.append(f"no {name} is known" if missing(first[column]) else first[source])
+            known = first[source] or f"the {name} of the record"
+            told.append(f"no {name} is known" if missing(first[column]) else known)
         return (say("roofs", limits="; ".join(told)),)
 
     @property
