@@ -143,9 +143,7 @@ def _point(row: Series, phase: str) -> dict[str, Any]:
     known = profile.figures.memory_tb_s if profile else None
     peak, bandwidth = _number(row, "peak_tflops"), 1000 * known.value if known else np.nan
     intensity, rate = flops / moved if moved > 0 else np.nan, flops / seconds / 1e12
-    attainable = float(
-        np.minimum(peak, intensity * bandwidth / 1000)
-    )  # NaN where either is unknown
+    attainable = float(np.minimum(peak, intensity * bandwidth / 1000))  # NaN: one is unknown
     return {
         "phase": phase.removesuffix("_ms"),
         "time_ms": 1000 * seconds,
