@@ -1,1 +1,1 @@
-"""What a device can do: published peaks, measured rates, the calibration of this machine."""
+"""What a device can do: published figures, and rates measured now."""

@@ -323,8 +323,6 @@ class Applied:
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all tensors and numbers that further steps depend on, but torch's generators.
 
-        Stochastic rounding draws from torch's default generator: keep `torch.get_rng_state()` beside it.
-
         Returns:
             `tensors`: what this rank holds of model (masters where there are any), optimizer state and
             averaged weights, by name and place in the whole tensor; `scaler`, `groups` (numbers of the
