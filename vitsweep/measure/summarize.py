@@ -264,7 +264,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
             "short_window": ranks[0].cut_short,
-            "unmoved_weights": _are_unmoved(cell, unmoved),
+            "unmoved_weights": _are_unmoved(unmoved),
             "unattributed_bytes": _any([r.sent.by_purpose.get("unattributed") for r in ranks]),
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
@@ -325,7 +325,7 @@ def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
     return {"unmoved_tensor_share": tensor_share, "unmoved_weight_share": still / given}
 
 
-def _are_unmoved(cell: CellSpec, shares: Mapping[str, float | None]) -> bool | None:
+def _are_unmoved(shares: Mapping[str, float | None]) -> bool | None:
     """Whether more than `UNMOVED` of the tensors or numbers with a gradient are as at the start."""
     tensors, numbers = shares.values()
     if tensors is None or numbers is None:

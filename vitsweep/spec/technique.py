@@ -78,7 +78,7 @@ class Technique(ABC):
     """True where every choice of the group decides what a training learns: a checkpoint is of one choice."""
 
     touches: ClassVar[tuple[str, ...]] = PHASES
-    """Phases that the choices of the group change; where others move, tables say so beside the claim."""
+    """Phases that the choices of the group change."""
 
     colour: ClassVar[int]
     """Place in the palette of charts (0 to 7) of a group's plain choice; the others of its menu follow."""

@@ -69,13 +69,10 @@ Job = tuple[OperatorTime, Work, float]
 """An operator, what calls a part of it, and the whole over that part."""
 
 
-def operator_times(
-    world: World, shapes: Shapes, with_others: Container[str]
-) -> list[dict[str, Any]]:
+def operator_times(shapes: Shapes, with_others: Container[str]) -> list[dict[str, Any]]:
     """Measure operators on this rank, each for milliseconds; all ranks call it at the same time.
 
     Args:
-        world: ranks.
         shapes: of products and attentions.
         with_others: dtypes of which element-wise operators and updates are measured too.
     """

@@ -125,7 +125,7 @@ class TableRates(Rates):
         inside = self._inside_us(collective.name, size, per_node, passes)
         if nodes == 1:
             return inside
-        between = self._between_us(collective.name, size, per_node, nodes, passes)
+        between = self._between_us(size, per_node, nodes, passes)
         return max(inside, between) + min(inside, between) / 3
 
     def log_error(self, part: str) -> float:
@@ -232,7 +232,7 @@ class TableRates(Rates):
             return 0.0
         return passes * (ranks - 1) / ranks * size / self._bus_gb_s(name, size, ranks) / 1e3
 
-    def _between_us(self, name: str, size: float, per_node: int, nodes: int, passes: int) -> float:
+    def _between_us(self, size: float, per_node: int, nodes: int, passes: int) -> float:
         wire = self.hardware["fabric_fraction"] * self.hardware["nic_gb_s"] * 1e3  # bytes per us
         share = (nodes - 1) / nodes * size / per_node
         latency = self.hardware["fabric_pass_us"] * math.log2(nodes)

@@ -221,7 +221,7 @@ def measure_rank(
         with joined_process_group(
             replace(cell, measurement=limit), rank, local_rank, init_method
         ) as world:
-            operators = operator_times(world, shapes, others)
+            operators = operator_times(shapes, others)
             found = {"operators": operators, "collectives": collective_times(world, exchanges)}
             if rank == 0:
                 write_atomically(Path(answer), json.dumps(found))
