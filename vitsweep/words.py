@@ -238,6 +238,7 @@ def plain_number(key: str, text: str) -> str:
     if unit == "%":
         return _written(number / 100) if _SHARES.fullmatch(key) else text
     own = re.sub(r"_per_\w+$", "", key.rpartition(".")[2]).rpartition("_")[2].lstrip("-")
+    unit = own if unit == "g" and own in ("gb", "gib") else unit  # as Slurm's `--mem=64G`
     for units, of_keys in _KINDS:
         size = units.get(unit) or units.get(unit.removesuffix("s"))
         if own in of_keys and size:

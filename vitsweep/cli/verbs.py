@@ -116,7 +116,13 @@ class Options(ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> Namespace:
         """Read what was typed; options may stand anywhere among the other words."""
-        return self.parse_intermixed_args([word for word in arguments if word != "--"])
+        words = [word for word in arguments if word != "--"]
+        options = (w for w in words if w.startswith("--"))
+        if unknown := [
+            w for w in options if w.partition("=")[0] not in self._option_string_actions
+        ]:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before what is required
+        return self.parse_intermixed_args(words)
 
     def add_sweep(self) -> None:
         """Take the name of a sweep as the verb's only positional argument."""
