@@ -130,6 +130,7 @@ class Progress:
             said: what a look shows, where that is not its ratio.
         """
         self._done += 1
+        self._total = max(self._total, self._done)  # a killed run is repeated
         cell_id = entry.cell_id
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
