@@ -24,7 +24,7 @@ POLICY = (
 """A cell like its baseline, one that is many times slower, and one whose steps are uneven."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 40 s: five blocks of three cells, one of them many times slower, another in runs of 3x
 def test_the_first_block_ends_slow_cells_and_lengthens_the_runs_of_uneven_ones(
     vitsweep: Command,
 ) -> None:

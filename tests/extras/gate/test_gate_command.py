@@ -61,6 +61,18 @@ def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     assert gate("now", "--against", "kept", "--lenient") == 0, "fast is faster than plain"
 
 
+def test_a_cell_that_is_named_is_compared_with_its_baseline_alone(sweeps, capsys) -> None:
+    measured("all", SPEEDS | {"other": (120, 121, 119, 120)})
+    measured("now", SPEEDS | {"other": (80, 81, 79, 80)})
+    assert gate("now", "--against", "all") == 1
+    capsys.readouterr()
+    assert gate("now", "--against", "all", "--cell", "precision=fast") == 0
+    said = capsys.readouterr().out
+    assert "2 comparisons" in said
+    assert "other (other)" not in said
+    assert gate("now", "--against", "all", "--cell", "nothing") == 2
+
+
 def test_an_undecided_gate_ends_with_4_and_says_how_both_sides_are_measured_again(
     sweeps, capsys
 ) -> None:

@@ -11,6 +11,7 @@ from vitsweep.extras.gate.gate import gate
 from vitsweep.report.answer import answers
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.tables.load import load
+from vitsweep.tables.names import find_cell
 from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ def add_options(options: Options) -> None:
         metavar="NAME,...",
         help="columns such as speedup, step_time_ms or peak_gib (speedup)",
     )
+    options.add_argument(
+        "--cell",
+        action="append",
+        metavar="CELL",
+        help="a short name, settings or id; only it and its baseline are compared (all cells)",
+    )
     options.flag("--mixed-hardware", help="compare cells although they ran on different devices")
     options.flag(
         "--lenient",
@@ -75,8 +82,14 @@ def run(arguments: Sequence[str]) -> int:
             f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
         )
     kept_runs = load(kept if kept.is_file() else find_sweep(options.against), rows="runs")
+    new_runs = _new_runs(load(store, rows="runs"), kept_runs, store.root.name)
+    if options.cell:
+        cells = SweepTables.of(store).cells
+        wanted = {find_cell(cells, name) for name in options.cell}
+        wanted |= {base for cell, base in store.baselines().items() if base and cell in wanted}
+        new_runs, kept_runs = (r[r["cell_id"].isin(wanted)] for r in (new_runs, kept_runs))
     verdict = gate(
-        _new_runs(load(store, rows="runs"), kept_runs, store.root.name),
+        new_runs,
         kept_runs,
         tolerance=options.tolerance,
         metrics=names,
