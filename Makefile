@@ -32,7 +32,7 @@ help:  ## this list
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
 	$(BIN)/python -m vitsweep -m +sweep=first
 
-test: .venv/installed-tests  ## the core's tests and one of each optional feature, 10 minutes on 2 cores
+test: .venv/installed-tests  ## the core's tests and one of each optional feature, 9 minutes on 2 cores
 	$(PYTEST) $(WORKERS) $(DURATIONS) -m "not full and not extra"
 
 test-fast: .venv/installed-tests  ## those without the long ones, 6 minutes on 2 cores
