@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import vitsweep
+from tests.extras import ABSENT_NAMES
 from tests.test_layering import CONF, HOUSE, PACKAGE, files, name_of
 
 NAME = re.compile(r"`((?:vitsweep\.)?[a-z_]\w*(?:\.\w+)+)(?:\(\))?`")
@@ -74,7 +75,8 @@ def unresolved(path: Path) -> set[str]:
         for name in NAME.findall(text):
             first = name.removeprefix("vitsweep.").split(".")[0]
             is_ours = first in rooms - NO_MODULES or name.startswith("vitsweep.")
-            if is_ours and not name.endswith(DATA) and not resolves(name, path):
+            is_absent = name in ABSENT_NAMES
+            if is_ours and not is_absent and not name.endswith(DATA) and not resolves(name, path):
                 found.add(name)
         for name in FILE.findall(text):
             known = any(file.endswith(f"/{name}") for file in source_files())

@@ -18,6 +18,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import vitsweep
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
+from tests.extras import NEEDS_APPLY
 from tests.ranks import on_ranks
 from tests.user_modules import Residual
 from vitsweep import extras
@@ -328,6 +329,7 @@ def test_an_exported_file_trains_the_parts_that_the_cell_trains() -> None:
         assert frozen_parts(without_weights(spec.model, 8)) == FROZEN[name]  # type: ignore[arg-type]
 
 
+@NEEDS_APPLY
 @pytest.mark.filterwarnings("ignore:.*cannot be run on this batch without values")
 def test_a_prediction_leaves_the_model_of_a_loop_as_it_was() -> None:
     for name in FROZEN:

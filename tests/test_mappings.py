@@ -13,6 +13,7 @@ import vitsweep
 from tests.cells import entry
 from tests.command import Command
 from tests.data.cells_and_worlds import world as one_rank
+from tests.extras import NEEDS_APPLY
 from tests.ranks import on_ranks, placed
 from tests.user_data import masked_batch
 from tests.user_modules import Masked, calibration_error, class_and_size
@@ -204,6 +205,7 @@ def test_vitsweeps_own_models_take_no_mappings() -> None:
     assert any("`model=vit_nano` takes images alone: use `model=module`" in r for r in reasons)
 
 
+@NEEDS_APPLY
 def test_apply_predicts_from_a_mapping() -> None:
     model = Masked()
     batch = masked_batch(4, 8, 0)

@@ -1,5 +1,7 @@
 """Tests of optional features; those of one whose folder was removed are skipped."""
 
+import pytest
+
 from vitsweep import extras
 
 ABSENT_FOLDERS = tuple(f"extras/{name}/" for name in extras.KNOWN if name not in extras.FEATURES)
@@ -8,6 +10,10 @@ ABSENT_SETTINGS = tuple(
     [f"sweep.search={word}" for feature in ABSENT for word in feature.rounds]
     + [f"sweep.{key}=" for feature in ABSENT for key in feature.settings]
 )
+NEEDS_APPLY = pytest.mark.skipif(
+    "apply" not in extras.NAMES, reason="`vitsweep.apply` is not there"
+)
+ABSENT_NAMES = {f"vitsweep.{name}" for feature in ABSENT for name in feature.names}
 ABSENT_VERBS = {verb for feature in ABSENT for verb in feature.verbs}
 
 WORDS = {

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import vitsweep
 from tests.cells import TINY, entry
 from tests.data.cells_and_worlds import world as alone
+from tests.extras import NEEDS_APPLY
 from tests.ranks import on_ranks, placed
 from tests.test_mappings import MASKED
 from tests.user_data import masked_batch
@@ -134,6 +135,7 @@ def assert_equal(ranks: int, cases: list[tuple[CellSpec, int]], folder: Path) ->
         assert max(found) < 1e-10, found
 
 
+@NEEDS_APPLY
 def test_ignored_labels_and_own_counts_train_as_the_whole_batch(tmp_path: Path) -> None:
     cells = [
         of_labels(2, 3, REPLICAS["ddp"]),

@@ -1,3 +1,4 @@
 import pytest
 
 pytest.importorskip("vitsweep.extras.judge")
+pytest.importorskip("vitsweep.extras.take_home")
