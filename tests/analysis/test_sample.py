@@ -1,4 +1,7 @@
-"""The kept sample: every status, the schema that notebooks rely on, tables that follow from the records."""
+"""The kept samples: statuses, the schema that notebooks rely on, tables that follow from the records.
+
+`sample` has every status, on two CPU cores. `sample_h200` is `+sweep=meta_speedups` on one GPU.
+"""
 
 import json
 import shutil
@@ -13,8 +16,12 @@ from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.tables.names import names_by_id
+from vitsweep.tables.stats import Claim
+from vitsweep.tables.sweep_tables import SweepTables
 
 SAMPLE = Path(__file__).parents[2] / "analysis" / "sample"
+H200 = SAMPLE.with_name("sample_h200")
 GOLDEN = Path(__file__).with_name("sample_schema.json")
 TABLES = ("cells", "runs", "samples")
 
@@ -55,30 +62,58 @@ def test_it_holds_claims_scaling_sequences_and_an_accuracy() -> None:
     assert cells["accuracy_top1"].max() >= 0.95
 
 
+def test_the_gpu_sample_has_names_claims_and_the_figures_of_the_blog() -> None:
+    sweep = SweepTables.read(H200)
+    names = names_by_id(sweep.cells)
+    cells = sweep.cells.set_index(sweep.cells["cell_id"].map(names))
+    assert set(cells["device"]) == {"NVIDIA H200"}
+    assert set(cells["status"]) == {Status.measured}
+    assert len(cells) == 17
+    assert cells["claim"].value_counts().to_dict() == {
+        Claim.faster: 11, Claim.slower: 3, Claim.no_difference_shown: 1, Claim.too_few_blocks: 1, Claim.baseline: 1,
+    }  # fmt: skip
+    blog = "O1 + adamw_foreach + batch_second + pooled"
+    assert list(cells.index[cells["claim"] == Claim.too_few_blocks]) == [blog]
+    assert cells["speedup"].idxmax() == (
+        "bf16_masters + adamw_fused + pooled + compile_blocks + patch_embedding=linear"
+    )
+    figures = sweep.published.set_index(sweep.published["cell_id"].map(names))
+    assert figures["number"].to_dict() == {
+        f"{blog} + blog_560": 1.51,
+        f"{blog} + blog_384_256px": 1.86,
+        f"{blog.replace('O1', 'O3')} + blog_384_256px": 2.18,
+    }
+    assert (figures["measured_low"] > figures["number"]).all()
+    assert cells["window_energy_j"].min() > 600  # a window is 1.5 s at about 670 W
+
+
 @pytest.mark.slow
-def test_the_tables_follow_from_the_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sample", [SAMPLE, H200], ids=lambda folder: folder.name)
+def test_the_tables_follow_from_the_records(sample: Path, tmp_path: Path) -> None:
     copied = tmp_path / "results" / "sample"
-    shutil.copytree(SAMPLE, copied, ignore=shutil.ignore_patterns("*.parquet", "*.csv"))
+    shutil.copytree(sample, copied, ignore=shutil.ignore_patterns("*.parquet", "*.csv"))
     done = Command(tmp_path)("collect", "sample", quick=False)
     assert done.returncode == 0, done.stderr
     for name in TABLES:
-        kept, made = (pd.read_parquet(f / f"{name}.parquet") for f in (SAMPLE, copied))
+        kept, made = (pd.read_parquet(f / f"{name}.parquet") for f in (sample, copied))
         pd.testing.assert_frame_equal(made, kept)
 
 
-def test_its_cells_have_the_ids_that_this_version_gives_them() -> None:
-    store = Store(SAMPLE)
-    cells = {cell_id: cell_from_tree(store.frozen(cell_id)["cell"]) for cell_id in store.cell_ids()}
-    assert len(cells) == 30
-    assert [cell.cell_id for cell in cells.values()] == list(cells)
-    assert all(run.spec.items() <= flatten(cells[run.cell_id]).items() for run in store.runs())
+def test_their_cells_have_the_ids_that_this_version_gives_them() -> None:
+    for folder, count in ((SAMPLE, 30), (H200, 17)):
+        store = Store(folder)
+        frozen = {i: cell_from_tree(store.frozen(i)["cell"]) for i in store.cell_ids()}
+        assert len(frozen) == count
+        assert [cell.cell_id for cell in frozen.values()] == list(frozen)
+        assert all(run.spec.items() <= flatten(frozen[run.cell_id]).items() for run in store.runs())
 
 
 def test_no_record_names_a_place_of_its_machine() -> None:
-    store = Store(SAMPLE)
-    texts = [json.dumps(store.frozen(c.name)) for c in store.cells.iterdir()]
-    texts += [p.read_text() for p in SAMPLE.rglob("*.json*")]
-    assert not [t for t in texts if "/root/" in t or "/home/" in t]
+    for folder in (SAMPLE, H200):
+        store = Store(folder)
+        texts = [json.dumps(store.frozen(c.name)) for c in store.cells.iterdir()]
+        texts += [p.read_text() for p in folder.rglob("*.json*")]
+        assert not [t for t in texts if "/root/" in t or "/home/" in t]
 
 
 if __name__ == "__main__":
