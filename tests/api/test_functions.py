@@ -1,6 +1,7 @@
 """`import vitsweep`: the functions of the command line, in Python."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,9 +75,7 @@ def test_a_list_without_values_is_refused_by_its_key():
 
 @pytest.mark.parametrize("value", [object(), b"O1", [1, {2: object}], np.datetime64("2026-01-01")])
 def test_a_value_that_no_setting_can_have_is_refused_by_its_key(value):
-    with pytest.raises(
-        vitsweep.BadValueError, match=r"`batch\.images_per_step=.* no value of a setting"
-    ):
+    with pytest.raises(vitsweep.BadValueError, match=r"^`batch\.images_per_step=.*`"):
         as_overrides((), {"batch": {"images_per_step": value}})
 
 
@@ -122,18 +121,10 @@ def test_a_plan_is_a_table_and_writes_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "code", "words"),
     [
-        (["mesh.tensor=2"], 2, "is not used by"),
+        (["mesh.tensor=2"], 2, "`mesh.tensor=2`"),
         (["mesh.tensor=1,2"], 0, "invalid 1"),
-        (
-            ["resources.ranks_per_node=64", "batch.scope=per_replica"],
-            0,
-            "64 ranks of 1 node share the",
-        ),
-        (
-            ["resources.nodes=2", "batch.scope=per_replica"],
-            0,
-            "nor of a network",
-        ),
+        (["resources.ranks_per_node=64", "batch.scope=per_replica"], 0, "64 ranks"),
+        (["resources.nodes=2", "batch.scope=per_replica"], 0, "network"),
     ],
 )
 def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_run(
@@ -149,9 +140,9 @@ def test_a_typed_plan_says_what_its_cells_would_show_and_fails_where_none_can_ru
     [
         ({"overrides": "precision=o2"}, "did you mean `precision=O2`?"),
         ({"overrides": "hydra.run.dir=x"}, "`hydra.run.dir=x` changes nothing"),
-        ({"overrides": "hydra/launcher=basic"}, "`hydra/launcher=basic` runs no cells from Python"),
-        ({"overrides": "hydra/sweeper=basic"}, "vitsweep has one sweeper, its own"),
-        ({"config_dir": "nosuch"}, "`--config-dir nosuch`: there is no such folder"),
+        ({"overrides": "hydra/launcher=basic"}, "`hydra/launcher=basic`"),
+        ({"overrides": "hydra/sweeper=basic"}, "`hydra/sweeper=basic`"),
+        ({"config_dir": "nosuch"}, "`--config-dir nosuch`"),
         ({"launcher": "lokal"}, "lokal"),
         ({"overrides": "plan"}, "`plan` is no override"),
     ],
@@ -164,7 +155,7 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command_line(arguments, wo
 
 @pytest.mark.parametrize("wrong", [5, None, {"precision": "O1"}, b"O1", True])
 def test_what_is_no_list_of_overrides_is_refused(wrong):
-    with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
+    with pytest.raises(vitsweep.BadValueError, match=re.escape(f"`{wrong!r}`")):
         vitsweep.plan(wrong)
 
 
@@ -173,7 +164,7 @@ def test_what_is_no_list_of_overrides_is_refused(wrong):
     [
         ({"minutes": 3}, "did you mean `sweep.minutes=3`?"),
         ({"replicate": "seed"}, "did you mean `sweep.replicate=seed`?"),
-        ({"overrides": "minutes=3"}, "no group or key `minutes`; did you mean `sweep.minutes=3`?"),
+        ({"overrides": "minutes=3"}, "did you mean `sweep.minutes=3`?"),
         ({"overrides": "+limit.first=3"}, "did you mean `sweep.limit.first=3`?"),
     ],
 )  # fmt: skip

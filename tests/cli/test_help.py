@@ -47,7 +47,7 @@ def test_show_of_a_choice_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("precison", "did you mean `python -m vitsweep show precision`?"),
         ("precision=fp31", "did you mean `precision=fp32`?"),
-        ("../x", "there is no group"),
+        ("../x", "`../x`"),
     ],
 )
 def test_what_there_is_not_is_refused(typed: str, told: str) -> None:

@@ -41,8 +41,9 @@ def test_no_path_leads_out_of_the_search_path(own: Path) -> None:
     keys = ("model", "+precision@model", "+sweep", "hydra/launcher", "+metric@model")
     words = [f"{key}={menu}" for key in keys] + [f"model={menu}.yaml", f"model=[vit_nano,{menu}]"]
     for word in [*words, *(f"model={path}" for path in others)]:
-        with pytest.raises(BadValueError, match=r"has no choice|cannot be composed|cannot be read"):
+        with pytest.raises(BadValueError, match="`") as refused:
             composer.compose([word])
+        assert word.partition("=")[0].lstrip("+") in str(refused.value)
     for key, value in {"++sweep.axes": {"model": menu}, "sweep.cells": [[f"model={menu}"]]}.items():
         with pytest.raises(BadValueError, match="has no choice"):
             expand([value_override(key, value)], composer)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.cells import THIS_LAPTOP, cell
 from tests.data.pictures import CLASSES
+from tests.refusals import named
 from vitsweep.data import folder_look
 from vitsweep.data.damaged_images import read_damaged
 from vitsweep.data.folder_look import check_images
@@ -69,11 +70,11 @@ def test_20_damaged_of_1000_images_are_one_refusal_and_one_list(root: Path, tmp_
     assert all(name in said for name in ("`train`", "`data.max_damaged_share=0.001`"))
     for path in chosen:
         assert str(path.relative_to(root / "train")) in said
-    assert said.endswith("damaged_images.jsonl`. Restore or remove them, or raise the share.")
+    assert "damaged_images.jsonl`" in said
     assert set(read_damaged(tmp_path)) == set(map(str, chosen))
 
     [said] = check_images([spec(root, "data.max_damaged_share=0.05")], tmp_path)
-    assert said.startswith("Images that cannot be read are skipped: 20 of 999 images of `train`.")
+    assert {"20", "999", "`train`"} <= named(said)
     for path in chosen[:10]:
         path.unlink()
     for path in chosen[10:]:

@@ -8,6 +8,7 @@ import pytest
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell
 from tests.data.pictures import CLASSES, write_folder
+from tests.refusals import require
 from vitsweep.data import folder_files
 from vitsweep.data.folder_files import class_names, count_up_to, files
 from vitsweep.errors import BadValueError
@@ -69,9 +70,9 @@ def test_counting_stops_when_it_is_enough(tmp_path):
     ("folders", "told"),
     [
         (None, "needs `data.folder=PATH`"),
-        (["missing"], "there is no such folder on this machine"),
-        ([], r"has no folder `train` \(it has nothing\)"),
-        (["validation"], r"has no folder `train` \(it has validation\)"),
+        (["missing"], "missing`"),
+        ([], r"`train` \("),
+        (["validation"], r"`train` \(.*validation\)"),
         (["train"], "holds no images"),
         (["train/ant"], "holds no images"),
     ],
@@ -110,7 +111,7 @@ def test_held_out_images_without_classes_are_an_error_and_none_at_all_are_not(tm
     for name in CLASSES:
         (tmp_path / "val" / name).rmdir()
     (tmp_path / "val" / "1.jpg").touch()
-    with pytest.raises(BadValueError, match="belong into folders of their class"):
+    with pytest.raises(BadValueError, match="`val`"):
         files(str(tmp_path), "val")
 
 
@@ -119,8 +120,8 @@ def test_too_few_images_are_refused(tmp_path):
     batch, test = data.conflicts(cell(data, images_per_step=32, epochs=1))
 
     assert "`data=image_folder`" in batch
-    assert batch.endswith("use a smaller batch, or more images in `data.folder`.")
-    assert test.startswith("`task=train` tests on 0 images")
+    require(batch, "`data.folder`")
+    require(test, "`task=train` 0")
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def test_a_class_that_cannot_be_read_is_named(tmp_path, split):
     try:
         with (
             as_nobody(),
-            pytest.raises(BadValueError, match=r"bee` cannot be read .*chmod -R a\+rX"),
+            pytest.raises(BadValueError, match=r"bee`.*`chmod -R a\+rX"),
         ):
             files(str(tmp_path), split)
     finally:

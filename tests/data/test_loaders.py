@@ -97,7 +97,7 @@ def test_pixels_of_other_images_are_found_and_remade_on_request(root: Path) -> N
     with pytest.raises(BadValueError, match=r"1 of 24 differ"):
         opened(root, cached(root.parent))
     files.cache_clear()
-    with pytest.raises(BadValueError, match="24 images were decoded, and there are 23"):
+    with pytest.raises(BadValueError, match=r"\b24 .*\b23\b"):
         opened(root, cached(root.parent))
 
 
@@ -174,7 +174,7 @@ def test_finished_pixels_are_read_without_writing(
 
 def test_a_folder_that_is_a_file_is_named(root: Path) -> None:
     (root.parent / "decoded").write_text("mine")
-    with pytest.raises(BadValueError, match="decoded` is a file, or lies below one"):
+    with pytest.raises(BadValueError, match="decoded` is a file"):
         opened(root, cached(root.parent))
 
 
@@ -226,7 +226,7 @@ def test_kept_images_may_be_smaller_than_the_files(root: Path) -> None:
     [
         (
             ["loader=decoded_cache"],
-            "`loader=decoded_cache` reads image files, and `data=digits` does not",
+            "`data=digits`",
         ),
         (["loader=decoded_cache"], "use `data=image_folder`, or `loader=workers`."),
         (

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cells import TINY, entry
 from tests.data.cells_and_worlds import world
+from tests.refusals import require
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import classify
 
@@ -64,7 +65,7 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_runs():
 
 def test_a_function_of_a_notebook_belongs_into_a_file():
     [reason] = entry(*MODULE, "data.target=__main__.images").reasons
-    assert "defines: put the class or function into a file" in reason
+    require(reason, "`data.target=__main__.images`")
 
 
 def test_data_need_a_target():
@@ -103,10 +104,8 @@ def test_workers_read_the_same_batches():
 )  # fmt: skip
 def test_a_label_that_is_no_whole_number_is_refused_before_anything_runs(label, shown):
     [reason] = planned("Labelled", f"++data.arguments.label={label}").reasons
-    assert reason == (
-        f"`data.target=tests.user_data.Labelled` gave item 0 the label {shown}, and a label is the number "
-        "of a class, from 0 to `data.num_classes` - 1: return a whole number."
-    )
+    require(reason, "`data.target=tests.user_data.Labelled` 0 `data.num_classes`")
+    assert f"the label {shown}," in reason
 
 
 @pytest.mark.parametrize("label", ["numpy", "tensor", "whole", "array"])
@@ -119,7 +118,7 @@ def test_whole_numbers_of_any_kind_are_labels(label):
 
 def test_a_later_label_that_is_no_whole_number_is_named_with_its_index():
     batches = opened("Labelled", "++data.arguments={label:half,since:63}")
-    with pytest.raises(VitsweepError, match=r"gave item 63 the label float 0\.5"):
+    with pytest.raises(VitsweepError, match=r"\b63\b.* float 0\.5"):
         list(batches.train(0))
 
 
@@ -127,7 +126,7 @@ def test_a_later_label_that_is_no_whole_number_is_named_with_its_index():
     ("target", "words"),
     [
         ("LabelsTooLarge", "labels from 0 to 9"),
-        ("Ragged", "The images of one batch have different shapes, [(1, 8, 8), (1, 9, 9)]"),
+        ("Ragged", "[(1, 8, 8), (1, 9, 9)]"),
     ],
 )
 def test_a_batch_that_the_model_cannot_take_is_shown(target, words):

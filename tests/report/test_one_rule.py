@@ -14,6 +14,7 @@ from tests.said import opening
 from vitsweep import extras
 from vitsweep.cli.main import run as front_door
 from vitsweep.report.answer import next_command
+from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sentences import say
@@ -64,9 +65,10 @@ def said(
 
 def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     text = said(of("base", [1] * 5), of("sure", SURE), of("noisy", NOISY))
-    assert "sure is the fastest shown: 1.30x [1.30, 1.30] among 2 cells over 5 blocks" in text
-    assert "; noisy has a higher estimate, 1.59x [" in text
-    assert " over 5 blocks: inconclusive, it varies by 45 % from block to block." in text
+    first, higher = text.split("; noisy ")
+    assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] among 2 cells over 5 blocks", first)
+    assert " 1.59x [" in higher
+    assert f"inconclusive, {say('noisy', noise=45)}." in higher
     assert "this machine" not in text
     assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 
@@ -88,31 +90,31 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
 @pytest.mark.parametrize(
     ("top", "why"),
     [
-        (of("top", (2.0, 2.1)), "2.05x (no interval) over 2 blocks: too few blocks."),
+        (of("top", (2.0, 2.1)), " 2.05x (no interval) .*2 blocks: too few blocks"),
         (
             [run(c, "look", v, precision=c, environment={"purpose": LOOK})
              for c, v in (("base", 100), ("top", 200))],
-            "about 2x faster (screening run, no interval): screened.",
+            "2x faster .*: screened",
         ),
         (
             [*of("top", SURE[:4], [1.6 * b for b in BASE]),
              run("top", "b4", status=Status.timed_out, reason="hung", precision="top", minute=9)],
-            ": missing blocks; it timed out in 1 of 5 blocks, which are left out.",
+            ": missing blocks; .*1 of 5",
         ),
     ],
     ids=["two blocks", "a look", "missing blocks"],
 )  # fmt: skip
 def test_a_top_cell_without_a_claim_is_named_as_such(said: Any, top: Any, why: str) -> None:
     text = said(of("base", [1] * 5), of("sure", SURE), top)
-    assert "sure is the fastest shown: 1.30x [1.30, 1.30]" in text
-    assert "; top has a higher estimate, " in text
-    assert why in text
+    first, higher = text.split("; top ")
+    assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\]", first)
+    assert re.search(why.replace("(", r"\(").replace(")", r"\)"), higher)
 
 
 def test_no_figure_lies_outside_of_its_interval_though_another_cell_stalled(said: Any) -> None:
     stalled = of("other", (1.14, 1.16, 0.2, 1.15, 1.15))
     text = said(of("base", [1] * 5), of("sure", (1.15, 1.152, 1.149, 1.151, 1.148)), stalled)
-    assert "sure is fastest: 1.15x [1.15, 1.15] among 2 cells over 5 blocks" in text
+    assert "sure is fastest: 1.15x [1.15, 1.15] " in text
     assert "correction" not in text
 
 
@@ -120,7 +122,8 @@ def test_cells_that_are_not_told_apart_are_named_together(said: Any) -> None:
     near = [r + 0.001 * (-1) ** n for n, r in enumerate(SURE)]
     far = [0.8 * r for r in SURE]
     text = said(of("base", [1] * 5), of("sure", SURE), of("near", near), of("far", far))
-    assert "sure and near are fastest, statistically indistinguishable: sure 1.30x [" in text
+    assert "sure and near are " in text
+    assert "statistically indistinguishable: sure 1.30x [" in text
     assert "far" not in text[text.index("statistically indistinguishable") :]
 
 
@@ -160,7 +163,7 @@ def test_without_a_baseline_the_order_of_the_runs_changes_nothing(said: Any) -> 
         ]
     }  # fmt: skip
     assert len(found) == 1, found
-    assert " and " in found.pop().partition(" had the highest throughput")[0]
+    assert re.match(r"O1 .*, O2 .* and fp32 ", found.pop())
 
 
 def test_blocks_that_both_ran_in_are_not_called_never_shared(said: Any) -> None:
@@ -184,7 +187,7 @@ def test_cells_of_two_devices_are_named_with_their_device(said: Any) -> None:
         for c, v in (("base", 1.0), ("O1", 1.2)) for n in range(6)
     ]  # fmt: skip
     text = said(cells)
-    assert re.search(r"O1 on [VA]100 had the highest throughput, 12\d img/s", text)
+    assert re.search(r" O1 on [VA]100 \D* 12\d img/s; ", text)
     assert "O1 on V100, at 12" in text
     assert "O1 on A100, at 12" in text
     assert "V100" not in said(of("base", [1] * 5), of("O1", SURE), name="one")
@@ -193,11 +196,9 @@ def test_cells_of_two_devices_are_named_with_their_device(said: Any) -> None:
 def test_weights_that_never_moved_are_named_beside_the_claim(said: Any) -> None:
     frozen = of("frozen", SURE, validity={"unmoved_weights": True})
     text = said(of("base", [1] * 5), frozen)
-    assert (
-        "100 img/s; more than 1 % of the weights with a gradient never moved in the timed" in text
-    )
+    assert FLAGS["unmoved_weights"].caption in text
     whole = of("whole", SURE, validity={"unmoved_weights": False})
-    assert "never moved" not in said(of("base", [1] * 5), whole, name="whole")
+    assert "weights" not in said(of("base", [1] * 5), whole, name="whole")
 
 
 def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
@@ -207,16 +208,13 @@ def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
     base, fused = of("base", [1] * 5, **top1(0.97)), of("fused", SURE, **top1(0.30))
     text = said(base, fused)
     assert opening("none_shown", base="the baseline") + "fused is faster, 1.30x" in text
-    assert (
-        "with top-1 30.0 % where the baseline has 97.0 % (one seed), and so not called the winner."
-        in text
-    )
+    assert say("accuracy", own="30.0 %", base="97.0 %", how="one seed") in text
     slow = of("other", [0.9 * r for r in SURE], **top1(0.965))
     both = said(base, fused, slow, name="both")
-    assert "other is the fastest shown: 1.17x" in both
-    assert (
-        "with top-1 96.5 % where the baseline has 97.0 % (one seed); fused is faster, 1.30x" in both
-    )
+    first, lost = both.split("; fused is faster, 1.30x")
+    assert re.search(r" other \D* 1\.17x", first)
+    assert say("accuracy", own="96.5 %", base="97.0 %", how="one seed") in first
+    assert say("accuracy", own="30.0 %", base="97.0 %", how="one seed") in lost
 
 
 def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
@@ -231,14 +229,10 @@ def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
     runs += seeds("O3", 1.8, 1.81, 1.79, top1=0.5)
     own = {r.cell_id: f"base-{r.cell_id[-1]}" for r in runs}
     text = said(runs, baseline=own, replicate="seed")
-    assert re.search(
-        r"O1 is the fastest shown: 1\.60x \[[^]]*\] among 3 settings over 3 seeds", text
-    )
-    assert (
-        "top-1 90.0 % where the baseline has 90.0 % (3 seeds: no worse); O3 is faster, 1.80x"
-        in text
-    )
-    assert "top-1 50.0 % where the baseline has 90.0 % (3 seeds: worse), and so not called" in text
+    first, lost = text.split("; O3 is faster, 1.80x")
+    assert re.search(r" O1 \D* 1\.60x \[[^]]*\] among 3 settings over 3 seeds", first)
+    assert say("accuracy", own="90.0 %", base="90.0 %", how="3 seeds: no worse") in first
+    assert say("accuracy", own="50.0 %", base="90.0 %", how="3 seeds: worse") in lost
     near = [*runs[:9], *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.61, 1.6, 1.595)]
     same = said(near, baseline=own, replicate="seed", name="near")
     fastest = "O1 and O2 are fastest, statistically indistinguishable"
@@ -249,7 +243,7 @@ def test_images_of_another_size_are_named_beside_tflops(said: Any) -> None:
     small = {"metrics": {"model_tflops_per_rank": 0.5}}
     large = {"metrics": {"model_tflops_per_rank": 0.7}, "resolution_px": 32, "num_tokens": 257}
     text = said(of("base", [1] * 5, **small), of("cell", [0.2 * r for r in SURE], **large))
-    assert "of another size: 32 px · 257 tokens, its baseline 8 px · 17 tokens" in text
+    assert say("other_size", own="32 px · 257 tokens", base="8 px · 17 tokens") in text
     assert "TFLOP/s per" in text  # the heading is folded
     same = said(of("base", [1] * 5, **small), of("cell", SURE, **small), name="same")
     assert "another size" not in same
@@ -273,4 +267,4 @@ def test_everything_that_shows_a_result_says_the_same(
     if "latex" in extras.FEATURES:
         assert front_door(["report", "s", "--latex"]) == 0
         method = Path("results/s/report/method.tex").read_text()
-        assert r"sure is the fastest shown: 1.30$\times$ [1.30, 1.30] among 2 cells" in method
+        assert r"1.30$\times$ [1.30, 1.30] among 2 cells" in method

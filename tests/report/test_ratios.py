@@ -169,8 +169,8 @@ def test_the_status_screen_and_what_it_prints() -> None:
                 progress.ended(cell, run(cell.cell_id, f"b{block}", rate))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "about 1.3x faster (no interval)" in shown
-    assert "about 1.8x faster (no interval)" in shown
+    assert "1.3x faster (no interval)" in shown
+    assert "1.8x faster (no interval)" in shown
     assert not bare(shown)
     assert max(map(len, re.sub(r"\x1b\S*?[A-Za-z]", "", shown).splitlines())) <= 80
 

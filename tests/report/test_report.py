@@ -24,6 +24,7 @@ from vitsweep.report.views import collect
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sentences import say
+from vitsweep.tables.speedup import NO_PAIR
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -66,10 +67,10 @@ def test_the_report_is_one_page_with_everything_beside_it(page):
 def test_a_section_that_fails_does_not_stop_the_report(page, monkeypatch):
     failing = extras.Feature(section="missing:section", heading="Failing")
     monkeypatch.setitem(html.FEATURES, "failing", failing)
-    with pytest.warns(html.ChartWarning, match="the section `failing` could not be made"):
+    with pytest.warns(html.ChartWarning, match="`failing`"):
         text = write_report(page.parents[1]).read_text()
     assert "No section: ModuleNotFoundError: " in text
-    assert "trains vit_nano fastest?" in text
+    assert "precision, sharding trains vit_nano" in text
 
 
 def test_the_page_needs_no_network(page):
@@ -83,12 +84,12 @@ def test_the_page_needs_no_network(page):
 
 def test_the_page_answers_covers_and_can_be_repeated(page):
     text = page.read_text()
-    assert "Which combination of precision, sharding trains vit_nano fastest?" in text
+    assert "precision, sharding trains vit_nano" in text
     assert "O2 is fastest: 2.0" in text
     assert "asked &lt;b&gt;much&lt;/b&gt;" in text
     assert "`precision=fp8` needs a GPU." in text
     assert "python -m vitsweep -m precision=O2" in text
-    assert "2 of 4 cells measured · left out: 1 out of memory, 1 invalid" in text
+    assert "1 out of memory, 1 invalid" in text
 
 
 def test_a_feature_of_every_sweep_has_its_section_in_every_report(tmp_path, monkeypatch):
@@ -195,16 +196,12 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
     assert said == say("settings_shown", shown=2, all=6), "not: probably, failed, less accurate"
     assert head == "setting | fastest shown | speedup | claim"
     rows = {row.partition(" | ")[0][0]: row.partition(" | ")[2] for row in rows}
-    assert re.match(
-        r"O[12] \(no difference shown: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"]
-    )
+    assert re.match(r"O[12] \(.*: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"])
     assert rows["b"].startswith("O1 | 1.30x [1.30, 1.30] | faster")
-    assert re.match(
-        r"none \(probably: O1\) \| 1.07x \[1\.0\d, 1.1\d\] \| probably faster", rows["c"]
-    )
-    assert re.match(r"none \(less accurate: O1\) \| .* \| faster, with top-1 30.0 %", rows["d"])
-    assert rows["e"] == "none compared |  | no speedup: its baseline is failed"
-    assert "inconclusive, it varies by" in rows["f"]
+    assert re.match(r"none \(probably: O1\) \| 1.07x \[1\.0\d, 1.1\d\] \| probably", rows["c"])
+    assert re.match(r"none \(less accurate: O1\) \| .* \| faster, .*30.0 %", rows["d"])
+    assert f" |  | {opening('no_speedup')}" in rows["e"]
+    assert f"inconclusive, {opening('noisy')}" in rows["f"]
 
 
 def test_without_a_ratio_the_first_rows_are_cells(tmp_path):
@@ -227,7 +224,7 @@ def test_settings_of_two_devices_are_told_apart(tmp_path):
     )
     assert said == say("settings_shown", shown=1, all=2)
     assert [row.partition(" | ")[0] for row in rows] == ["V100", "A100"]
-    assert rows[1].endswith("no speedup: its baseline was measured elsewhere")
+    assert rows[1].rpartition(" | ")[2].startswith(opening("no_speedup"))
     told = " ".join(answers(SweepTables.of(Store(tmp_path / "s"))))
     assert "img/s against" not in told
     assert "130 against 100 img/s" in told
@@ -240,7 +237,7 @@ def test_charts_follow_the_theme_of_the_page(page):
 
 
 def test_a_folder_without_records_is_named(tmp_path):
-    with pytest.raises(VitsweepError, match=r"empty.* holds no records"):
+    with pytest.raises(VitsweepError, match=r"empty`"):
         write_report(Store(tmp_path / "empty").create())
 
 
@@ -283,7 +280,6 @@ def test_the_page_tells_exposed_from_overlapped_communication(tmp_path):
     store.append_command({"baselines": {"r1": None, "r2": None}})
     page = write_report(store)
     text = page.read_text()
-    assert "Communication that computation does not hide" in text
     [row] = re.findall(r"<tr>(<td>[^\n]*15\.0 \[15\.0, 15\.0\].*?)</tr>", text)
     # 65 ms for half of the images that take 100: 15 ms are exposed, 15 of 30 ms of collectives hidden
     assert re.findall(r">([^<]+)</td>", row)[1:8] == [
@@ -302,7 +298,7 @@ def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
     store.append_command({"baselines": {"base": "base", "fast": "base"}})
     assert answers(SweepTables.of(store)) == [
         say("no_baseline", names="O2", rate=200),
-        "O2, at 200 img/s, has no speedup: no paired runs.",
+        say("not_compared", name="O2", rate=200, note=say("no_speedup", why=NO_PAIR)),
     ]
     for i in range(3):
         size = {"world_size": 4, "ranks_per_node": 4}
@@ -311,7 +307,7 @@ def test_cells_that_lost_all_their_pairs_are_named_with_the_reason(tmp_path):
     store.append_command({"baselines": {"base4": "base4", "fast4": "base4"}})
     found = answers(SweepTables.of(store))
     assert len(found) == 2
-    assert found[0].endswith("has no speedup: no paired runs.")
+    assert found[0].endswith(f"{say('no_speedup', why=NO_PAIR)}.")
     assert "is fastest: 2.01x" in found[1]
 
 

@@ -1,6 +1,7 @@
 """Files written by several writers at once, by killed ones, and on full disks."""
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,5 +151,5 @@ def test_the_claim_of_a_dead_writer_is_taken_over(
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     for write in (lambda: append_line(tmp_path, {}), lambda: write_atomically(tmp_path, "")):
-        with pytest.raises(UnsafeFileError, match="is not a regular file"):
+        with pytest.raises(UnsafeFileError, match=re.escape(f"`{tmp_path}`")):
             write()

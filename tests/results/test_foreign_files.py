@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_nothing_is_written_through_a_linked_folder(store, outside, writer, plac
     remove(folder)
     folder.parent.mkdir(exist_ok=True)
     folder.symlink_to(outside)
-    with pytest.raises(UnsafeFileError, match=f"`{folder.name}` in .* is a link"):
+    with pytest.raises(UnsafeFileError, match=f"`{folder.name}`.* link"):
         WRITERS[writer](folder / "profile")
     assert [path.name for path in outside.iterdir()] == ["profile"]
     assert (outside / "profile").read_text() == "mine"
@@ -77,7 +78,7 @@ def test_nothing_is_written_through_a_linked_folder(store, outside, writer, plac
 def test_nothing_is_written_through_a_linked_file(store, outside, writer):
     path = store.root / "cells.csv"
     path.symlink_to(outside / "profile")
-    with pytest.raises(UnsafeFileError, match=r"`cells\.csv` in .* is a link"):
+    with pytest.raises(UnsafeFileError, match=r"`cells\.csv`.* link"):
         WRITERS[writer](path)
     assert (outside / "profile").read_text() == "mine"
     remove(path)
@@ -97,8 +98,8 @@ def test_a_pipe_or_an_endless_file_is_not_read(store: Store) -> None:
     (store.root / "zeros").symlink_to("/dev/zero")
     with (store.root / "sparse").open("wb") as handle:
         handle.truncate(2**40)
-    for name in ("pipe", "zeros", "sparse"):
-        with pytest.raises(OSError, match=r"not a regular file|is a link|too large"):
+    for name, kind in {"pipe": "regular", "zeros": "link", "sparse": "large"}.items():
+        with pytest.raises(OSError, match=rf"{name}.*{kind}"):
             read_text(store.root / name)
     with pytest.raises(UnsafeFileError, match=r"`.*pipe`"):
         WRITERS["write"](store.root / "pipe")  # root would replace /dev/null
@@ -111,7 +112,7 @@ def test_a_pipe_or_an_endless_file_is_not_read(store: Store) -> None:
 def test_a_record_under_a_false_name_is_left_out(store: Store, names: dict[str, str]) -> None:
     [path] = (store.cell("aa") / "runs").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | names))
-    with pytest.warns(DamagedRecordWarning, match=r"damaged and left out \(it is of run"):
+    with pytest.warns(DamagedRecordWarning, match=r"left out \("):
         assert list(store.runs()) == []
 
 
@@ -123,7 +124,7 @@ def test_what_is_no_id_names_no_folder(store: Store, cell_id) -> None:
 
 def test_linked_cells_are_left_out_by_name(store: Store, outside: Path) -> None:
     (store.cells / "bb").symlink_to(store.cells / "aa")
-    with pytest.warns(DamagedRecordWarning, match="bb' is a link"):
+    with pytest.warns(DamagedRecordWarning, match=r"\bbb\b.* link"):
         assert store.cell_ids() == ["aa"]
 
 
@@ -131,11 +132,11 @@ def test_linked_cells_are_left_out_by_name(store: Store, outside: Path) -> None:
 def test_an_id_of_slurm_is_a_number(store: Store, text: str) -> None:
     array = JobArray(store.root / "jobs" / "a")
     write_atomically(array.folder / "slurm_id", text)
-    with pytest.raises(VitsweepError, match="no id of a job array"):
+    with pytest.raises(VitsweepError, match=re.escape(f"{text!r}")):
         _ = array.slurm_id
     remove(array.folder / "slurm_id")
     append_line(array.folder / "0.jsonl", {"event": "job_start", "array_id": text})
-    with pytest.raises(VitsweepError, match="no id of a job array"):
+    with pytest.raises(VitsweepError, match=re.escape(f"{text!r}")):
         _ = array.slurm_id
 
 
@@ -162,7 +163,7 @@ def test_a_damaged_or_foreign_cell_is_frozen_anew(store: Store, monkeypatch, tmp
     assert store.frozen("aa")["overrides"] == ["mine"], "this user's stays"
     assert store.digest("aa")
     path.write_text(path.read_text().replace("vitsweep.model.vit.ViT", "os.system"))
-    with pytest.raises(VitsweepError, match="not what the command froze"):
+    with pytest.raises(VitsweepError, match=r"aa/cell\.yaml`"):
         store.frozen("aa")
     store.freeze("aa", document)
     assert store.frozen("aa") == document

@@ -225,7 +225,7 @@ def test_a_pack_of_more_lines_or_names_than_a_sweep_has_is_not_read(
     for more in (b"\n" * 30, names):
         path.write_bytes(whole + more)
         pack.forget(path)
-        with pytest.raises(UnsafeFileError, match=r"pack\.jsonl` has more than 20 lines or names"):
+        with pytest.raises(UnsafeFileError, match=r"pack\.jsonl`.*\b20\b"):
             opened(path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import run
+from tests.refusals import named
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 
@@ -81,10 +82,7 @@ def test_a_record_of_another_version_is_refused_with_both_versions(version: int)
     other = json.loads(MEASURED.to_json()) | {"schema_version": version}
     with pytest.raises(OtherSchemaError) as error:
         RunRecord.from_json(json.dumps(other))
-    assert str(error.value) == (
-        f"schema {version} is not the one this vitsweep reads ({SCHEMA_VERSION}): "
-        "use the version that wrote it, or measure anew"
-    )
+    assert {str(version), str(SCHEMA_VERSION)} <= named(str(error.value))
 
 
 def test_fields_that_a_later_writer_added_are_left_out() -> None:
@@ -110,9 +108,7 @@ def test_what_is_no_whole_record_is_a_value_error() -> None:
         MEASURED.to_json()[: len(MEASURED.to_json()) // 2],
         MEASURED.to_json()[:-1],
     ]:
-        with pytest.raises(
-            ValueError, match=r"record|Expect|delimiter|Unterminated|is not a valid"
-        ):
+        with pytest.raises(ValueError, match=r"record|Expect|delimiter|Unterminated|valid"):
             RunRecord.from_json(text)
 
 
@@ -187,7 +183,7 @@ def test_a_value_of_another_type_is_a_value_error() -> None:
         {"samples": {"step_time_ms": [["a"]]}},
     ]:
         tree = json.loads(MEASURED.to_json()) | change
-        with pytest.raises(ValueError, match=r"record|is not a valid"):
+        with pytest.raises(ValueError, match=r"record|valid"):
             RunRecord.from_json(json.dumps(tree))
 
 

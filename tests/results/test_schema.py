@@ -41,7 +41,7 @@ def test_a_parquet_of_another_version_is_refused_with_its_path(tmp_path, version
 def test_what_is_no_parquet_of_records_is_named(tmp_path) -> None:
     path = tmp_path / "kept.parquet"
     path.write_text("no parquet")
-    with pytest.raises(VitsweepError, match=r"kept.parquet` is not a complete parquet file"):
+    with pytest.raises(VitsweepError, match=r"kept.parquet`.*`vitsweep collect`"):
         load(path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(VitsweepError, match=r"kept.parquet` holds no records"):

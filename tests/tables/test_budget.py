@@ -55,7 +55,7 @@ def test_cost_counts_every_rank(four):
     assert table.loc["fast", "money"] == pytest.approx(4 * hours)
     assert table.loc["fast", "saved"] == pytest.approx(4 * hours)
     assert "dead" not in table.index
-    with pytest.raises(VitsweepError, match="price of at least 0"):
+    with pytest.raises(VitsweepError, match="price"):
         cost(four, price_per_rank_hour=-1, epochs=1)
 
 

@@ -38,7 +38,7 @@ def test_after_an_edit_the_new_runs_alone_count() -> None:
     fast = row(found, "fast")
     assert fast["speedup"] == pytest.approx(1.1, abs=0.01)
     assert (fast["blocks"], fast["num_pairs"]) == (3, 3)
-    assert fast["speedup_note"] == "without 3 blocks in which it had other code or another torch"
+    assert fast["speedup_note"] == say("other_code", blocks="3 blocks", whose="it")
     assert row(found, "base")["blocks"] == 6, "its own code is the same"
     assert len(found) == 2
 
@@ -77,10 +77,7 @@ def test_a_ratio_is_of_the_newest_code_of_the_baseline_that_shares_a_block() -> 
     ]
     found = row(speedup_over(table(*runs), BASELINES), "fast")
     assert (found["speedup"], found["num_blocks"]) == (pytest.approx(1.1), 3)
-    assert (
-        found["speedup_note"]
-        == "without 3 blocks in which its baseline had other code or another torch"
-    )
+    assert found["speedup_note"] == say("other_code", blocks="3 blocks", whose="its baseline")
 
 
 def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code() -> None:
@@ -138,4 +135,4 @@ def test_blocks_of_an_earlier_torch_are_not_pooled_with_those_of_a_later_one() -
     ]
     fast = row(cells(table(*runs), BASELINES), "fast")
     assert (fast["num_pairs"], fast["speedup"]) == (3, pytest.approx(1.1))
-    assert fast["speedup_note"] == "without 2 blocks in which it had other code or another torch"
+    assert fast["speedup_note"] == say("other_code", blocks="2 blocks", whose="it")

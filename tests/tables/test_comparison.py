@@ -13,6 +13,7 @@ from vitsweep.tables.comparison import (
     compared_cells,
     recorded_comparisons,
 )
+from vitsweep.tables.sentences import say
 
 
 def test_the_number_of_blocks_wanted_follows_the_spread_so_far():
@@ -108,7 +109,8 @@ def test_a_setting_whose_runs_failed_in_some_blocks_is_not_called_faster():
 
 def test_the_result_is_a_sentence():
     text = compared([math.log(1.5)] * 3).sentence("O1", "fp32")
-    assert text == "O1 has 1.50x [1.50, 1.50] the throughput of fp32 over 3 blocks: faster."
+    values = {"size": "1.50x [1.50, 1.50]", "blocks": "3 blocks", "claim": "faster"}
+    assert text == say("compared", name="O1", base="fp32", **values)
 
 
 def test_a_width_of_zero_is_refused():

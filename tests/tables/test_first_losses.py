@@ -3,6 +3,7 @@
 from pandas import DataFrame
 
 from tests.builders import run, table
+from tests.said import opening
 from vitsweep.results.record import RunRecord
 from vitsweep.tables.cells import cells
 from vitsweep.tables.load import with_wrong_steps
@@ -42,9 +43,7 @@ def test_losses_are_compared_as_far_as_they_should_agree() -> None:
         assert found.loc["fast", "status"] == ("wrong" if step else "measured")
         if step:
             reason = found.loc["fast", "reason"]
-            assert reason.startswith(
-                f"The loss of step {step} differs from the baseline's in the same"
-            )
+            assert reason.startswith(opening("wrong", what=f"loss of step {step}"))
 
 
 def test_without_any_baseline_nothing_is_compared() -> None:

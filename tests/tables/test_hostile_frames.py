@@ -203,14 +203,8 @@ def test_tables_of_cells_survive(name, every):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            {"images_per_second": "fast"},
-            r"Column `images_per_second` must hold numbers in img/s; `fast`",
-        ),
-        (
-            {"cell_id": None},
-            r"Column `cell_id` must name the cell of every row; 5 of 5 rows have none",
-        ),
+        ({"images_per_second": "fast"}, "`images_per_second`.* `fast`"),
+        ({"cell_id": None}, r"`cell_id`.* \b5\b"),
     ],
 )
 def test_the_error_names_column_and_rule(damage, message):

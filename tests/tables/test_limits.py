@@ -5,6 +5,7 @@ import pytest
 from tests.builders import run, table
 from vitsweep.tables.cells import cells
 from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
+from vitsweep.tables.sentences import say
 
 KEY = "model.depth"
 
@@ -46,7 +47,7 @@ def test_the_table_is_read_with_its_units_and_the_answer_names_both_ends(found):
     text = limits_text(found, KEY)
     assert text["largest model.depth"].tolist() == ["32", "18", "none"]
     assert text["parameters"].tolist() == ["32,000", "18,000", ""]
-    assert limit_answer(found, KEY) == ("Largest model.depth that trains: 32 fsdp, 18 ddp.")
+    assert limit_answer(found, KEY) == say("limit", key=KEY, found="32 fsdp, 18 ddp")
 
 
 def test_worlds_have_limits_of_their_own():

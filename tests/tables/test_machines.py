@@ -8,6 +8,7 @@ import pytest
 from analysis import meta_blog
 from analysis.cost import cost
 from tests.builders import from_runs, run, table
+from tests.said import opening
 from vitsweep.charts.scaling import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
@@ -16,7 +17,6 @@ from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.scaling import scaling_efficiency
-from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -143,7 +143,8 @@ def test_a_baseline_of_another_device_gives_no_speedup_and_is_named():
     here = machine("A100", "one", fsdp=300)
     rows = cells(table(*there, *here), BASELINES).set_index("cell_id")
     assert math.isnan(rows.loc["fsdp", "speedup"])
-    assert rows.loc["fsdp", "speedup_note"] == say("no_speedup", why="its baseline ran on V100")
+    assert rows.loc["fsdp", "speedup_note"].startswith(opening("no_speedup"))
+    assert "V100" in rows.loc["fsdp", "speedup_note"]
     assert rows.loc["fsdp", "images_per_second"] == pytest.approx(300)
 
 

@@ -12,6 +12,7 @@ from vitsweep.tables.diagnostics import (
     prediction_sentence,
 )
 from vitsweep.tables.scaling import communication
+from vitsweep.tables.sentences import say
 
 
 def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():
@@ -38,7 +39,7 @@ def test_per_chip_counts_ranks_not_machines():
     )
     found = per_chip(both)
     assert found["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
-    assert PER_CHIP.reading(found) == "The rows differ in images per rank 8, 64."
+    assert PER_CHIP.reading(found) == say("differing", listed="images per rank 8, 64")
 
 
 def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():
@@ -125,10 +126,7 @@ def test_errors_of_predicted_step_times_are_told():
     )
     sentence = prediction_sentence(cells(runs, {}))
     # factors 1.1 and 2: as far below as above
-    assert sentence == (
-        "Step times of 2 cells were predicted before they ran: within a factor of 1.6 in the median, 1.9 at "
-        "the 90th percentile; 1 of 2 lie in their 80 % intervals."
-    )
+    assert sentence == say("predictions", cells="2 cells", median=1.6, high=1.9, held=1, all=2)
     assert prediction_sentence(cells(runs[runs["cell_id"].isin(["late", "undated"])], {})) == ""
 
 

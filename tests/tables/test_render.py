@@ -10,12 +10,14 @@ from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import PLAIN, run, table
+from tests.said import opening
 from tests.sample_sweep import sweep
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import LOOK, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, TextTable, cell_text
+from vitsweep.tables.sentences import say
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARED = {"shared_device": True}
@@ -135,12 +137,12 @@ def test_a_choice_that_was_compared_with_itself_is_named_below_the_table() -> No
     for record in records:
         record.validity["proved"] = f"twin 1.0e-07; not proved: {told[record.cell_id]}"
     text = printed(CellTable(compared(records), "own"), 160)
-    assert "[1] Not proved: tokens=mine, which is compared with itself." in text
+    assert "[1] " + say("not_proved", what="tokens=mine, which is compared with itself") in text
     assert "timed steps" not in text
     for record in records:
         record.validity["proved"] = f"twin 1.0e-07; {MEAN_OVER_PARTS}"
     text = printed(CellTable(compared(records), "own"), 160)
-    assert "The loss is a mean over parts of the batch, which count differently." in text
+    assert opening("mean_over_parts", mean=f"T{MEAN_OVER_PARTS[1:]}") in text
 
 
 def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:

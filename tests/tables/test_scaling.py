@@ -10,6 +10,7 @@ from vitsweep.tables.scaling import (
     exposed_communication,
     scaling_efficiency,
 )
+from vitsweep.tables.sentences import say
 
 SHARED = FLAGS["oversubscribed"].caption
 
@@ -111,9 +112,11 @@ def test_a_point_with_other_cores_per_rank_has_no_efficiency_and_says_why():
     assert curve["images_per_second"].tolist() == pytest.approx([100, 101, 99])
     assert curve["efficiency"].notna().tolist() == [True, False, False]
     assert curve[["efficiency_low", "efficiency_high"]].iloc[1:].isna().all(axis=None)
-    assert curve["efficiency_note"].tolist() == [
-        "", "2 cores per rank here, 4 at 1 rank", "1 core per rank here, 4 at 1 rank"
-    ]  # fmt: skip
+    other = [
+        say("point_differs", here=f"{n} per rank", there=4, ranks="1 rank")
+        for n in ("2 cores", "1 core")
+    ]
+    assert curve["efficiency_note"].tolist() == ["", *other]
     assert exposed_communication(table(*rows), {}).empty
 
 
@@ -148,8 +151,8 @@ def test_ranks_that_share_cores_another_torch_are_named():
     assert curve["efficiency_note"].tolist() == [
         "",
         SHARED,
-        "PyTorch 2.12.0 here, 2.13.0 at 1 rank",
-        "0.5 cores per rank here, 1 at 1 rank",
+        say("point_differs", here="PyTorch 2.12.0", there="2.13.0", ranks="1 rank"),
+        say("point_differs", here="0.5 cores per rank", there=1, ranks="1 rank"),
     ]
     assert curve["efficiency"].notna().tolist() == [True, False, False, False]
     shared = [on_cores(n, 1, 90.0, validity={"oversubscribed": n == 1}) for n in (1, 2)]

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from tests.builders import run, table
+from tests.said import opening
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.cells import cells
@@ -33,9 +34,9 @@ def test_the_table_shows_what_varies_and_what_came_out(four):
     assert text.iloc[0].tolist() == [
         "O2", "202", "2.00x [2.00, 2.00]", "faster", "measured", "317", "95.1 %", "3"
     ]  # fmt: skip
-    assert text.iloc[2].tolist() == [
-        "fsdp", "", "", "", "out of memory: rank 1: no room", "", "", "0"
-    ]  # fmt: skip
+    name, *empty, status = text.iloc[2].tolist()[:5]
+    assert (name, empty, text.iloc[2].tolist()[5:]) == ("fsdp", [""] * 3, ["", "", "0"])
+    assert status.split(": ") == ["out of memory", "rank 1", "no room"]
 
 
 def test_fastest_first_and_failures_last(four):
@@ -57,7 +58,8 @@ def test_a_measured_cell_without_speedup_says_why():
         run("base", status=Status.out_of_memory, reason="no room"), run("fast", precision="O2")
     )
     notes = cell_text(cells(runs, BASELINES)).set_index("cell")["note"]
-    assert notes["O2"] == "no speedup: its baseline is out of memory"
+    assert notes["O2"].startswith(opening("no_speedup"))
+    assert "out of memory" in notes["O2"]
 
 
 def test_images_per_second_are_paired():
