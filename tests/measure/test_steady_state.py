@@ -36,7 +36,7 @@ def test_noise_without_a_trend_is_no_drift() -> None:
 
 def test_a_sure_but_small_trend_is_no_drift() -> None:
     assert not is_drifting(list(np.linspace(100, 102, 50)))
-    assert is_drifting(list(np.linspace(100, 108, 50)))
+    assert is_drifting(list(np.linspace(100, 104, 50)))
 
 
 def test_one_slow_step_is_no_drift() -> None:

@@ -332,27 +332,6 @@ def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
     assert sorted(two.values()) == [2, 3]
 
 
-def test_without_looks_the_first_runs_of_cells_decide_how_long_the_others_are() -> None:
-    plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
-    settings = replace(settings, screening=False)
-    rounds, mine = grid(plan, settings, (), CODE), list[RunRecord]()
-    drifts, seconds = list(plan.entries)[-1], list[float]()
-    for block in blocks_in_turn(rounds, mine):
-        assert not block.is_look
-        assert block.first == ({*plan.entries} if not mine else set())
-        for entry in block.entries:
-            is_look = entry.cell_id in block.first and entry.cell_id == drifts
-            facts = {"purpose": LOOK} if is_look else {}
-            spec = {"measurement.min_seconds": 0.5} if is_look else {}
-            record = run(entry.cell_id, block.name, environment=facts)
-            mine.append(replace(record, spec=spec))
-            seconds += [entry.spec.measurement.min_seconds] * (entry.cell_id == drifts)
-    assert seconds == [0.5, *[1.5] * 5]
-    num_runs = Counter(run.cell_id for run in mine)
-    both = {drifts, plan.entries[drifts].baseline_id}
-    assert num_runs == {c: 6 if c in both else 5 for c in plan.entries}
-
-
 def test_a_grid_begins_with_all_looks() -> None:
     plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
     rounds = grid(plan, settings, (), CODE)

@@ -359,34 +359,13 @@ def test_without_looks_a_slow_cell_gets_no_second_block(
     state = missing(plan, settings, now=in_block(plan, "b0", 3, 90))
     assert state.missing_blocks == {zero2: 4}
     assert state.cell_state(plan.entries[fsdp]) is CellState.pruned
-    assert not state.first | state.longer
+    assert not state.first
     one_slow_block = in_block(plan, "b0", 30, 90) + in_block(plan, "b1", 3, 90)
     assert missing(plan, settings, now=one_slow_block).missing_blocks == {fsdp: 3, zero2: 3}
     assert (
         missing(plan, replace(settings, screening=True), now=in_block(plan, "b0", 3, 90)).looks
         == {}
     )
-
-
-def test_a_first_run_that_shows_drift_does_not_count_and_lengthens_all_others(
-    plan: SweepPlan, settings: SweepSettings
-) -> None:
-    fsdp, zero2, baseline = plan.entries
-    settings = replace(settings, screening=False)
-    first, other, base = in_block(plan, "b0", 40, 90)
-    short = {"measurement.min_seconds": 0.5, "measurement.warmup_min_seconds": 0.2}
-    first = replace(first, environment=first.environment | {"purpose": LOOK}, spec=short)
-    state = missing(plan, settings, now=[first, other, base])
-    assert (state.missing_blocks, state.longer) == ({fsdp: 5, zero2: 4}, {fsdp})
-    wanted = state.as_measured(plan.entries[fsdp]).spec.measurement
-    assert (wanted.warmup_min_seconds, wanted.min_seconds) == pytest.approx((0.6, 1.5))
-    again = [replace(r, spec=short) for r in in_block(plan, "b1", 40, 90)]
-    state = missing(plan, settings, now=[first, other, base, *again])
-    assert state.missing_blocks == {fsdp: 5, zero2: 3}, "a run as short as the first"
-    of_baseline = replace(base, environment=base.environment | {"purpose": LOOK}, spec=short)
-    state = missing(plan, settings, now=[other, of_baseline])
-    assert state.missing_blocks == {fsdp: 5, zero2: 5}, "a block without its baseline"
-    assert state.longer == {baseline}
 
 
 def test_where_looks_come_first_is_up_to_the_device_and_the_budget(

@@ -75,7 +75,6 @@ class RunRequest:
         environment: columns known to the launcher (git state, queue time); `supervise` adds the time
             and the code.
         earlier: folders of earlier attempts of the same run, newest first.
-        is_first: of its cell: it becomes a look where it shows that the cell needs longer runs.
         trainings: folders of attempts of other runs of the cell that left checkpoints, newest first;
             `supervise` fills them in.
     """
@@ -95,7 +94,6 @@ class RunRequest:
     environment: dict[str, object] = field(default_factory=dict)
     earlier: tuple[Path, ...] = ()
     trainings: tuple[Path, ...] = ()
-    is_first: bool = False
 
     @property
     def name(self) -> str:

@@ -270,7 +270,7 @@ class Runner:
             OSError: nothing can be written (a full disk).
         """
         cell = replace(cell, measurement=cell.measurement.of_look())
-        request = replace(request, run_id=f"{request.run_id}-warm-up", is_first=False)
+        request = replace(request, run_id=f"{request.run_id}-warm-up")
         scratch = self.place.scratch
         remove(scratch)
         discarded = Store(scratch.absolute()).create()

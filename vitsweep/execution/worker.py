@@ -24,7 +24,6 @@ from vitsweep.execution.rank_processes import STOP_SIGNAL
 from vitsweep.execution.run_request import RunRequest, read_cell
 from vitsweep.files import write_atomically
 from vitsweep.results.record import (
-    LOOK,
     RunRecord,
     Status,
     recorded_samples,
@@ -123,7 +122,6 @@ def _run(
         draft: file for what was timed, before instruments run that may fail; None where nobody reads it.
     """
     from vitsweep.cell import RunContext, run_cell
-    from vitsweep.measure.summarize import needs_longer
 
     store = Store(request.sweep_folder)
     asked_at = request.environment.get("started_at") or time_to_begin(store.runs(request.cell_id))
@@ -131,8 +129,6 @@ def _run(
 
     def record_of(summary: "Summary", **more: str) -> RunRecord:
         times = {"started_at": started_at, "run_seconds": round(time.monotonic() - begin, 3)}
-        if request.is_first and needs_longer(summary):
-            times["purpose"] = LOOK
         return request.record(
             status=Status.measured,
             spec=flatten(cell),

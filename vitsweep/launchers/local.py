@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -176,8 +176,7 @@ class BlockRunner:
         run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
         if training := self.interrupted.get((block.name, entry.cell_id)):
             run, attempt = training.run, training.number + 1
-        request = self._runner.request(run, entry.spec, attempt, entry.code)
-        return replace(request, is_first=entry.cell_id in block.first)
+        return self._runner.request(run, entry.spec, attempt, entry.code)
 
     def _stop_if_interrupted(self) -> None:
         if self._is_stopped:

@@ -20,7 +20,6 @@ from vitsweep.console import (
 from vitsweep.planning.blocks import least_seconds_beyond_look
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.spec.measurement import LONGER
 from vitsweep.tables.formatting import count, duration, number, shortened
 from vitsweep.tables.speedup import about
 
@@ -28,7 +27,6 @@ LEAST_NAME = 16
 """Characters of the shortest name of a cell."""
 BESIDE_SECONDS = 1.0
 """Of a run, outside of its ranks."""
-NEEDS_LONGER = f"unsteady steps: its runs last {LONGER}x"
 LINE = 80
 """Columns into which a line fits; a name gives way in its middle."""
 
@@ -101,10 +99,7 @@ class Progress:
         if own := record.environment.get("run_seconds"):
             beyond = least_seconds_beyond_look(entry) if is_look else 0.0
             seconds = own + beyond + BESIDE_SECONDS
-        said = NEEDS_LONGER if is_look and record.spec.get("measurement.min_seconds") else ""
-        self.reported(
-            entry, record.status, record.reason, speed, is_look, seconds, record.block, said
-        )
+        self.reported(entry, record.status, record.reason, speed, is_look, seconds, record.block)
 
     def reported(
         self,
@@ -115,7 +110,6 @@ class Progress:
         is_look: bool = False,
         seconds: float = 0.0,
         block: str = "",
-        said: str = "",
     ) -> None:
         """Note how a run of this cell ended that another process measured.
 
@@ -127,7 +121,6 @@ class Progress:
             is_look: the run is a look, whose ratio is to other looks.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
             block: of the run; a ratio is taken within it.
-            said: what a look shows, where that is not its ratio.
         """
         self._done += 1
         self._total = max(self._total, self._done)  # a killed run is repeated
@@ -135,12 +128,12 @@ class Progress:
         self._left[cell_id] -= 1
         took = time.monotonic() - self._started.pop(cell_id, time.monotonic())
         self._seconds[cell_id] = seconds or took
-        outcome = f"{status}: {reason}"
+        outcome, said = f"{status}: {reason}", ""
         if status == Status.measured and speed:
             outcome = f"{number(speed)} img/s"
             self._speeds.setdefault((is_look, cell_id), {})[block] = speed
             shown = self._ratio(entry, speed, is_look=is_look)
-            said = said or (f"{about(shown)} (no interval)" if shown else "")
+            said = f"{about(shown)} (no interval)" if shown else ""
         outcome = ", ".join(filter(None, (outcome, said)))
         self._print(f"{self._place()} ", cell_id, f": {outcome}")
 

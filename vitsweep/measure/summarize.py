@@ -27,10 +27,8 @@ EXPLAINED = 0.5
 
 UNMOVED = 0.01
 """Share of weights that never moved above which a run has the flag."""
-DRIFT_SHARE = 0.05
+DRIFT_SHARE = 0.03
 """A trend that moves the step time by more than this share within a run counts as drift."""
-SETTLING = 0.02
-"""A trend in its first run that moves the step time by more than this share gives a cell longer runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +106,17 @@ def _cause(times: NDArray[np.float64], waits: NDArray[np.float64]) -> str:
     return "data" if waited >= EXPLAINED * beyond else "unknown"
 
 
-def is_drifting(times_ms: list[float], share: float = DRIFT_SHARE) -> bool:
+def is_drifting(times_ms: list[float]) -> bool:
     """Whether the steady steps show a trend: Theil-Sen slope whose 95 % interval excludes zero.
 
     Args:
         times_ms: step times after warm-up; fewer than 8 show nothing.
-        share: of the step time by which the trend moves it at least.
     """
     if len(times_ms) < 8:
         return False
     slope, low, high = theil_sen(np.asarray(times_ms))
     moved = abs(slope) * len(times_ms) / float(np.median(times_ms))
-    return bool(low * high > 0 and moved > share)
+    return bool(low * high > 0 and moved > DRIFT_SHARE)
 
 
 def theil_sen(values: NDArray[np.float64]) -> tuple[float, float, float]:
@@ -294,14 +291,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         }
         | _extra_samples([rank.extra for rank in ranks]),
     )
-
-
-def needs_longer(summary: Summary) -> bool:
-    """Whether the steps of a run drift or are uneven, the loader's or not: its cell needs longer ones."""
-    found, begin = summary.validity, summary.samples["warm_up_steps"]
-    windows = [times[begin:] for times in summary.samples["step_time_ms"]]
-    drifts = any(is_drifting(window, SETTLING) for window in windows)
-    return bool(drifts or found["uneven_steps"] or found["warmup_steps_added"])
 
 
 def _extra_samples(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Block:
         first_position: position of the first of them in the block; above 0 where runs that were
             stopped from outside are repeated at the end of their block.
         purpose: of its runs, see `results.record.LOOK`.
-        first: cells of which the run here is the first, which may show that they need longer ones.
+        first: cells of which the run here is the first, and takes the place of a look.
     """
 
     name: str
@@ -319,15 +319,11 @@ def block_of(
     order: BalancedOrder,
     state: ResumeState | None = None,
 ) -> Block:
-    """Return a block of some cells with their baselines, without those that are not measured.
-
-    Cells that need longer runs get them (`ResumeState.longer`).
-    """
+    """Return a block of some cells with their baselines, without those that are not measured."""
     state = state or ResumeState({}, {})
     entries = {e.cell_id: e for e in _with_baselines(plan, members)}
     cells = order.next_block([c for c in entries if c not in state.not_measured])
-    chosen = tuple(state.as_measured(entries[c]) for c in cells)
-    return Block(secrets.token_hex(5), chosen, first=state.first & {*cells})
+    return Block(secrets.token_hex(5), tuple(entries[c] for c in cells))
 
 
 # Trainings that were interrupted on this machine and saved: the same command continues them.

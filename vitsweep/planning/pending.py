@@ -15,14 +15,11 @@ A cell of a command is, in this order,
 What counts is pairs, not runs: a block counts for a cell if both the cell and its baseline were
 measured in it, because only then the block yields a ratio. A baseline that was killed in one block
 therefore leaves every cell of that block one block short.
-
-Where cells have no looks, the first run of a cell may show that it needs longer ones (`measure.summarize.
-needs_longer`). Its record is a look then: it counts for nothing, and all runs of the cell are longer.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Any
@@ -208,8 +205,7 @@ class ResumeState:
         looks: cell id -> how many times slower than its baseline the cell was in its latest look, or in
             its first block where it has none.
         pruned: cells that stay at it because they are so slow, and baselines of such cells alone.
-        first: cells without a run so far, whose first one decides how long their runs are.
-        longer: cells whose first run showed that they need longer ones.
+        first: cells without a run so far, whose first block takes the place of a look.
         used_again: baselines that run again beside cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
@@ -227,14 +223,6 @@ class ResumeState:
     accepted_code: Mapping[str, str] = field(default_factory=dict)
     unproved: tuple[str, ...] = ()
     first: frozenset[str] = frozenset()
-    longer: frozenset[str] = frozenset()
-
-    def as_measured(self, entry: PlannedCell) -> PlannedCell:
-        """Return a cell with warm-up and window as long as its runs need them."""
-        if entry.cell_id not in self.longer:
-            return entry
-        longer = entry.spec.measurement.longer()
-        return replace(entry, spec=replace(entry.spec, measurement=longer))
 
     def cell_state(self, entry: PlannedCell) -> CellState:
         """Return what the command does with a cell."""
@@ -278,22 +266,9 @@ def resume_state(
     """
     earlier = () if settings.remeasure else runs
     accepts_any = settings.accept_code == "any"
-
-    def used(plan: SweepPlan) -> tuple[UsableRuns, UsableRuns]:
-        now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
-        return usable_runs(earlier, plan, torch_version, accepts_any), now
-
-    before, now = used(plan)
-    first = {e.cell_id for e in plan.runnable if _first_run_decides(e, settings)}
-    longer = {
-        run.cell_id
-        for run in [*before.looks, *now.looks]
-        if run.spec.get("measurement.min_seconds")
-    }
-    lengths = ResumeState({}, {}, longer=frozenset(first & longer))
-    if lengths.longer:
-        plan = SweepPlan({c: lengths.as_measured(entry) for c, entry in plan.entries.items()})
-        before, now = used(plan)
+    before = usable_runs(earlier, plan, torch_version, accepts_any)
+    now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
+    first = {e.cell_id for e in plan.runnable if _first_block_decides(e, settings)}
     measured = [run for run in [*before.own, *now.own] if run.status == Status.measured]
     awaited: MeasuredBlocks = {}
     for cell_id, block in pending:
@@ -336,8 +311,7 @@ def resume_state(
         changed_code={c: h for c, h in other.items() if c in again and c not in before.unproved},
         accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
         unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
-        first=frozenset(first - longer - {run.cell_id for run in measured}),
-        longer=lengths.longer,
+        first=frozenset(first - {run.cell_id for run in measured}),
     )
 
 
@@ -348,16 +322,14 @@ def has_looks(entry: PlannedCell, settings: SweepSettings) -> bool:
     return settings.screening
 
 
-def _first_run_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
-    """Return whether the first run of a cell decides how long its runs are, and its first block on others."""
-    measurement = entry.spec.measurement
+def _first_block_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
+    """Return whether the first block of a cell decides if it gets others."""
     return (
         not has_looks(entry, settings)
         and settings.search == "grid"
         and not settings.limit.key
         and not entry.spec.task.epochs
-        and measurement.blocks >= MIN_BLOCKS
-        and measurement.min_seconds > 0
+        and entry.spec.measurement.blocks >= MIN_BLOCKS
     )
 
 

@@ -27,8 +27,6 @@ AUTO: dict[str, dict[str, float]] = {
 """Field -> device type -> its value where a choice says `auto`."""
 AUTO_STEPS = 10
 """`measured_steps` where a choice says `auto`: a part of the cell's identity, the same on all devices."""
-LONGER = 3
-"""How many times longer warm-up and window are of a cell whose first run shows that it needs more."""
 LOOK_SECONDS = 1.0
 """`max_seconds` of a look."""
 
@@ -87,14 +85,6 @@ class Measurement:
             max_seconds=longest,
             trace=False,
             traced_steps=0,
-        )
-
-    def longer(self) -> "Measurement":
-        """Return it for a cell whose steps drift or are uneven in its first run."""
-        return replace(
-            self,
-            warmup_min_seconds=LONGER * self.warmup_min_seconds,
-            min_seconds=LONGER * self.min_seconds,
         )
 
     @property
