@@ -3,7 +3,9 @@
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
-from vitsweep.tables.cost import IMAGENET_1K, epoch_hours
+from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
+from vitsweep.results.record import Status
+from vitsweep.tables.names import varying_columns
 from vitsweep.tables.valid_runs import checked_cells, of_baseline
 
 
@@ -11,7 +13,7 @@ def cost(
     cells: DataFrame,
     price_per_rank_hour: float,
     epochs: float,
-    images: int = IMAGENET_1K,
+    images: int = IMAGENET_1K_IMAGES,
     currency: str = "USD",
 ) -> DataFrame:
     """Return rank-hours and money for `epochs` epochs of `images`, cheapest first.
@@ -42,3 +44,32 @@ def cost(
         saved=table["baseline_epoch_hours"].astype(float) * of_base.astype(float) * price - money,
         currency=currency,
     ).sort_values("money")
+
+
+def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K_IMAGES) -> DataFrame:
+    """Return hours per epoch of `images`, beside the baseline's, for every measured cell.
+
+    hours = images / throughput / 3600. The interval is the baseline's hours divided by the ends of
+    the speedup, so it contains the noise of the ratio alone.
+    """
+    cells = checked_cells(
+        cells, "images_per_second", "baseline_cell_id", "speedup", "speedup_low", "speedup_high"
+    )
+    measured = cells[cells["status"] == Status.measured]
+    hours = images / measured["images_per_second"].astype(float) / 3600
+    base = of_baseline(measured.assign(_hours=hours), "_hours")
+    shown = ["throughput_spread", "blocks", "claim", "sweep", "device"]
+    columns = [
+        "cell_id", *varying_columns(cells), "images_per_second", "baseline_cell_id",
+        *(c for c in shown[:2] if c in measured), "speedup", *(c for c in shown[2:] if c in measured),
+    ]  # fmt: skip
+    return (
+        measured[list(dict.fromkeys(columns))]
+        .assign(
+            epoch_hours=hours,
+            epoch_hours_low=base / measured["speedup_high"].astype(float),
+            epoch_hours_high=base / measured["speedup_low"].astype(float),
+            baseline_epoch_hours=base,
+        )
+        .sort_values("epoch_hours")
+    )

@@ -11,15 +11,15 @@ import yaml
 from pandas import DataFrame, Series
 
 from analysis.study import beside, main, with_conditions, without_interval
-from vitsweep.charts.scaling import per_chip
 from vitsweep.charts.step import optimizer_steps
+from vitsweep.results.record import Status
 from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes
 from vitsweep.tables.published import Entry, beside_cells, published
-from vitsweep.tables.scaling import scaling_efficiency
+from vitsweep.tables.scaling import cores_per_rank, scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import KEY
+from vitsweep.tables.valid_runs import KEY, checked_cells
 
 BLOG = "Meta AI blog"
 FIGURE = ["value", "unit", "conditions", "sure", "source"]
@@ -105,6 +105,33 @@ def gpu_scaling(sweep: SweepTables) -> DataFrame:
     measured = curve.reindex(columns=columns)
     figures = _figures("speedup_vs_ddp").assign(world_size=64, experiment=OPTIMIZED)
     return beside(measured.astype({"world_size": int}), figures, on=["world_size", "experiment"])
+
+
+def per_chip(cells: DataFrame) -> DataFrame:
+    """Return throughput per rank relative to the baseline of the slowest device, slowest device first.
+
+    Empty where no cell was measured. Throughput per rank is that of one accelerator. Different devices
+    never share a block, so the ratio has no interval; the spread of each row is shown.
+
+    Args:
+        cells: one row per cell and device.
+    """
+    rate = "images_per_second_per_rank"
+    columns = "baseline_cell_id", "device", "claim", "images_per_step", "world_size"
+    cells = checked_cells(cells, rate, *columns)
+    measured = cells[cells["status"] == Status.measured].dropna(subset=[rate])
+    if measured.empty:
+        return measured
+    baselines = measured[measured["cell_id"] == measured["baseline_cell_id"]]
+    reference = (baselines if len(baselines) else measured).nsmallest(1, rate).iloc[0]
+    table = measured.assign(
+        cores_per_rank=cores_per_rank(measured),
+        images_per_rank=measured["images_per_step"] / measured["world_size"],
+        relative_throughput=measured[rate] / reference[rate],
+        reference=f"{reference['device']}, {reference['cell_id']}",
+    )
+    slowest = measured[rate].groupby(measured["device"].astype(str)).transform("min")
+    return table.assign(_slowest=slowest).sort_values(["_slowest", rate]).drop(columns="_slowest")
 
 
 def chips(sweep: SweepTables) -> DataFrame:

@@ -1,7 +1,6 @@
 """Every figure a source printed stands in its table with that source; nothing doubtful does."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -171,21 +170,6 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     assert marks[0].get_markerfacecolor() == style.PAPER
     legend = [text.get_text() for text in chart.legends[0].get_texts()]
     assert "published: Meta AI blog (2022-05-05)" in legend
-
-
-def test_hours_of_an_epoch_have_the_blogs_beside_them(tmp_path):
-    store = Store(tmp_path / "epochs").create()
-    fast = {"precision": "O1", "optimizer": "adamw_foreach", "classifier": "pooled"}
-    for cell, speed, choices in (("base", 500, {}), ("fast", 900, fast)):
-        hours = {"epoch_hours_imagenet1k": 1_281_167 / speed / 3600}
-        made = run(cell, "b0", speed, **choices, resolution_px=224)
-        store.save_run(replace(made, metrics=made.metrics | hours))
-    figures = entries_of("meta_epoch_time")
-    baselines = {"base": "base", "fast": "base"}
-    store.append_command({"command": "", "baselines": baselines, "published": figures})
-    [axes] = speedup.draw_hours(speedup.hours_of(SweepTables.read(store.root))).axes
-    marks = [line for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
-    assert [line.get_xdata().tolist() for line in marks] == [[0.43], [0.65]]
 
 
 def test_a_folder_of_somebody_else_shows_few_figures_and_no_value_of_its_own(blog_folder):

@@ -10,12 +10,10 @@ import pytest
 
 from tests.builders import from_runs, run, table
 from tests.sample_sweep import baselines_of, records_of, sweep
-from vitsweep.charts import effects, pareto, scaling, speedup, step, style
-from vitsweep.charts.scaling import per_chip as per_chip_table
+from vitsweep.charts import effects, pareto, scaling, step, style
 from vitsweep.report.html import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables import cost
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import waterfall as waterfall_table
 from vitsweep.tables.scaling import PURPOSES
@@ -63,22 +61,9 @@ def test_techniques_of_different_groups_have_different_colours_in_the_waterfall(
     assert colours[1] == style.colour("precision", "O1")
 
 
-def test_epoch_hours_are_sorted_and_the_baseline_is_grey():
-    hours = cost.epoch_hours(sweep("speedups").cells)
-    axes = speedup.EPOCH_HOURS.draw(hours).axes[0]
-    assert axes.get_xlabel() == "Time of an ImageNet-1k epoch (h)"
-    widths = [bar.get_width() for bar in axes.patches[: len(hours)]]
-    assert widths == sorted(widths)
-    grey = [
-        b for b in axes.patches if matplotlib.colors.to_hex(b.get_facecolor()) == style.BASELINE
-    ]
-    assert len(grey) == 1
-    assert "baseline" in names(axes)
-
-
 @pytest.fixture
 def curves():
-    return scaling.table_of(sweep("scaling"))
+    return scaling.SCALING.table(sweep("scaling"))
 
 
 def test_scaling_has_throughput_and_efficiency_for_both_kinds(curves):
@@ -137,17 +122,6 @@ def test_a_class_token_more_or_less_is_no_length():
     lengths = [49, 50, 65] + [50] * (len(cells) - 3)
     runs, other = sweep("speedups").runs, cells.assign(num_tokens=lengths)
     assert scaling.SEQUENCE_LENGTH.table(from_runs(runs, {}, other)).empty
-
-
-def test_chips_are_relative_to_the_reference():
-    cells = sweep("speedups").cells
-    devices = [
-        "V100" if c == cells["baseline_cell_id"].iloc[0] else "A100" for c in cells["cell_id"]
-    ]
-    table = per_chip_table(cells.assign(device=devices))
-    axes = scaling.PER_CHIP.draw(table).axes[0]
-    assert axes.get_xlabel().startswith("Throughput per chip")
-    assert len(names(axes)) == len(table)
 
 
 def test_the_optimizer_step_says_ratio_and_share():
@@ -227,9 +201,6 @@ def test_charts_of_missing_and_infinite_values_still_draw():
         speedup_low=np.nan, speedup_high=np.nan, peak_rss_gib=np.nan, images_per_second=math.inf
     )
     step.MEMORY.draw(broken)
-    speedup.EPOCH_HOURS.draw(
-        cost.epoch_hours(cells.assign(speedup_low=np.nan, speedup_high=np.nan))
-    )
 
 
 @pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "tritanopia"])

@@ -22,7 +22,7 @@ from tests.report.test_sentences import SURE, of
 from tests.sample_sweep import shares, sweep
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
 from vitsweep import extras
-from vitsweep.charts import effects, scaling
+from vitsweep.charts import effects
 from vitsweep.cli.main import run as front_door
 from vitsweep.launchers.progress import Progress
 from vitsweep.report.html import drawn
@@ -133,7 +133,6 @@ def test_every_chart(here: Path) -> None:
     found = effects_table(*simulated(logs, specs, normal(0.01)))
     figures += [
         ("effects", effects.draw(found)),
-        ("chips", scaling.draw_chips(scaling.per_chip(every[-1].settings))),
     ]
     said = [
         (name, " ".join(text.get_text() for text in figure.findobj(Text)))
@@ -147,8 +146,6 @@ def test_every_chart(here: Path) -> None:
         "effects",
         "optimizer_step",
         "gpu_scaling",
-        "per_chip",
-        "chips",
     }
     assert with_ratio == known
 

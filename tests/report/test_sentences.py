@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import from_runs, run, table
@@ -279,7 +278,6 @@ def explained_and_drawn() -> Iterator[str]:
         for b in (0, 1)
     ]
     yield from scaling_efficiency(table(*jobs), {})["efficiency_note"]
-    yield scaling.differing(DataFrame({"cores_per_rank": [1, 2], "images_per_rank": [8, 8]}))
     yield judged(measured("base", PLAIN), measured("fast", (3.0, 2.2, 2.1)))["reason"].iloc[-1]
     grid = [
         *of("base"), *of("sure", SURE), *of("c", SURE, sharding="fsdp", optimizer="adamw_fused"),

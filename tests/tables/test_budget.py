@@ -3,13 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from analysis.cost import cost
+from analysis.cost import cost, epoch_hours
 from tests.builders import run, table
 from vitsweep.charts.pareto import pareto_front, undominated
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.cost import epoch_hours
 
 BASELINES = dict.fromkeys(["base", "fast", "lean", "worse"], "base")
 

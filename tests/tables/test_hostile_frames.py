@@ -8,18 +8,17 @@ import pandas as pd
 import pytest
 from pandas import DataFrame
 
-from analysis.cost import cost
+from analysis.cost import cost, epoch_hours
+from analysis.meta_blog import per_chip
 from tests.builders import from_runs, run, table
 from vitsweep import extras
 from vitsweep.charts.pareto import pareto_front
-from vitsweep.charts.scaling import per_chip
 from vitsweep.charts.step import optimizer_steps
 from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers, question
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.limits import limits

@@ -6,13 +6,11 @@ import pandas as pd
 import pytest
 
 from analysis import meta_blog
-from analysis.cost import cost
+from analysis.cost import cost, epoch_hours
 from tests.builders import from_runs, run, table
 from tests.said import opening
-from vitsweep.charts.scaling import per_chip
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
-from vitsweep.tables.cost import epoch_hours
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import cell_text
@@ -69,7 +67,7 @@ def test_every_table_takes_two_machines():
         hours.loc[("base", "A100"), "epoch_hours"]
     )
     assert cost(rows, 1.0, 1)["saved"].notna().all()
-    chips = per_chip(rows).set_index(["cell_id", "device"])["relative_throughput"]
+    chips = meta_blog.per_chip(rows).set_index(["cell_id", "device"])["relative_throughput"]
     assert chips["base", "A100"] == pytest.approx(4.0)  # a column of its own, never `speedup`
     steps = waterfall(runs, BASELINES)
     assert len(steps[steps["kind"] == "alone"]) == 4

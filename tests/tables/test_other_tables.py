@@ -3,9 +3,9 @@ import math
 import pytest
 
 from analysis.dsp import with_published_volumes
+from analysis.meta_blog import per_chip
 from analysis.usp import memory_parts
 from tests.builders import run, table
-from vitsweep.charts.scaling import PER_CHIP, per_chip
 from vitsweep.charts.step import optimizer_steps
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import (
@@ -39,7 +39,7 @@ def test_per_chip_counts_ranks_not_machines():
     )
     found = per_chip(both)
     assert found["relative_throughput"].tolist() == pytest.approx([1.0, 2.0])
-    assert PER_CHIP.reading(found) == say("differing", listed="images per rank 8, 64")
+    assert found["images_per_rank"].tolist() == [64.0, 8.0]
 
 
 def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():

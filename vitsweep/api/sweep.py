@@ -161,8 +161,10 @@ class Sweep:
     def _chart(self) -> str:
         from vitsweep.charts import speedup, style
 
-        table = speedup.table_of(self._tables)
-        return style.to_svg(style.freeze_layout(speedup.draw(table))) if len(table) else ""
+        tables = self._tables
+        if not speedup.SPEEDUP.is_for(tables.settings):
+            return ""
+        return style.to_svg(style.freeze_layout(speedup.draw(speedup.table_of(tables))))
 
     @property
     def _tables(self) -> "SweepTables":

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, Look, fastest, looks, mixed, settings
+from vitsweep.charts.style import NOTHING, Chart, Look, fastest, looks, settings
 from vitsweep.results.record import Status
 from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE, mean_curve, training_curves
 from vitsweep.tables.formatting import missing
@@ -24,15 +24,6 @@ COLUMNS = ("speedup", "seconds_to_target")
 """Of the horizontal axes."""
 BAND: dict[str, Any] = {"color": style.GRID, "alpha": 0.6, "zorder": 0.5}
 """How the margin below the baseline is drawn."""
-
-
-def table_of(tables: SweepTables) -> DataFrame:
-    """Return the settings with their accuracies, where they were repeated and two were trained."""
-    cells = tables.settings
-    if "accuracy_claim" not in cells or mixed(cells):
-        return NOTHING
-    trained = cells["accuracy_top1"].notna() & cells["speedup"].notna()
-    return cells if trained.sum() > 1 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -106,7 +97,10 @@ def _meanings() -> list[Artist]:
     ]
 
 
-ACCURACY = Chart("accuracy", "Accuracy against speed", table_of, draw, say("whiskers"))
+ACCURACY = Chart(
+    "accuracy", "Accuracy against speed", draw, reading=say("whiskers"),
+    needs=("accuracy_claim", "accuracy_top1", "speedup"), least=2, one_device=True,
+)  # fmt: skip
 
 # Top-1 accuracy over a training: against its seconds and against its epochs, a line per setting.
 
@@ -117,8 +111,8 @@ MOST_MARKERS = 12
 
 
 def curves_of(tables: SweepTables) -> DataFrame:
-    """Return the trained cells with their curves; seconds of two kinds of device have no mean."""
-    if tables.evaluations.empty or mixed(tables.settings):
+    """Return the trained cells with their curves."""
+    if tables.evaluations.empty:
         return NOTHING
     table = training_curves(tables.settings, tables.runs, tables.evaluations)
     return table if table["curves"].map(bool).any() else NOTHING
@@ -173,4 +167,7 @@ def _key(axes: Axes, table: DataFrame) -> None:
         axes.axhline(100 * target, zorder=0.9, label=f"target: {100 * target:g} %", **look)
 
 
-CURVES = Chart("training_curves", "Accuracy over training", curves_of, draw_curves)
+CURVES = Chart(
+    "training_curves", "Accuracy over training", draw_curves, table=curves_of,
+    needs=("accuracy_top1",), one_device=True,  # seconds of two kinds of device have no mean
+)  # fmt: skip

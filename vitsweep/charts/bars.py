@@ -11,9 +11,9 @@ from pandas import DataFrame, Series
 
 from vitsweep.charts import style
 from vitsweep.charts.style import BASELINE, INK, PAPER, QUIET
-from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import missing, number, plain
 from vitsweep.tables.stats import Claim
+from vitsweep.tables.valid_runs import numbers
 
 BAR = 0.66
 WIDEST = 1.5

@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, labels, looks, mixed
+from vitsweep.charts.style import Chart, labels, looks
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import percent
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells, one_device
 
 SIGNS = {"images_per_second": 1.0, "peak_gib": -1.0, "accuracy_top1": 1.0}
@@ -50,14 +49,6 @@ def undominated(points: NDArray[np.float64]) -> NDArray[np.bool_]:
     more = points[None] - points[:, None]
     beaten = np.all(more >= 0, axis=2) & np.any(more > 0, axis=2)
     return np.logical_not(np.any(beaten, axis=1))
-
-
-def table_of(tables: SweepTables) -> DataFrame:
-    """Return the Pareto front where three cells of one device have throughput and memory."""
-    if mixed(tables.settings):
-        return NOTHING
-    front = pareto_front(tables.settings)
-    return front if front["peak_gib"].notna().sum() > 2 else NOTHING
 
 
 def draw(table: DataFrame) -> Figure:
@@ -102,4 +93,7 @@ def _trained(row: Series) -> str:
     )
 
 
-PARETO = Chart("pareto", "Throughput, memory, accuracy", table_of, draw)
+PARETO = Chart(
+    "pareto", "Throughput, memory, accuracy", draw, table=lambda tables: pareto_front(tables.settings),
+    needs=("images_per_second", "peak_gib"), least=3, one_device=True,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Scaling by number of ranks: throughput, efficiency, speedup; throughput by length, and per chip."""
+"""Scaling by number of ranks: throughput, efficiency, speedup; throughput by length."""
 
 from typing import Any
 
@@ -14,31 +14,21 @@ from vitsweep.charts.style import (
     Chart,
     Look,
     fastest,
-    first_group,
     labels,
     looks,
-    mixed,
 )
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, missing, number, plain, ratio
+from vitsweep.tables.formatting import count, missing, number, ratio
 from vitsweep.tables.load import ordered
 from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_cells
 
 TITLES = {
     "strong": "Strong scaling: images of a step fixed",
     "weak": "Weak scaling: images of a rank fixed",
 }
-
-
-def table_of(tables: SweepTables) -> DataFrame:
-    """Return the scaling curves, where all points ran on one kind of device."""
-    if tables.settings["world_size"].nunique() < 2 or mixed(tables.settings):
-        return NOTHING
-    return tables.scaling
 
 
 def draw(curves: DataFrame) -> Figure:
@@ -122,19 +112,16 @@ def hollow(curves: DataFrame) -> str:
 
 
 SCALING = Chart(
-    "scaling",
-    "Scaling",
-    table_of,
-    draw,
-    lambda table: f"{say('whiskers')} {hollow(table)}".rstrip(),
-)
+    "scaling", "Scaling", draw, table=lambda tables: tables.scaling, varies=("world_size",),
+    one_device=True, reading=lambda table: f"{say('whiskers')} {hollow(table)}".rstrip(),
+)  # fmt: skip
 
 # The speedup over the baseline at each number of ranks, as bars per world size.
 
 
 def several(tables: SweepTables) -> DataFrame:
     """Return the scaling curves where there are several to compare."""
-    table = table_of(tables)
+    table = tables.scaling
     return table if len(table) and labels(table).nunique() > 1 else NOTHING
 
 
@@ -161,7 +148,10 @@ def _note(row: Series) -> str:
     return rate if row["claim"] == Claim.baseline or not size else f"{rate}, {size}"
 
 
-GPU_SCALING = Chart("gpu_scaling", "Speedup by number of ranks", several, draw_speedups, hollow)
+GPU_SCALING = Chart(
+    "gpu_scaling", "Speedup by number of ranks", draw_speedups, table=several, reading=hollow,
+    varies=("world_size",), one_device=True,
+)  # fmt: skip
 
 # Throughput against the length of the sequence, one line per method.
 
@@ -172,8 +162,6 @@ ALIKE_IN_LENGTHS = ("world_size", "cores_per_rank", "images_per_step")
 def lengths_of(tables: SweepTables) -> DataFrame:
     """Return the measured and out-of-memory cells where one method was tried at three lengths."""
     cells = tables.settings[tables.settings["status"].isin([Status.measured, Status.out_of_memory])]
-    if cells["num_tokens"].nunique() < 3 or cells["tokens_per_second"].isna().all():
-        return NOTHING
     tried = cells["num_tokens"].groupby(labels(cells)).nunique()
     return ordered(cells).copy() if tried.max() >= 3 else NOTHING  # in one piece
 
@@ -218,67 +206,6 @@ def draw_lengths(cells: DataFrame) -> Figure:
 
 
 SEQUENCE_LENGTH = Chart(
-    "sequence_length", "Throughput by length of the sequence", lengths_of, draw_lengths
-)
-
-# Throughput per chip, relative to one reference, by device.
-
-ALIKE = ("cores_per_rank", "images_per_rank")
-"""What else should be the same where devices are compared."""
-
-
-def per_chip(cells: DataFrame) -> DataFrame:
-    """Return throughput per rank relative to the baseline of the slowest device, slowest device first.
-
-    Empty where no cell was measured. Throughput per rank is that of one accelerator. Different devices
-    never share a block, so the ratio has no interval; the spread of each row is shown.
-
-    Args:
-        cells: one row per cell and device.
-    """
-    rate = "images_per_second_per_rank"
-    columns = "baseline_cell_id", "device", "claim", "images_per_step", "world_size"
-    cells = checked_cells(cells, rate, *columns)
-    measured = cells[cells["status"] == Status.measured].dropna(subset=[rate])
-    if measured.empty:
-        return NOTHING
-    baselines = measured[measured["cell_id"] == measured["baseline_cell_id"]]
-    reference = (baselines if len(baselines) else measured).nsmallest(1, rate).iloc[0]
-    table = measured.assign(
-        cores_per_rank=cores_per_rank(measured),
-        images_per_rank=measured["images_per_step"] / measured["world_size"],
-        relative_throughput=measured[rate] / reference[rate],
-        reference=f"{reference['device']}, {reference['cell_id']}",
-    )
-    slowest = measured[rate].groupby(measured["device"].astype(str)).transform("min")
-    return table.assign(_slowest=slowest).sort_values(["_slowest", rate]).drop(columns="_slowest")
-
-
-def chips(tables: SweepTables) -> DataFrame:
-    """Return throughput per chip where several kinds of device were measured."""
-    return per_chip(tables.settings) if mixed(tables.settings) else NOTHING
-
-
-def draw_chips(table: DataFrame) -> Figure:
-    """Draw the table of `per_chip`: bars in groups of one device, the slowest on top."""
-    names = [" · ".join(pair) for pair in zip(table["device"], labels(table), strict=True)]
-    bars = Bars(
-        column="relative_throughput", group=first_group(table), reference=1.0,
-        label=f"Throughput per chip relative to {table['reference'].iloc[0]} (x)",
-        note=lambda row: ratio(row["relative_throughput"]),
-    )  # fmt: skip
-    return bars.draw(table, names)
-
-
-def differing(table: DataFrame) -> str:
-    """Return what else than device and technique differs between the rows; empty for nothing."""
-    values = {name: sorted(table[name].dropna().unique()) for name in ALIKE}
-    listed = [
-        f"{name.replace('_', ' ')} {', '.join(map(plain, found))}"
-        for name, found in values.items()
-        if len(found) > 1
-    ]
-    return say("differing", listed="; ".join(listed)) if listed else ""
-
-
-PER_CHIP = Chart("per_chip", "Throughput per chip", chips, draw_chips, differing)
+    "sequence_length", "Throughput by length of the sequence", draw_lengths, table=lengths_of,
+    needs=("tokens_per_second",), varies=("num_tokens",),
+)  # fmt: skip

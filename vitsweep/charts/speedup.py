@@ -1,13 +1,12 @@
-"""Speedup over the baseline, and hours of an epoch: one bar per cell, with its 95 % interval."""
+"""Speedup over the baseline: one bar per cell, with its 95 % interval."""
 
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series, concat
 
 from vitsweep.charts import style
 from vitsweep.charts.bars import Bars
-from vitsweep.charts.style import NOTHING, Chart, first_group
-from vitsweep.tables import cost
-from vitsweep.tables.formatting import missing, number, plain, ratio
+from vitsweep.charts.style import Chart, first_group
+from vitsweep.tables.formatting import missing, plain, ratio
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.published import with_published
 from vitsweep.tables.sentences import say
@@ -19,9 +18,7 @@ MOST = 30
 
 
 def table_of(tables: SweepTables) -> DataFrame:
-    """Return the cells where at least one is compared with another."""
-    if tables.settings["speedup"].notna().sum() < 2:
-        return NOTHING
+    """Return the cells with the figures that the sweep names."""
     return with_published(tables.settings, tables.published, "speedup")
 
 
@@ -56,32 +53,7 @@ def _note(row: Series) -> str:
     return size + ("" if is_plain else f"  {claim}")
 
 
-SPEEDUP = Chart("speedup", "Speedup over the baseline", table_of, draw, say("whiskers"))
-
-LARGE_IMAGE_PX = 128
-"""Smallest images for which hours per ImageNet epoch are shown."""
-MOST_HOURS = 20
-
-
-def hours_of(tables: SweepTables) -> DataFrame:
-    """Return hours per epoch where images have the size of ImageNet's."""
-    large = tables.settings[tables.settings["resolution_px"] >= LARGE_IMAGE_PX]
-    if len(large) < 2:
-        return NOTHING
-    return with_published(cost.epoch_hours(large), tables.published, "epoch_hours_imagenet1k")
-
-
-def draw_hours(hours: DataFrame) -> Figure:
-    """Draw the table of `tables.cost.epoch_hours`, the shortest epoch on top."""
-    shown = hours.sort_values("epoch_hours").head(MOST_HOURS)
-    bars = Bars(
-        column="epoch_hours", low="epoch_hours_low", high="epoch_hours_high", group=first_group(hours),
-        label=style.axis_label("epoch_hours_imagenet1k"), note=lambda row: f"{number(row['epoch_hours'])} h",
-        mark="published",
-    )  # fmt: skip
-    return bars.draw(shown, cell_names(hours)[shown.index].tolist())
-
-
-EPOCH_HOURS = Chart(
-    "epoch_hours", "Hours per ImageNet-1k epoch of 1,281,167 images", hours_of, draw_hours
-)
+SPEEDUP = Chart(
+    "speedup", "Speedup over the baseline", draw, table=table_of, reading=say("whiskers"),
+    needs=("speedup",), least=2,
+)  # fmt: skip

@@ -29,13 +29,6 @@ MOST = 30
 PHASE_COLUMNS = ("data_ms", "forward_ms", "backward_ms", "bubble_ms", "optimizer_ms")
 
 
-def with_phases(tables: SweepTables) -> DataFrame:
-    """Return the cells where any has a phase."""
-    cells = tables.settings
-    known = any(p in cells and cells[p].notna().any() for p in PHASE_COLUMNS)
-    return cells if known else NOTHING
-
-
 def draw_phases(cells: DataFrame) -> Figure:
     """Stack the phases of each measured cell, the shortest step on top.
 
@@ -53,7 +46,7 @@ def draw_phases(cells: DataFrame) -> Figure:
     return bars.draw(table, cell_names(cells)[shown.index].tolist())
 
 
-PHASES = Chart("phases", "Where the step's time goes", with_phases, draw_phases)
+PHASES = Chart("phases", "Where the step's time goes", draw_phases, needs=("forward_ms",))
 
 # The optimizer step by implementation.
 
@@ -86,8 +79,6 @@ def optimizer_steps(cells: DataFrame) -> DataFrame:
 def optimizers_alone(tables: SweepTables) -> DataFrame:
     """Return optimizer steps of cells that change nothing else, where there are two or more."""
     changed = with_changes(tables.settings)
-    if "optimizer_ms" not in changed or changed.empty:
-        return NOTHING
     alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
     if alone["optimizer_ms"].notna().sum() < 2:
         return NOTHING
@@ -110,7 +101,10 @@ def _of_optimizer(row: Series) -> str:
     return f"{text}, {ratio(row['step_ratio'])} the loop's speed" if is_compared else text
 
 
-OPTIMIZER_STEP = Chart("optimizer_step", "The optimizer step", optimizers_alone, draw_optimizers)
+OPTIMIZER_STEP = Chart(
+    "optimizer_step", "The optimizer step", draw_optimizers, table=optimizers_alone,
+    needs=("optimizer_ms",), least=2, varies=("optimizer",),
+)  # fmt: skip
 
 # Bytes sent per rank and step: counted by purpose, and what the formula says.
 
@@ -144,15 +138,9 @@ def draw_sent(table: DataFrame) -> Figure:
     return bars.draw(shown, shown["name"].tolist())
 
 
-COMMUNICATION = Chart("communication", "Communication", sent, draw_sent)
+COMMUNICATION = Chart("communication", "Communication", draw_sent, table=sent)
 
 # Peak memory of the worst rank, by sharding.
-
-
-def with_peaks(tables: SweepTables) -> DataFrame:
-    """Return the cells where peaks are known and more than one cell can be compared."""
-    cells = tables.settings
-    return cells if "peak_gib" in cells and cells["peak_gib"].notna().sum() > 1 else NOTHING
 
 
 def draw_memory(cells: DataFrame) -> Figure:
@@ -175,4 +163,4 @@ def _of_memory(row: Series) -> str:
     return peak + "out of memory" * (plain(row["status"]) == Status.out_of_memory)
 
 
-MEMORY = Chart("memory", "Peak memory", with_peaks, draw_memory)
+MEMORY = Chart("memory", "Peak memory", draw_memory, needs=("peak_gib",), least=2)

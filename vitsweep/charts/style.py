@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from hashlib import sha256
 from io import BytesIO, StringIO
 
@@ -216,16 +216,36 @@ class Chart:
     Attributes:
         name: of its pictures.
         title: heading.
-        table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         draw: table -> figure.
+        table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         reading: its caption, of `tables/sentences.yaml`; may depend on the table.
+        needs: columns of which so many cells as `least` have all.
+        varies: columns that have several values among the cells.
+        num_varied: least number of settings that tell the cells apart.
+        one_device: the measured cells ran on one kind of device.
     """
 
     name: str
     title: str
-    table: Callable[[SweepTables], DataFrame]
     draw: Callable[[DataFrame], Figure]
+    _: KW_ONLY
+    table: Callable[[SweepTables], DataFrame] = lambda tables: tables.settings
     reading: str | Callable[[DataFrame], str] = ""
+    needs: tuple[str, ...] = ("cell_id",)
+    least: int = 1
+    varies: tuple[str, ...] = ()
+    num_varied: int = 0
+    one_device: bool = False
+
+    def is_for(self, cells: DataFrame) -> bool:
+        """Whether cells have what the chart needs; else its table is not made."""
+        known = cells.reindex(columns=[*self.needs, *self.varies])
+        return (
+            known[[*self.needs]].notna().all(axis=1).sum() >= self.least
+            and all(known[c].nunique() > 1 for c in self.varies)
+            and len(varying_columns(cells)) >= self.num_varied
+            and not (self.one_device and mixed(cells))
+        )
 
 
 def mixed(cells: DataFrame) -> bool:

@@ -19,7 +19,7 @@ from vitsweep.charts import (
     step,
     style,
 )
-from vitsweep.charts.style import NOTHING, Chart, caption, mixed
+from vitsweep.charts.style import NOTHING, Chart, caption
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import FEATURES, load
 from vitsweep.files import remove, write_atomically
@@ -206,11 +206,9 @@ def _diagnosed(tables: SweepTables) -> list[dict[Hashable, Any]]:
 
 
 def _exposed(tables: SweepTables) -> DataFrame:
-    """Return how much of the communication is hidden, where scaling curves ran on one kind of device."""
-    if tables.runs.empty or tables.settings["world_size"].nunique() < 2 or mixed(tables.settings):
-        return NOTHING
+    """Return how much of the communication is hidden, where scaling curves are drawn."""
     try:
-        return tables.exposed_communication
+        return tables.exposed_communication if scaling.SCALING.is_for(tables.settings) else NOTHING
     except VitsweepError as error:  # must not prevent the report of a long sweep
         warnings.warn(f"no table of exposed communication: {error}", ChartWarning, stacklevel=2)
         return NOTHING
@@ -275,8 +273,6 @@ CHARTS: tuple[Chart, ...] = (
     pareto.PARETO,
     accuracy.ACCURACY,
     accuracy.CURVES,
-    speedup.EPOCH_HOURS,
-    scaling.PER_CHIP,
 )
 """In the order of the page; those of optional features come between."""
 
@@ -328,7 +324,7 @@ def drawn(tables: SweepTables) -> Iterator[tuple[Chart, Figure, str]]:
         return
     for chart in charts_of(tables):
         try:
-            table = chart.table(tables)
+            table = chart.table(tables) if chart.is_for(tables.settings) else NOTHING
             if len(table):
                 figure = style.freeze_layout(chart.draw(table))
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)

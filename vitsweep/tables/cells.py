@@ -10,9 +10,8 @@ from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
 from vitsweep.tables.blocks import ROW
-from vitsweep.tables.cost import peaks_gib
 from vitsweep.tables.speedup import Families, compare_rows
-from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed
+from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed, peaks_gib
 
 COMPARED = (
     "sweep", "device", "world_size", "images_per_step", "images_per_second", *columns("comparison"),

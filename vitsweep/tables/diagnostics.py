@@ -8,11 +8,10 @@ from pandas import DataFrame
 
 from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.cost import numbers
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, MIN_BLOCKS, correlation_interval
-from vitsweep.tables.valid_runs import checked_runs, keyed, text
+from vitsweep.tables.valid_runs import checked_runs, keyed, numbers, text
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 

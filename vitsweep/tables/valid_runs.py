@@ -447,6 +447,19 @@ def _refuse(devices: Sequence[Any]) -> NoReturn:
     )
 
 
+def peaks_gib(cells: DataFrame) -> Series:
+    """Return the peak memory of the worst rank in GiB: allocated on a GPU, resident on CPU."""
+    return numbers(cells, "peak_allocated_gib").fillna(numbers(cells, "peak_rss_gib"))
+
+
+def numbers(table: DataFrame, column: str) -> Series:
+    """Return a column as floats, `peak_gib` as `peaks_gib`; NaN where it has no number."""
+    if column == "peak_gib":
+        return peaks_gib(table)
+    values = table.get(column, Series(np.nan, table.index))
+    return pd.to_numeric(values, errors="coerce").astype(float)
+
+
 def text(table: DataFrame, column: str) -> Series:
     """Return a column as text, the empty text where it or its value is missing."""
     if column not in table:

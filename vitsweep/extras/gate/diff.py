@@ -10,7 +10,6 @@ from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import Metric, headings, known_metrics
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.cost import numbers
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.stats import (
     MIN_BLOCKS,
@@ -23,7 +22,7 @@ from vitsweep.tables.stats import (
     two_sided,
 )
 from vitsweep.tables.sweep_tables import SweepTables
-from vitsweep.tables.valid_runs import checked_runs, final_status, valid_runs
+from vitsweep.tables.valid_runs import checked_runs, final_status, numbers, valid_runs
 
 WORSE, GONE = "worse beyond tolerance", "no longer measured"
 FELL = "accuracy fell"

@@ -89,4 +89,6 @@ def _note(row: pd.Series) -> str:
     return f"{signed(row['ms'])}{spent}"
 
 
-CHART = Chart("causes", "Why: the difference, cause by cause", table_of, draw, say("whiskers"))
+CHART = Chart(
+    "causes", "Why: the difference, cause by cause", draw, table=table_of, reading=say("whiskers")
+)
