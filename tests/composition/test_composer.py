@@ -26,7 +26,7 @@ def hydras_own(conf: Path, asked: Sequence[Sequence[str]]) -> list[Any]:
         for overrides in asked:
             try:
                 config = compose("config", list(overrides))
-                results.append(OmegaConf.to_container(config, resolve=True))
+                results.append(without_empty_name(OmegaConf.to_container(config, resolve=True)))
             except Exception:
                 results.append("refused")
     return results
@@ -38,6 +38,13 @@ def ours(composer: Composer, overrides: Sequence[str]) -> Any:
     except BadValueError:
         return "refused"
     return without_names(copy_tree(cell.tree), cell.choices)
+
+
+def without_empty_name(tree: Any) -> Any:
+    """Leave out the name of a model that a YAML file leaves open: ours is that of the choice then."""
+    if isinstance(tree.get("model"), dict) and tree["model"].get("name", "") is None:
+        del tree["model"]["name"]
+    return tree
 
 
 def without_names(tree: dict[str, Any], choices: Any) -> dict[str, Any]:
