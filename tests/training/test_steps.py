@@ -1,6 +1,7 @@
 """One optimizer step, however it is cut up: accumulation, clipping, scheduled rates, evaluation."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from tests.cells import cell
 from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from tests.training.alone import alone, batch, trainer_of
-from vitsweep.model.build import build_model
+from vitsweep.model.block import blocks_of
+from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import evaluate, train_epochs
+from vitsweep.training.shards import plain_weights
 from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer
 from vitsweep.training.twin import global_batch, my_share
@@ -194,3 +197,52 @@ def test_each_held_out_image_counts_once_on_any_number_of_ranks(
             assert {rank["accuracy"] for rank in of_ranks} == {alone_["accuracy"]}
             assert {rank["top5"] for rank in of_ranks} == {alone_["top5"]}
             assert all(rank["training"] for rank in of_ranks)
+
+
+BROKEN_OFF = (
+    ("sharding=ddp", "sharding.bucket_mib=0.001"),
+    ("sharding=ddp", "optimizer=adamw_contiguous"),
+    ("sharding=zero1", "sharding.bucket_mib=0.001"),
+    ("sharding=fsdp",),
+)
+
+
+def _after_a_backward_pass_that_was_broken_off(world, cells):
+    faults = []
+    for own in cells:
+        here, weights = placed(world, own), []
+        for breaks in (False, True):
+            trainer = parallelize(first_model(own), own, here)
+            left = [own.batch.accumulation_steps] * breaks
+            handle = blocks_of(trainer.model)[0].register_forward_hook(partial(_stop, left))
+            shares = [my_share(own, global_batch(own, step, here), here) for step in range(3)]
+            if breaks:
+                with pytest.raises(InterruptedError):
+                    trainer.step(iter(shares[2]))
+            handle.remove()
+            losses = [float(trainer.step(iter(share))) for share in shares]
+            weights.append((losses, plain_weights(trainer)))
+        (losses, whole), (others, found) = weights
+        faults += [own.sharding.name] * (losses != others)
+        faults += [n for n, w in whole.items() if not torch.equal(w, found[n])]
+    return faults
+
+
+def _stop(left, module, inputs, output):
+    """Break off the backward pass of the last micro-batch, when later blocks have gradients."""
+    if left:
+        left[0] -= 1
+        if not left[0]:
+            output.register_hook(_interrupted)
+
+
+def _interrupted(gradient):
+    raise InterruptedError
+
+
+def test_steps_after_one_that_was_broken_off_are_those_without_it(tmp_path):
+    cells = [cell(*chosen, "batch.accumulation_steps=2") for chosen in BROKEN_OFF]
+    for found in on_ranks(
+        2, _after_a_backward_pass_that_was_broken_off, cells[0], cells, folder=tmp_path
+    ):
+        assert not found

@@ -220,8 +220,7 @@ class Sharding(Technique):
         """Finish the exchange of gradients that backward passes began, before the update."""
 
     def drop_gradients(self, model: "nn.Module") -> None:
-        """Drop what the micro-batches of a step that was broken off have left."""
-        model.zero_grad()
+        """Drop what a step that was broken off has left beside the gradients that the optimizer drops."""
 
     def complete_update(self, model: "nn.Module") -> None:
         """Exchange what the optimizer updated."""

@@ -91,8 +91,9 @@ def _graphs(world, specs):
     for spec in specs:
         torch._dynamo.reset()
         before = Compiled.so_far()
-        trainer = parallelize(build_model(spec), spec, world)
-        trainer.step(iter(my_share(spec, global_batch(spec, 0, world), world)))
+        here = placed(world, spec)
+        trainer = parallelize(build_model(spec), spec, here)
+        trainer.step(iter(my_share(spec, global_batch(spec, 0, here), here)))
         found.append(Compiled.so_far().since(before).graphs)
     return found
 
@@ -103,7 +104,7 @@ def _graphs(world, specs):
 def test_graphs_are_cut_by_buckets_only_where_gradients_are_exchanged(ranks, tmp_path):
     """DDP cuts at its buckets where gradients are shared; FSDP's hooks cut at every block."""
     compiled = ("compilation=compile_model", f"resources.ranks_per_node={ranks}")
-    small = ("sharding=ddp", "sharding.bucket_mib=0.001")
+    small = ("sharding=ddp", "sharding.bucket_mib=1", "model.width=160", "model.mlp_width=640")
     cells = [tiny(*compiled, *small), tiny(*compiled, "sharding=fsdp")]
     blocks = tiny("compilation=compile_blocks", "sharding=zero1", *compiled[1:])
     of_ddp, of_fsdp, of_blocks = on_ranks(
@@ -112,6 +113,13 @@ def test_graphs_are_cut_by_buckets_only_where_gradients_are_exchanged(ranks, tmp
     assert (of_ddp > 1) is (ranks > 1)
     assert of_fsdp >= cells[1].model.depth
     assert of_blocks == 1
+
+
+def test_buckets_below_those_of_the_compiler_are_refused():
+    small = ("compilation=compile_blocks", "sharding.bucket_mib=0.5")
+    [reason] = entry(*TINY, *small, "resources.ranks_per_node=2").reasons
+    assert "use `sharding.bucket_mib=1`, or `compilation=eager`" in reason
+    assert not entry(*TINY, *small, "resources.ranks_per_node=1").reasons
 
 
 MODES = {

@@ -23,6 +23,8 @@ HALF_GRADIENTS = 1e-2
 """How far the loss of a short training may lie from that with float32 gradients (see `equivalence`)."""
 TWIN_BUCKET_MIB = 0.125
 """A nano twin has some 40,000 parameters: three buckets in float64, two in float32."""
+LEAST_COMPILED_MIB = 1
+"""Of a bucket where torch.compile cuts graphs (`DDPOptimizer`): the first bucket of DDP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,10 @@ class Ddp(BucketedReplicas):
             return nullcontext()
         return cast("DistributedDataParallel", model).no_sync()
 
+    def drop_gradients(self, model: "nn.Module") -> None:
+        """Let the reducer forget a backward pass that it waits for (private to torch)."""
+        cast("DistributedDataParallel", model).reducer._reset_state()
+
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse a static graph with gradient accumulation: DDP's `no_sync` changes the graph."""
         yield from super().conflicts(cell)
@@ -101,6 +107,13 @@ class Ddp(BucketedReplicas):
             yield (
                 f"`sharding.static_graph=true` does not allow "
                 f"`batch.accumulation_steps={cell.batch.accumulation_steps}`: set it to false."
+            )
+        cuts = cell.compilation.scope != "nothing" and cell.mesh.gradient_shares > 1
+        if cuts and self.bucket_mib < LEAST_COMPILED_MIB:
+            yield (
+                f"`sharding.bucket_mib={self.bucket_mib:g}` with `compilation={cell.compilation.name}` is "
+                f"refused by torch's compiler, whose buckets have {LEAST_COMPILED_MIB} MiB at least: use "
+                f"`sharding.bucket_mib={LEAST_COMPILED_MIB}`, or `compilation=eager`."
             )
 
 

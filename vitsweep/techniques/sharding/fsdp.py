@@ -76,10 +76,12 @@ class Fsdp(Sharding):
         return HALF_GRADIENTS if self.gradient_dtype else 0.0
 
     def drop_gradients(self, model: "nn.Module") -> None:
-        """Drop also those of whole parameters, which wait for the last micro-batch (private to torch)."""
+        """End a backward pass; drop gradients that wait for the last micro-batch (private to torch)."""
         from torch.distributed.fsdp import FSDPModule
 
-        super().drop_gradients(model)
+        root = cast("FSDPModule", model)._get_fsdp_state()
+        if root._state_ctx.post_backward_final_callback_queued:
+            root._root_post_backward_final_callback()
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 group = module._get_fsdp_state()._fsdp_param_group

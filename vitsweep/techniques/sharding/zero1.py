@@ -72,6 +72,11 @@ class Zero1(BucketedReplicas):
         for replica in _replicas(model):
             replica.complete_gradients()
 
+    def drop_gradients(self, model: "nn.Module") -> None:
+        """Drop gradients in buckets, also those that are on their way."""
+        for replica in _replicas(model):
+            replica.drop_gradients()
+
     def complete_update(self, model: "nn.Module") -> None:
         """Gather the updated parameters."""
         for replica in _replicas(model):

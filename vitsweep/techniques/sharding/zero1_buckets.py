@@ -203,6 +203,14 @@ class ShardedReplica(nn.Module):
             bucket.send()
         if self._may_be_unused:
             self.unused = self._without_gradient()
+        self._receive()
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of a step that was broken off; every rank calls it."""
+        self._receive()
+        self.module.zero_grad()
+
+    def _receive(self) -> None:
         for bucket in self.buckets:
             bucket.receive(self.unused)
         self._ready.clear()
