@@ -6,7 +6,7 @@ from typing import Any
 from vitsweep.tables.sentences import sentences
 
 
-def opening(name: str, **values: Any) -> str:
+def opening(name: str, /, **values: Any) -> str:
     """Return a sentence of `tables/sentences.yaml` with its values, up to the first one that is not given."""
     text = ""
     for words, field, form, _ in Formatter().parse(sentences()[name]["says"]):

@@ -124,14 +124,14 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others() -> None:
 
 
 def test_a_run_whose_loss_explodes_has_no_speed() -> None:
-    with pytest.raises(DivergedError, match="became inf or NaN within 4 steps"):
+    with pytest.raises(DivergedError, match="NaN within 4 steps"):
         run(short(alone(*EXPLOSIVE)))
 
 
 def test_a_training_whose_loss_explodes_has_no_accuracy() -> None:
     """The timed step was sound; what came after it was not."""
     training = alone(*EXPLOSIVE, "task=train", "task.epochs=1", "batch.images_per_step=128")
-    with pytest.raises(DivergedError, match="became inf or NaN within 1 epochs"):
+    with pytest.raises(DivergedError, match="NaN within 1 epochs"):
         run(short(training, warmup=0, measured=1, phases=0))
 
 
@@ -153,7 +153,7 @@ def test_without_torchs_private_modules_optional_columns_are_empty_with_a_reason
         assert found.metrics[column] is None
     assert found.metrics["parameter_gib"] > 0
     assert found.metrics["images_per_second"] > 0
-    assert "has no memory tracker" in found.environment["activation_gib_reason"]
+    assert "memory tracker" in found.environment["activation_gib_reason"]
     assert "lists no collectives" in found.environment["sent_bytes_reason"]
 
 

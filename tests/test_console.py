@@ -56,12 +56,10 @@ def test_a_pipe_and_a_dumb_terminal_get_plain_lines(terminal, kind, redrawn) -> 
 def test_a_terminal_breaks_sentences_between_words_and_no_command() -> None:
     command = "`python -m vitsweep -m +sweep=first measurement.blocks=8`"
     out = io.StringIO()
-    said = f"No cell is shown to beat the baseline. To be surer: {command}."
+    said = f"A sentence of words. Another: {command}."
     print_lines(Console(file=out, force_terminal=True, width=40), [said, "Report: results"])
     lines = out.getvalue().splitlines()
-    assert lines == [
-        "No cell is shown to beat the baseline.", "To be surer:", f"{command}.", "Report: results"
-    ]  # fmt: skip
+    assert lines == ["A sentence of words. Another:", f"{command}.", "Report: results"]
     out = io.StringIO()
     print_lines(Console(file=out, width=40), [said])
     assert out.getvalue() == f"{said}\n", "a file has no width"

@@ -18,6 +18,7 @@ from tests.cells import GPU_NODE, cell, entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
+from tests.refusals import require
 from tests.training.alone import ONE, alone
 from vitsweep.equivalence import _Leg, proof_of, prove
 from vitsweep.model import initialize, linear_attention
@@ -61,11 +62,8 @@ def test_a_wrong_gradient_is_found_and_told() -> None:
     wrong = replace(alone(), memory=Scaled(name="scaled"))
     with pytest.raises(WrongResultError) as error:
         prove(wrong, lone_world())
-    assert str(error.value).startswith(
-        "The nano twin's gradient of `head.weight` differs from the reference's by 1 of its norm (L2), "
-        "where rounding explains 1e-08 at most, in step 1 in float64 (rank 0). It shows first in the "
-        "backward pass, where the loss agrees: `memory=scaled` or this hardware computes something else."
-    )
+    require(str(error.value), "`head.weight` `memory=scaled` 1 0")
+    assert re.search(r"gradient.* 1e-08 .*float64.*backward", str(error.value))
 
 
 def test_a_loss_that_is_not_a_number_is_wrong() -> None:
@@ -159,7 +157,7 @@ class Silent(Doubling):
 
 def test_a_choice_without_plain_code_is_named_as_not_proved() -> None:
     told = proof_of(replace(alone(), vit_block=Doubling(name="doubling")), lone_world())
-    assert told.endswith("; not proved: vit_block=doubling, which is compared with itself")
+    assert "; not proved: vit_block=doubling, " in told
     with pytest.raises(WrongResultError):
         prove(replace(alone(), vit_block=Silent(name="silent")), lone_world())
 
@@ -174,7 +172,7 @@ def _verdict(world: World, spec: CellSpec) -> str:
 def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
     apart = replace(cell(), sharding=Unsharded(name="none"))
     for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
-        assert told.startswith("The nano twin's gradient of")
+        assert re.match("The nano twin's gradient", told)
 
 
 def test_equal_gradients_of_pooled_tokens_may_add_up_in_two_halves(tmp_path: Path) -> None:
@@ -246,7 +244,7 @@ def test_replicas_that_compute_the_same_shares_pass_only_where_all_of_them_are_a
     both = [honest, apart]
     for told in on_ranks(4, _verdicts_of_two_shares, honest, both, folder=tmp_path):
         assert told[0].startswith("equal")
-        assert told[1].startswith("The nano twin's gradient of")
+        assert re.match("The nano twin's gradient", told[1])
 
 
 TOO_HIGH = 2.0**19
@@ -285,7 +283,7 @@ def test_an_average_of_the_weights_is_proved(monkeypatch: pytest.MonkeyPatch) ->
     ):
         assert "not proved" not in proof_of(alone("averaging=ema", *words), lone_world())
     monkeypatch.setattr(MovingAverage, "update", lambda average, step: None)
-    with pytest.raises(WrongResultError, match="average of the weights of `"):
+    with pytest.raises(WrongResultError, match="average of the weights"):
         prove(alone("averaging=ema"), lone_world())
 
 

@@ -1,5 +1,6 @@
 """What somebody else wrote is read within bounds: small files that ask for much are refused by name."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_a_parquet_file_is_judged_by_its_footer(tmp_path: Path, monkeypatch) -> 
             foreign_table(path)
         assert str(path) in str(refused.value)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(VitsweepError, match="not a complete parquet file"):
+    with pytest.raises(VitsweepError, match=re.escape(f"`{path}`")):
         foreign_table(path)
     with pytest.raises(FileNotFoundError):
         foreign_table(tmp_path / "nothing.parquet")

@@ -252,7 +252,7 @@ def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) ->
         for name, (unused, used) in found.items():
             assert unused == 0 < used, name
     flat = entry(*chosen, "optimizer=sgd_contiguous").reasons
-    assert any("would decay: freeze them" in reason for reason in flat), flat
+    assert any("would decay" in reason for reason in flat), flat
 
 
 def test_the_noise_of_the_proof_is_finite_beside_infinities_and_finds_maxima() -> None:

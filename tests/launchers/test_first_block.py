@@ -26,8 +26,8 @@ def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Com
     done = vitsweep("-m", *POLICY)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
-    assert re.search(r"Warm-up of the machine: \S+.* runs for a second, discarded", said)
-    assert re.search(r"img/s, about \S+ slower \(no interval\)", said), "the slow cell"
+    assert re.search(r"Warm-up.*: \S+.*discarded", said)
+    assert re.search(r"img/s, .*x slower \(", said), "the slow cell"
     runs = list(vitsweep.store.runs())
     counted = Counter(run.cell_id for run in runs)
     slow = {r.cell_id for r in runs if r.metrics["step_time_ms"] > 400}
@@ -35,4 +35,4 @@ def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Com
     assert {cell: 1 if cell in slow else 5 for cell in counted} == counted
     assert {run.spec["measurement.min_seconds"] for run in runs} == {0.25}, "uneven steps or not"
     again = vitsweep("-m", *POLICY)
-    assert "Everything that was asked for is measured already." in again.stderr
+    assert "measured already" in again.stderr

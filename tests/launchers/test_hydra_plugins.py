@@ -13,6 +13,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 
 from tests.command import Command
+from tests.refusals import require
 from vitsweep.api.session import Session
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.hydra_detour import (
@@ -127,7 +128,7 @@ def test_another_application_is_told_in_a_sentence(choice: str, tmp_path: Path) 
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     group = choice.partition("=")[0]
-    assert done.stderr.startswith(f"`{group}` of vitsweep measures the cells of"), done.stderr
+    require(done.stderr.rstrip(), f"`{group}` `python -m vitsweep`")
     assert done.stderr.count("\n") == 1
 
 
@@ -177,7 +178,8 @@ def test_a_tab_in_a_yaml_is_named_with_its_line(
     file.write_text("# One\ndtype: float32\n\ttf32: true\n")
     assert run(["plan", "--config-dir", str(tmp_path), "precision=tabbed", "--no-predict"]) == 2
     said = capsys.readouterr().err
-    assert f"`precision/tabbed` in `{tmp_path}` is no YAML, line 3: a tab stands where" in said
+    require(said.rstrip(), f"`precision/tabbed` `{tmp_path}` 3")
+    assert " tab " in said
 
 
 def test_stock_submitit_is_refused_what_it_would_ignore(
@@ -200,7 +202,7 @@ def test_stock_submitit_without_slurm_ends_in_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(SystemExit, match="2"):
         calls.multirun("precision=O1,O2", "hydra/launcher=submitit_slurm")
-    assert "submitit did not run the cells: no such cluster" in capsys.readouterr().err
+    assert "no such cluster" in capsys.readouterr().err
 
 
 def test_a_mistake_ends_with_a_sentence_and_status_2(

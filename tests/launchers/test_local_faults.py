@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.command import SWEEP, Command, fault
+from tests.refusals import named
 from vitsweep.execution.rank_processes import SERVER_KILLED
 from vitsweep.foreign import read_lines
 from vitsweep.results.store import Store
@@ -29,7 +30,7 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
     vitsweep("sharding=fsdp", "sweep.baseline=null")  # a later command, about another cell
     nothing = vitsweep("retry", "--status", "killed", quick=False)
     assert (nothing.returncode, len(vitsweep.runs())) == (0, 2)
-    assert "nothing to run again" in nothing.stdout
+    assert "nothing to run" in nothing.stdout
 
     retried = vitsweep("retry", "--status", "failed", quick=False)
     assert retried.returncode == 3, retried.stderr
@@ -70,7 +71,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     _, error = running.communicate(timeout=400)
 
     assert running.returncode == 130
-    assert "the same command continues" in error
+    assert "same command" in error
     before = {run.run_id for run in vitsweep.store.runs()}
     assert 0 < len(before) < 4
     assert vitsweep(*asked).returncode == 0
@@ -90,7 +91,7 @@ def test_sigterm_shows_the_table_and_leaves_views_and_charts_to_collect(vitsweep
     assert "Stopping" in error
     assert "img/s" in out, "the table"
     assert "`vitsweep collect default` writes" in out
-    assert "the same command continues" in error
+    assert "same command" in error
     assert not list(vitsweep.store.root.glob("*.parquet"))
     assert not (vitsweep.store.root / "report").exists()
     assert vitsweep("collect", SWEEP, quick=False).returncode == 0
@@ -128,8 +129,8 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     running.send_signal(number)
     _, error = running.communicate(timeout=400)
     assert running.returncode == code, error
-    assert "is saved after step" in error
-    assert "the same command continues" in error
+    assert re.search(r"saved .*\d", error)
+    assert "same command" in error
 
     again = vitsweep(*asked)
     assert again.returncode == 0, again.stderr
@@ -160,7 +161,7 @@ def test_an_interrupted_training_goes_on_as_another_cell_under_another_sharding(
     assert "read by 1 rank (sharding=zero1)" in run.environment["resumed"]
     assert len(run.samples["training"]) == 25
     refused = vitsweep(*zero1, f"task.resume_from={folder}", "model.depth=1")
-    assert "`model.depth=2`, and this one has `model.depth=1`" in refused.stdout + refused.stderr
+    assert {"`model.depth=2`", "`model.depth=1`"} <= named(refused.stdout + refused.stderr)
 
 
 @pytest.mark.full
@@ -176,7 +177,7 @@ def test_a_killed_training_goes_on_from_its_latest_checkpoint_and_ends_as_withou
     assert done.returncode == 0, done.stderr + done.stdout
     runs = vitsweep.runs().set_index("status")
     assert sorted(runs.index) == ["killed", "measured"]
-    assert re.match(r"Training went on after [1-9]\d* steps", runs.loc["measured", "resumed"])
+    assert re.search(r" [1-9]\d* steps", runs.loc["measured", "resumed"])
     assert not list(vitsweep.store.cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
     whole = vitsweep(
@@ -232,7 +233,7 @@ def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Comma
     told = [process.communicate(timeout=200)[0] for process in both]
 
     assert [p.returncode for p in both] == [0, 0]
-    assert sum("waiting for it to end" in text for text in told) == 1
+    assert sum("waiting" in text for text in told) == 1
     assert len(list(vitsweep.store.runs())) == 2
 
 

@@ -140,7 +140,8 @@ def test_a_hub_without_network_a_missing_package_and_a_long_list_are_one_short_s
         return said
 
     hub = reason("google/none", OSError("We couldn't connect to the hub.\nCheck\nyour connection."))
-    assert "(We couldn't connect to the hub. Check your connection.): without network give" in hub
+    assert "(We couldn't connect to the hub. Check your connection.)" in hub
+    require(hub, "`model.name=vit`")
     missing = reason("needs-more", ModuleNotFoundError("No module", name="einops"))
     assert "`pip install einops`" in missing
     long = reason("nosuch", ValueError(", ".join(f"model_{n}" for n in range(300))))
@@ -158,7 +159,7 @@ def test_a_target_is_a_path(target):
 
 
 def test_what_a_factory_gets_of_the_cell_is_listed():
-    with pytest.raises(VitsweepError, match="must be 'num_classes', 'in_channels' or 'res"):
+    with pytest.raises(VitsweepError, match="'num_classes', 'in_channels' or 'res"):
         planned("build", "++model.shape_arguments.width=colour")
 
 
@@ -198,8 +199,8 @@ def test_logits_are_taken_by_key_place_or_attribute(kind, output):
 @pytest.mark.parametrize(
     ("kind", "output", "told"),
     [
-        ("dict", "logits", "dict with the keys `values`, `images`"),
-        ("dict", "0", "dict with the keys `values`, `images`"),
+        ("dict", "logits", "`values`, `images`"),
+        ("dict", "0", "`values`, `images`"),
         ("tuple", "2", "tuple of length 2"),
         ("tuple", "logits", "tuple of length 2"),
         ("object", "logits", "Result with the attributes `values`, `images`"),
@@ -212,7 +213,7 @@ def test_an_output_that_does_not_fit_names_what_was_returned(kind, output, told)
     assert reason.startswith(
         f"`model.output={output}` is no part of what `model=module model.target="
     )
-    assert f"returned, {told}: name the key, place (from 0) or attribute" in reason
+    assert f"{told}: " in reason
 
 
 def test_what_is_no_tensor_is_named_where_no_output_is_chosen():
@@ -342,7 +343,7 @@ def test_a_loss_gets_all_that_the_model_returns():
 
 def test_the_proof_finds_a_module_that_computes_something_else_under_a_technique():
     cell = planned("broken", "precision=O1", "sharding=none", "resources.ranks_per_node=1").spec
-    with pytest.raises(WrongResultError, match="plain gradient in half"):
+    with pytest.raises(WrongResultError, match="gradient in half"):
         prove(cell, lone_world())
 
 

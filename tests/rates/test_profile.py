@@ -78,7 +78,7 @@ def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
     with pytest.raises(BadValueError, match="`--hardware rtx_4090`"):
         profile_named("rtx_4091")
-    with pytest.raises(BadValueError, match=r"known are .*h100.*a copy of a file of"):
+    with pytest.raises(BadValueError, match=r"`--hardware x1`.*h100"):
         profile_named("x1")
 
 
@@ -102,19 +102,19 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
             "`figures.memory_gib` needs `value`, `source` and `confidence`",
         ),
         ("peaks_of: H1000", "`peaks_of: H1000` is none of"),
-        ("- a list", "is no hardware profile"),
-        ("a: [", "is no hardware profile"),
+        ("- a list", "`name`"),
+        ("a: [", "`name`"),
         (
             "figures: {memory_gib: {value: 80, source: me, confidence: sure}}",
-            "`figures.memory_gib.confidence: sure`: must be 'measured', 'published'",
+            "`figures.memory_gib.confidence: sure`",
         ),
         (
             "figures: {memory_gib: {value: {1: 80}, %s}}",
-            "`figures.memory_gib.value: {1: 80}`: must be a valid number",
+            "`figures.memory_gib.value: {1: 80}`",
         ),
         (
             "figures: {matmul_fraction: {value: 0.8, %s}}",
-            ".value: 0.8`: must be a section",
+            ".value: 0.8`",
         ),
         (
             "figures: {matmul_fraction: {value: {half: 0.8}, %s}}",
@@ -126,29 +126,29 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
         ),
         (
             "figures: {memory_tb_s: {value: 0, %s}}",
-            "memory_tb_s.value: 0`: must be greater than 0",
+            "memory_tb_s.value: 0`",
         ),
         (
             "figures: {memory_tb_s: {value: -2.0, %s}}",
-            ".value: -2.0`: must be greater than 0",
+            ".value: -2.0`",
         ),
         (
             "figures: {memory_tb_s: {value: fast, %s}}",
-            ".value: fast`: must be a valid number",
+            ".value: fast`",
         ),
         (
             "figures: {sustained_fraction: {value: 90, %s}}",
-            ".value: 90`: must be less than or equal to 1",
+            ".value: 90`",
         ),
         (
             "figures: {devices_per_node: {value: 1.5, %s}}",
-            ".value: 1.5`: must be a multiple of 1",
+            ".value: 1.5`",
         ),
         ("figures: {memoryy_tb_s: {value: 5, %s}}", "did you mean `memory_tb_s`?"),
         ("figures: {price_low_usd_per_hour: {value: 1, %s}}", "needs `price_high_usd_per_hour`"),
         ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
         ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be 'float32'"),
-        ("peaks: A100 SXM", "`peaks` is nothing that a profile has"),
+        ("peaks: A100 SXM", "`peaks`"),
         (
             "{peaks_of: a100_80g, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 2, %s}}}",
             "`reserved_gib` leaves nothing of `memory_gib`",
@@ -162,5 +162,5 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, said: str) -
         profile_named(str(path))
     assert str(path) in str(refused.value)
     assert said in str(refused.value)
-    with pytest.raises(BadValueError, match="there is no file"):
+    with pytest.raises(BadValueError, match=f"`{tmp_path / 'none.yaml'}`"):
         profile_named(str(tmp_path / "none.yaml"))

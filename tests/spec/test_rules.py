@@ -153,10 +153,7 @@ def test_the_way_out_of_one_refusal_is_runnable() -> None:
     ],
 )
 def test_degrees_that_do_not_divide_the_world_are_refused(overrides: list[str], asked: str) -> None:
-    [reason] = [
-        r for r in reasons(*overrides) if r.endswith(": choose degrees whose product does.")
-    ]
-    assert reason.startswith(f"`{asked}` does not divide the ")
+    assert any(reason.startswith(f"`{asked}` ") for reason in reasons(*overrides))
 
 
 def test_the_degree_advised_divides_the_world_that_there_is() -> None:
@@ -187,9 +184,7 @@ def test_hsdp_runs_where_the_world_factors(place: list[str]) -> None:
 
 def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
     [reason] = reasons("resources.ranks_per_node=16", machine=GPU_NODE)
-    assert reason == (
-        "`resources.ranks_per_node=16` is more than the GPUs of a node: use `resources.ranks_per_node=8`."
-    )
+    require(reason, "`resources.ranks_per_node=16`")
     assert reasons(way_out(reason), machine=GPU_NODE) == ()
     assert reasons("resources.nodes=4", "batch.images_per_step=64", machine=GPU_NODE) == ()
 
@@ -197,7 +192,7 @@ def test_more_ranks_than_gpus_are_refused_on_a_node() -> None:
 def test_more_threads_than_a_node_can_start_are_refused() -> None:
     for words in (["resources.threads_per_rank=1000000"], ["resources.ranks_per_node=100000"]):
         found = reasons(*words, "data=synthetic", "batch.scope=per_replica")
-        assert any("is more than 128 threads on 2 cores" in text for text in found)
+        assert any("128 threads" in text and f"`{words[0]}`" in text for text in found)
 
 
 FP8_OF_ALL = ("precision=fp8", "precision.layers=all")
@@ -290,7 +285,7 @@ def test_fp8_is_refused_where_its_rows_are_no_multiple_of_16_and_the_hint_runs(
     overrides: list[str], rows: str, nearest: str
 ) -> None:
     [reason] = reasons(*FP8, *overrides, machine=GPU_NODE)
-    assert f"must be divisible by 16; got {rows}" in reason
+    assert f"16; got {rows}" in reason
     assert way_out(reason) == nearest
     assert reasons(*FP8, *overrides, nearest, machine=GPU_NODE) == ()
 

@@ -312,13 +312,13 @@ def halve(folder: Path) -> None:
     ("harm", "said"),
     [
         (cut, r"bytes instead of"),
-        (lose, r"its file .* is missing"),
-        (overwrite, r"has other bytes than were written"),
-        (zero_in_the_middle, r"its file .*distcp has other bytes than were written"),
-        (garble, r"its file .metadata has other bytes than were written"),
-        (halve, r"its trained.json cannot be read"),
-        (of_another_type, r"its trained.json cannot be read \(`files`: "),
-        (of_one_number, r"its trained.json cannot be read"),
+        (lose, r"file .* missing"),
+        (overwrite, r"other bytes"),
+        (zero_in_the_middle, r"distcp .*other bytes"),
+        (garble, r"\.metadata .*other bytes"),
+        (halve, r"trained\.json .*read"),
+        (of_another_type, r"trained\.json .*\(`files`: "),
+        (of_one_number, r"trained\.json .*read"),
     ],
 )
 def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
@@ -335,7 +335,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
     again = trainer_of(alone("seed=3"))
     checkpoints = resuming(again, tmp_path)
     assert checkpoints.resume(again).step == 5
-    assert checkpoints.resumed.startswith("Training went on after 5 steps. `")
+    assert " 5 steps. " in checkpoints.resumed
     assert re.search(rf"step-000000007.*{said}", checkpoints.resumed), checkpoints.resumed
     for name, value in again.model.state_dict().items():
         assert torch.equal(value, whole[name])
@@ -369,7 +369,7 @@ def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
     checkpoints = resuming(trainer, trainings=(tmp_path / "width", tmp_path / "depth"))
 
     assert checkpoints.resume(trainer) == Position()
-    assert "Training went on at the beginning." in checkpoints.resumed
+    assert "at the beginning. " in checkpoints.resumed
     assert "`blocks.0.mlp.up.weight`" in (checkpoints.resumed)
     assert "it has no `blocks.1" in checkpoints.resumed
     for name, value in trainer.model.state_dict().items():
@@ -383,7 +383,7 @@ def test_a_training_without_another_checkpoint_does_not_go_on_with_half_of_one(
     folder = saved(trainer, 5, tmp_path)
     overwrite(folder)
     write_info(folder, replace(read_info(folder), checksums={}))  # written before there were any
-    with pytest.raises(VitsweepError, match="Delete the folder to train from the beginning"):
+    with pytest.raises(VitsweepError, match=f"{folder.name}`"):
         resuming(trainer, tmp_path).resume(trainer)
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.cells import cell
+from tests.refusals import named
 from tests.training.alone import alone, trainer_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import learning_rate, set_learning_rate, summarized
@@ -109,4 +110,4 @@ def test_where_a_training_diverged_the_target_was_missed_in_the_epochs_that_were
     point = {"seconds": 1.0, "accuracy_top1": 0.25, "accuracy_top5": 0.5}
     curve = [{**point, "epoch": 1}, {**point, "epoch": 2}]
     said = summarized(spec, curve, 2.0).reasons["seconds_to_target_reason"]
-    assert said == "`task.target_accuracy=0.9` was not reached: 0.2500 at most in 2 epochs"
+    assert {"`task.target_accuracy=0.9`", "0.2500", "2"} <= named(said)

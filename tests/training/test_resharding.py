@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.cells import TINY, entry
 from tests.ranks import on_ranks, placed
+from tests.refusals import require
 from tests.training.alone import alone, trainer_of
 from tests.training.test_checkpoint import TRAINING, Told, begun
 from vitsweep.errors import VitsweepError
@@ -200,11 +201,10 @@ def test_what_cannot_be_gone_on_from_is_refused_before_a_process_starts(tmp_path
     assert reasons(tmp_path) == reasons(folder) == ""
     assert reasons(tmp_path, "precision=bf16", "optimizer=adamw_fused") == ""
     assert "holds no checkpoint" in reasons(tmp_path / "elsewhere")
-    assert "`model.depth=2`, and this one has `model.depth=1`" in reasons(tmp_path, "model.depth=1")
+    require(reasons(tmp_path, "model.depth=1"), "`model.depth=2` `model.depth=1`")
     assert "`data=digits`" in reasons(tmp_path, "data=synthetic")
-    assert "`images_per_step=8`, and this one has `images_per_step=16`" in reasons(
-        tmp_path, "batch.images_per_step=16"
-    )
+    other = reasons(tmp_path, "batch.images_per_step=16")
+    require(other, "`images_per_step=8` `images_per_step=16`")
     assert "`optimizer.kind=AdamW`" in reasons(tmp_path, "optimizer=sgd_foreach")
     measured = entry(*ALONE, f"task.resume_from='{tmp_path}'").reasons
     assert "`task=measure`" in " ".join(measured)
@@ -214,7 +214,7 @@ def test_what_cannot_be_gone_on_from_is_refused_before_a_process_starts(tmp_path
     assert "is damaged: its trained.json" in other_course(alone(*TRAIN), folder)
     (folder / INFO_FILE).write_text(json.dumps(document))
     next(folder.glob("*.distcp")).unlink()
-    assert "is damaged (its file" in reasons(tmp_path)
+    assert "is damaged (" in reasons(tmp_path)
 
 
 def test_of_a_damaged_checkpoint_of_another_cell_the_one_before_is_used(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_of_a_damaged_checkpoint_of_another_cell_the_one_before_is_used(tmp_path
         tmp_path / "own", (), StopConsensus(Event(), trainer.world.device), resume_from=str(newest)
     )
     assert manager.resume(trainer).step == 5
-    assert "step-000000007` is damaged: its file" in manager.resumed
+    assert "step-000000007` is damaged: " in manager.resumed
 
 
 def test_a_training_that_was_to_go_on_never_begins_anew_unseen(tmp_path: Path) -> None:

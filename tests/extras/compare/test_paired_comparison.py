@@ -15,6 +15,7 @@ import pytest
 import vitsweep
 from tests.builders import of_present_code, run
 from tests.command import QUICK, ROOT, Command, fault
+from tests.said import opening
 from vitsweep import extras
 from vitsweep.cli.main import run as front_door
 from vitsweep.cli.verbs import SCHEMA
@@ -50,7 +51,7 @@ def test_what_is_special_to_a_setting_wins_over_what_is_for_both() -> None:
     assert [entry.spec.seed for entry in plan.entries.values()] == [1, 2]
     assert set(plan.baselines.values()) == {list(plan.entries)[1]}
     assert settings.name == "mine"
-    assert settings.question == "How does seed=1 compare with the default?"
+    assert re.search("seed=1 .*default", settings.question)
 
 
 REFUSED = {
@@ -84,7 +85,7 @@ def test_bad_input_is_told_before_anything_is_made(
 @pytest.mark.parametrize("wrong", [5, None, {"precision": "O1"}, b"O1", True])
 def test_what_is_no_list_of_overrides_is_refused(wrong: object) -> None:
     for pair in (("precision=O1", wrong), (wrong, "precision=O1")):
-        with pytest.raises(vitsweep.BadValueError, match="is no list of overrides: give texts"):
+        with pytest.raises(vitsweep.BadValueError, match=re.escape(f"`{wrong!r}`")):
             vitsweep.compare(*pair)
 
 
@@ -92,7 +93,7 @@ def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not() ->
     sample = vitsweep.load(ROOT / "analysis" / "sample")
     if "gate" in extras.FEATURES:
         assert {"change", "claim"} <= set(vitsweep.compare(sample, sample))
-    with pytest.raises(vitsweep.VitsweepError, match=r"two settings .* or two sweeps"):
+    with pytest.raises(vitsweep.VitsweepError, match=r"^`compare` "):
         vitsweep.compare(sample, "precision=O1")
     with pytest.raises(vitsweep.VitsweepError, match="--config-dir nosuch"):
         vitsweep.compare("seed=1", "seed=2", config_dir="nosuch")
@@ -116,8 +117,9 @@ def test_blocks_that_are_there_already_are_used(
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=2") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"seed=1 has 1.50x \[1.48, 1.52\] the throughput of seed=2 over 6 ", told)
-    assert "The interval is +- 1.4 %; +- 5 % was asked for." in told
+    values = {"size": "1.50x [1.48, 1.52]", "blocks": "6 blocks"}
+    assert opening("compared", name="seed=1", base="seed=2", **values) in told
+    assert re.search(r"\+- 1.4 %.* \+- 5 %", told)
     assert "Report: results/compare/report/index.html" in told
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == 12, "nothing ran"
     assert in_report(tmp_path, told, "seed=1")
@@ -211,10 +213,8 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
 ) -> None:
     first = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert first.returncode == 0, first.stderr
-    assert "over 1 block: too few blocks." in first.stdout
-    assert (
-        "is spent and the interval still unknown, not +- 5 %: about 2 more blocks" in first.stdout
-    )
+    assert "1 block: too few blocks." in first.stdout
+    assert re.search(r"unknown, not \+- 5 %: about 2 more blocks", first.stdout)
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert "over 2 blocks" in second.stdout
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_the_run_at_once_and_keeps_what_was_measured(vitsweep: Comma
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
-    assert "the same command continues" in out
+    assert "Stopped." in out
     assert vitsweep.cells("compare")["status"].isna().all()
 
 
@@ -259,7 +259,7 @@ def test_a_setting_that_fails_is_told_and_not_repeated_unasked(vitsweep: Command
     done = vitsweep(*asked, quick=False)
     assert done.returncode == 3, done.stderr
     assert "KeyError" in done.stdout
-    assert "Not every block measured both settings" in done.stdout
+    assert "Not every block" in done.stdout
     runs = list(Store(vitsweep.folder / "results" / "compare").runs())
     assert len(runs) == 2
 
@@ -293,7 +293,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"seed=1 has \d\.\d\dx \[.*\] the throughput of seed=1 over 8 blocks", shown)
+    assert re.search(r"seed=1 \D* \d\.\d\dx \[.*\] .* seed=1 over 8 blocks", shown)
     assert in_report(tmp_path, shown, "seed=1")
 
 

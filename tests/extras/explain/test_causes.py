@@ -1,5 +1,6 @@
 """Causes add up to the measured difference, in every block and in the table."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run as measured_run
+from tests.said import opening
 from tests.traced import traced
 from vitsweep.errors import BadValueError
 from vitsweep.extras.explain.causes import (
@@ -22,6 +24,7 @@ from vitsweep.extras.explain.causes import (
 from vitsweep.extras.explain.charts import causes as chart
 from vitsweep.extras.explain.kernel_kinds import TimeClass
 from vitsweep.tables.names import find_cell
+from vitsweep.tables.sentences import say
 
 PRODUCTS, OPTIMIZER, HOST = (
     str(k) for k in (TimeClass.products, TimeClass.optimizer, TimeClass.host)
@@ -72,9 +75,8 @@ def test_the_sentence_names_what_is_shown_with_its_interval() -> None:
     shown = found.causes.set_index("cause")["shown"]
     assert shown.to_dict() == dict.fromkeys(shown.index, False) | {OPTIMIZER: True}
     said = found.sentence
-    assert said.startswith("adamw_foreach against adamw_loop: -")
-    assert " a step over 5 blocks, faster; -" in said
-    assert said.endswith("] optimizer.")
+    assert said.startswith(opening("explained", a="adamw_foreach", b="adamw_loop") + "-")
+    assert re.search(r" 5 blocks, faster; -\S+ ms \[[^;]*\] optimizer\.$", said)
     still = [(replace(a, operators=b.operators), b) for a, b in pairs()]
     assert explained(still, NAMES).sentence.endswith("; no cause shown.")
 
@@ -107,7 +109,7 @@ def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
     assert found
     found = replace(found, step_ms=20.0)
     assert (found.critical_rank, found.waited_ms) == (1, 8.0)
-    assert _late_rank([found], "fsdp") == "fsdp: the other ranks wait 8.00 ms a step for rank 1."
+    assert _late_rank([found], "fsdp") == say("late_rank", name="fsdp", ms="8.00", which="rank 1")
     assert not _late_rank([replace(found, waited_ms=0.1)], "fsdp")
 
 
@@ -115,7 +117,7 @@ def test_two_blocks_have_no_interval_and_show_nothing() -> None:
     found = explained(pairs(2), NAMES)
     assert found.causes[["low", "high"]].isna().all(axis=None)
     assert not found.causes["shown"].any()
-    assert "ms (no interval) a step over 2 blocks, too few blocks; no cause" in found.sentence
+    assert re.search(r"ms \(no interval\).* 2 blocks, too few blocks; no cause", found.sentence)
     assert found.json()["causes"][0]["low"] is None
 
 

@@ -1,6 +1,7 @@
 """`vitsweep explain` as a user types it."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 import vitsweep
 from tests.cells import TINY, entry
 from tests.command import QUICK
+from tests.said import opening
 from tests.small_disk import fill, small_disk
 from tests.traced import traced_sweep
 from vitsweep.cli.main import run as front_door
@@ -50,7 +52,7 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     assert explain("adamw_fused", "adamw_loop", "--sweep=compare", "--blocks=1") == 0
     told = capsys.readouterr().out
     assert "measured difference" in told
-    assert "(no interval) a step over 1 block, too few blocks; " in told
+    assert re.search(r"\(no interval\).* 1 block, too few blocks; ", told)
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == runs == 2, "nothing ran"
     page = (tmp_path / "results" / "compare" / "report" / "index.html").read_text()
     assert '<figure id="causes"' in page
@@ -59,7 +61,7 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     answer = vitsweep.load("compare").explain("optimizer=adamw_fused", "adamw_loop")
     assert answer.table["ms"].sum() == pytest.approx(found["difference_ms"])
     assert answer.figure.axes
-    with pytest.raises(VitsweepError, match="are the same cell"):
+    with pytest.raises(VitsweepError, match=r"`adamw_loop` .*`adamw_loop`"):
         vitsweep.load("compare").explain("adamw_loop", "adamw_loop")
 
     assert explain("adamw_loop", "--sweep=compare", "--json") == 0
@@ -77,7 +79,7 @@ def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
     assert explain("adamw_fused", "adamw_loop") == explain("adamw_loop") == 0
     told = capsys.readouterr()
     assert "faster; -7.00 ms [-7.00, -7.00] optimizer." in told.out
-    assert "Limits: the matmul rate of the record; no memory bandwidth is known." in told.out
+    assert re.search(rf"{opening('roofs')}.*record; no memory bandwidth", told.out)
     assert told.err.count("Sweep `mine`, the latest.") == 2
     assert len(list(store.runs())) == 6
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["mine"], "nothing ran"
@@ -93,7 +95,7 @@ def test_a_folder_that_takes_no_report_still_gets_the_answer(
         assert explain("aa", f"--sweep={disk / 'mine'}") == 2
     told = capsys.readouterr()
     assert "faster; -7.00 ms [-7.00, -7.00] optimizer." in told.out
-    assert "no memory bandwidth is known" in told.out
+    assert opening("roofs") in told.out
     assert told.err.count("No space left on device") == 2
 
 
@@ -112,7 +114,7 @@ def test_ctrl_c_before_the_first_pair_says_what_is_kept(
 
     threading.Thread(target=ctrl_c, daemon=True).start()
     assert explain(*ARMS, *LONE, endless, "--blocks=1") == 130
-    assert "What was measured is kept; the same command continues." in capsys.readouterr().err
+    assert "Stopped." in capsys.readouterr().err
 
 
 REFUSED = {

@@ -1,5 +1,6 @@
 """Predictions in a plan: columns, files, other hardware, cells that do not fit."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_a_plan_predicts_and_writes_all_columns(
         quick=False,
     ).stdout
     assert "will not fit: " in shown
-    assert "GiB per rank are predicted" in shown
+    assert "`sweep.try_anyway=true`" in shown
     table = pd.read_parquet(tmp_path / "p.parquet").set_index("batch.images_per_step")
     assert list(table["state"]) == ["runnable", "will not fit"]
     small = table.loc["16"]
@@ -76,9 +77,8 @@ def test_faster_is_not_predicted_where_intervals_overlap() -> None:
     node = Machine(
         device="cuda", cores_per_node=96, devices_per_node=8, described_by="partition main"
     )
-    assert sums(rows, node) == [
-        "Which is fastest is not predicted: the 80 % intervals of O2, O1 and 1 other overlap. Measure them."
-    ]
+    [said] = sums(rows, node)
+    assert re.search(r" 80 % .* O2, O1 and 1 other ", said)
     apart = [row("O1", 46, 41, 52), row("fp32", 138, 120, 160), row("big", 9, 8, 10, reasons=["-"])]
     assert sums(apart, node) == ["Predicted to be fastest: O1."]
     assert sums(apart[:1], node) == []
@@ -92,5 +92,5 @@ def test_faster_is_not_predicted_where_intervals_overlap() -> None:
     said = "0.14 node-hours = 1.1 GPU-hours of partition main (1.0 to 2.0), 1 h 07 min"
     assert said in sums([row("O1", 46, 41, 52, **hours)], node)[0]
     here = replace(node, device="cpu", devices_per_node=0, described_by=HERE)
-    assert "runs: 1.1 rank-hours of this machine" in sums([row("O1", 46, 41, 52, **hours)], here)[0]
-    assert "of a and b overlap" in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])
+    assert "1.1 rank-hours of this machine" in sums([row("O1", 46, 41, 52, **hours)], here)[0]
+    assert " a and b " in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tests.cells import GPU_NODE, THIS_LAPTOP, TINY, composer
 from tests.extras.predict.traces import NOTHING_HELD, moved, timed_before, trace_of
+from tests.refusals import named
 from vitsweep.api.functions import all_refused
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
@@ -63,10 +64,8 @@ def test_a_cell_beyond_the_memory_of_the_clusters_gpus_is_refused_with_the_figur
     traced(plan, 1024)
     reasons = refused(plan, settings)
     assert len(reasons) == 2, "the cell and its baseline"
-    assert all(
-        "1.0 GiB per rank are predicted at the peak, and there are 0.1" in r for r in reasons
-    )
-    assert all("sweep.try_anyway=true" in reason for reason in reasons)
+    for reason in reasons:
+        assert {"1", "0.1", "`sweep.try_anyway=true`"} <= named(reason)
 
 
 def test_cells_keep_no_baseline_that_is_refused() -> None:
@@ -194,7 +193,7 @@ def test_cells_that_are_all_refused_are_named_with_their_reasons() -> None:
         plan, replace(settings, max_gpu_hours=1e-9), Console(quiet=True), THIS_LAPTOP, NO_STORE
     )
     text = str(all_refused(plan))
-    assert text.startswith("None of the cells can run:")
+    assert text.startswith("None of the cells")
     assert "2 cells: needs" in text or "`precision=O2`" in text
     assert text.count("sweep.max_gpu_hours=1e-09") == len(text.splitlines()) - 1
 

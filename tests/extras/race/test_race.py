@@ -22,8 +22,8 @@ GRID = (
     ("typed", "told"),
     [
         (("sweep.search=race",), "`sweep.search=race` has one cell"),
-        ((*GRID, "sweep.max_gpu_hours=1"), "`sweep.max_gpu_hours=1.0` does not go with"),
-        ((*GRID, "hydra/launcher=basic"), "`sweep.search=race` does not work with BasicLauncher"),
+        ((*GRID, "sweep.max_gpu_hours=1"), "`sweep.max_gpu_hours=1.0`"),
+        ((*GRID, "hydra/launcher=basic"), "BasicLauncher"),
     ],
 )
 def test_a_race_that_cannot_begin_is_refused(
@@ -49,4 +49,4 @@ def test_a_race_killed_and_resumed_uses_every_run_and_ends_with_a_report(vitswee
     assert before <= {run.run_id for run in vitsweep.store.runs()}
     assert race["confirmed"][race["runner_up"]]["num_blocks"] == 2
     page = write_report(vitsweep.store).read_text()
-    assert "fresh blocks that had no part in the choice" in page
+    assert "2 fresh blocks" in page

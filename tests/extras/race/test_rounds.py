@@ -1,5 +1,6 @@
 """A race over real cells whose runs are simulated: to the end, interrupted anywhere, within a budget."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from scipy import stats
 
 from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
+from tests.said import opening
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
@@ -23,6 +25,7 @@ from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.record import FRESH, RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import speedup_over
 
 CODE = {"packages": {"torch": "2.13.0"}}
@@ -126,9 +129,9 @@ def test_a_race_ends_with_the_best_cell_and_tells_what_became_of_the_others(
     ]
     answer, sure = race_lines(race)
     assert "leads in throughput: 1." in answer
-    assert "over 5 fresh blocks that had no part in the choice" in answer
+    assert "5 fresh blocks" in answer
     assert sure.startswith("Settled: no dropped cell") == (race["open"] == [])
-    assert "of those of a grid of 5 blocks" in sure
+    assert "grid of 5 blocks" in sure
 
 
 def test_runs_that_choose_support_no_claim(
@@ -145,7 +148,7 @@ def test_runs_that_choose_support_no_claim(
     own = race["confirmed"][race["baseline"]]
     assert own["speedup"] == pytest.approx(cells.loc[race["leader"], "speedup"])
     dropped = next(c["cell_id"] for c in race["cells"] if "dropped_after" in c)
-    assert "(screening run, no interval)" in cells.loc[dropped, "speedup_note"]
+    assert opening("screened", about="") in cells.loc[dropped, "speedup_note"]
     state = resume_state(grid[0], machine.records, replace(grid[1], search="grid"), TORCH)
     assert state.missing_blocks[dropped] == 5, "a grid measures it in blocks of its own"
 
@@ -275,7 +278,7 @@ def test_throughput_per_cost_divides_by_the_ranks(tmp_path: Path) -> None:
 
 
 def test_a_race_of_one_cell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadValueError, match="has one cell: a race needs two cells or more"):
+    with pytest.raises(BadValueError, match=r"`sweep\.search=race` has one cell"):
         rounds_of(planned(), tmp_path).check()
 
 
@@ -283,13 +286,13 @@ def test_choices_that_change_the_model_are_refused_where_the_model_is_kept(tmp_p
     kept = planned("classifier=token,pooled", "sweep.keep_model=true")
     [refused] = [entry for entry in kept[0].entries.values() if entry.reasons]
     assert "`classifier=pooled`" in refused.reasons[0]
-    assert "1 of 2 cells cannot run and are not in the race" in rounds_of(kept, tmp_path).notice
+    assert "1 of 2 cells" in rounds_of(kept, tmp_path).notice
     assert rounds_of(planned("classifier=token,pooled"), tmp_path).notice == ""
 
 
 def test_a_race_of_which_every_cell_is_refused_names_the_reasons(tmp_path: Path) -> None:
     refused = planned("attention=sdpa_cudnn", "precision=fp32,O1")
-    with pytest.raises(ImpossibleCellError, match=r"None of the cells can run:\n.*sdpa_cudnn"):
+    with pytest.raises(ImpossibleCellError, match=r"\n.*sdpa_cudnn"):
         rounds_of(refused, tmp_path).check()
 
 
@@ -312,7 +315,7 @@ def test_a_budget_that_ends_before_every_cell_ran_settles_nothing_and_a_larger_o
         if ended == "budget":
             assert len(machine.records) == 7 + 3, "the first block, and a fresh one"
             assert len(race["open"]) == 11
-            assert "Not settled: 11 other cells may be faster" in race_lines(race)[1]
+            assert "Not settled: 11 other cells" in race_lines(race)[1]
             assert "5 never ran" in race_lines(race)[1]
     assert choices_of(plan, race["leader"]) == BEST
 
@@ -321,14 +324,14 @@ def test_a_race_that_is_stopped_tells_of_the_runs_it_has(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
     machine, rounds = Machine(grid[0]), rounds_of(grid, tmp_path)
-    assert race_lines({"cells": []}) == ["No throughput was measured: nothing ran."]
+    assert race_lines({"cells": []}) == [say("nothing_measured", why="nothing ran")]
     machine.measure(rounds.next(())[0])
     rounds.stopped(machine.records)
     race = read_race(tmp_path)
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 7, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}
     assert not [cell for cell in race["cells"] if "dropped_after" in cell], "from one run of each"
-    assert "leads in throughput: no claim" in race_lines(race)[0]
+    assert "throughput: no claim" in race_lines(race)[0]
     assert race_lines(race)[1].startswith("Not settled")
 
 
@@ -351,6 +354,6 @@ def test_plan_says_how_a_race_would_proceed(
     grid: tuple[SweepPlan, SweepSettings], tmp_path: Path
 ) -> None:
     told = rounds_of((grid[0], replace(grid[1], minutes=30.0)), tmp_path).outlook
-    assert told.startswith("Race of 12 cells in blocks of up to 8 runs for 30 min: each runs once")
-    assert "5 fresh blocks of leader, runner-up and baseline" in told
-    assert "one of 5 blocks takes 65 runs" in told
+    assert re.match(r"Race of 12 cells .* 8 runs for 30 min", told)
+    assert "5 fresh blocks" in told
+    assert re.search("5 blocks .*65 runs", told)

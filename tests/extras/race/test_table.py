@@ -17,6 +17,7 @@ from vitsweep.extras.race.table import (
 )
 from vitsweep.report.html import write_report
 from vitsweep.results.store import Store
+from vitsweep.tables.sentences import say
 
 
 def of_cell(cell: str, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -57,11 +58,13 @@ def test_the_table_says_what_became_of_every_cell(race: dict[str, Any]) -> None:
 
 
 def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> None:
+    ratios = "1.31x [1.27, 1.35] against x=p and 1.02x [0.99, 1.05] against x=b"
+    leads = {"objective": "throughput", "ratios": ratios, "blocks": "5 fresh blocks"}
+    end = {"margin": 2, "runs": "43 runs", "minutes": "5.00", "share": 50, "blocks": "5 blocks"}
+    doubt = {"cells": "3 other cells", "names": ", 1 never ran: x=b; x=e; x=c"}
     assert race_lines(race) == [
-        "x=a leads in throughput: 1.31x [1.27, 1.35] against x=p and 1.02x [0.99, 1.05] against x=b, over 5 "
-        "fresh blocks that had no part in the choice.",
-        "Not settled: 3 other cells may be faster than x=a by more than 2 %, 1 never ran: x=b; x=e; x=c. "
-        "43 runs in 5.00 min, 50 % of those of a grid of 5 blocks.",
+        say("race_leads", name="x=a", **leads),
+        say("race_end", state="Not settled", name="x=a", **doubt, **end),
     ]
     settled = race | {
         "open": [],
@@ -69,14 +72,13 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
         "baseline": "a",
         "confirmed": {},
     }
+    leads = {"objective": "throughput per cost", "ratios": "no claim", "blocks": "0 fresh blocks"}
     assert race_lines(settled)[:2] == [
-        "x=a, the baseline, leads in throughput per cost: no claim, over 0 fresh blocks that had no part in "
-        "the choice.",
-        "Settled: no dropped cell may be faster than x=a by more than 2 %. "
-        "43 runs in 5.00 min, 50 % of those of a grid of 5 blocks.",
+        say("race_leads", name="x=a, the baseline,", **leads),
+        say("race_end", state="Settled", cells="no dropped cell", name="x=a", names="", **end),
     ]
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [
-        "No throughput was measured: x=d: failed: x."
+        say("nothing_measured", why="x=d: failed: x")
     ]
 
 

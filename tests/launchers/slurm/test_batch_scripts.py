@@ -106,7 +106,7 @@ def test_a_job_runs_what_was_submitted_or_refuses(
     assert agent.main(array.folder, digest) == NOT_STARTED
     ends = read_lines(array.folder / "0.jsonl")
     assert [(end["event"], end["restart"]) for end in ends] == [("job_end", 2)] * (node == 0)
-    assert all("somebody has changed it" in end["reason"] for end in ends)
+    assert all(f"`{array.folder}`" in end["reason"] for end in ends)
 
 
 LOST_REPLY = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"

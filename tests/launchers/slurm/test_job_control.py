@@ -1,5 +1,6 @@
 """`status`, `cancel` and `collect` of jobs, from their events and from what Slurm says, without a cluster."""
 
+import re
 import time
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob, _exit_code
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
+from vitsweep.launchers.slurm.state.status import UNCONFIRMED
 from vitsweep.results.store import Store
 
 DENIED = "scancel: error: Kill job error on job id 7_0: Access/permission denied"
@@ -66,9 +68,9 @@ def test_a_command_that_has_not_begun_its_first_run_is_seen(store, capsys):
     cells = [cell.name for cell in store.cells.iterdir()]
     store.append_command({"command": "python -m vitsweep x", "cells": cells})
     with store.lock():
-        assert "A command is at work on this sweep." in shown("status", store, capsys)
+        assert "is at work" in shown("status", store, capsys)
         assert import_module("vitsweep.cli.status").run([str(store.root)]) == 0
-    assert "The same command goes on" in shown("status", store, capsys)
+    assert "python -m vitsweep x" in shown("status", store, capsys)
     assert import_module("vitsweep.cli.status").run([str(store.root)]) == 3
 
 
@@ -76,8 +78,8 @@ def test_a_command_that_has_not_begun_its_first_run_is_seen(store, capsys):
 def test_what_slurm_says_of_a_dead_job_is_shown_before_it_is_recorded(store, slurm, verb, capsys):
     slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
     found = shown(verb, store, capsys)
-    assert "1 job ended without recording all runs" in found
-    assert "Job 7_0 was cancelled before it started." in found
+    assert re.search("1 job .*--reconcile`", found)
+    assert re.search("Job 7_0 .*cancelled", found)
 
 
 def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
@@ -89,7 +91,7 @@ def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
         "vitsweep.launchers.slurm.state.status._wait_until_gone",
         lambda store, cancelled: pytest.fail("nothing to wait for"),
     )
-    with pytest.raises(VitsweepError, match=r"Not cancelled: 1 job .*7_0.*permission denied"):
+    with pytest.raises(VitsweepError, match=r"1 job .*7_0.*permission denied"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
     assert "Cancelled" not in capsys.readouterr().out
 
@@ -102,7 +104,7 @@ def test_a_job_that_slurm_does_not_know_as_one_of_the_sweep_is_not_cancelled(
     write_events(store, START | {"time": time.time()})  # as a false folder would
     command_on_path(tmp_path / "bin", monkeypatch, "scancel", f"touch {tmp_path}/asked")
     monkeypatch.setattr("vitsweep.launchers.slurm.state.status.SECONDS_TO_CANCEL", 0.0)
-    with pytest.raises(VitsweepError, match="Slurm does not say that these ids are jobs of this"):
+    with pytest.raises(VitsweepError, match=f"1 job .*7_0.*{re.escape(UNCONFIRMED)}"):
         import_module("vitsweep.cli.cancel").run([str(store.root)])
     assert not (tmp_path / "asked").exists()
 

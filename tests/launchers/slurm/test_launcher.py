@@ -123,7 +123,7 @@ def test_a_node_needs_no_key_and_runs_no_cell_that_was_changed(sweep: Sweep) -> 
     sweep.client.run("scontrol", "release", f"{array.slurm_id}_0")
     row = sweep.until_ended().set_index("seed").loc[2]
     assert row["status"] != "measured"
-    assert "is not what the command froze that runs this cell" in row["reason"]
+    assert "/cell.yaml`" in row["reason"]
 
 
 @pytest.mark.full
@@ -177,7 +177,7 @@ def test_nothing_is_submitted_twice(sweep: Sweep) -> None:
     assert len(list(array.jobs())) == 3
 
     again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
-    assert "3 runs are in live jobs of this sweep already" in again.stderr
+    assert "3 runs are in live jobs" in again.stderr
     assert len(sweep.arrays) == 1
     assert "waiting 3" in sweep.command("status", quick=False).stdout
 
@@ -217,7 +217,7 @@ def test_a_folder_that_is_renamed_under_a_job_ends_it_in_words_and_is_not_made_a
     out, error = submitter.communicate(timeout=120)
     assert submitter.returncode == 2
     gone = f"results/{root.name}` is gone"
-    assert f"{gone}: it was renamed or removed" in " ".join((out + error).split())
+    assert gone in " ".join((out + error).split())
     sweep.client.wait(job, "FAILED", seconds=90)
     [log] = moved.glob("jobs/*/*_log.out")
     assert gone in log.read_text()

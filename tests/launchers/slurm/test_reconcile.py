@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -42,7 +43,7 @@ from vitsweep.tables.load import cells_of
 @pytest.mark.parametrize(
     ("job", "status", "reason"),
     [
-        (None, "killed", "left Slurm without reporting an end"),
+        (None, "killed", "`sacct -j 7_0`"),
         (SlurmJob(state="CANCELLED", reason="by 0"), "killed", "ended as CANCELLED (by 0)"),
         (SlurmJob(state="TIMEOUT", reason="TimeLimit"), "timed_out", "TIMEOUT"),
         (SlurmJob(state="PREEMPTED"), "preempted", "PREEMPTED"),
@@ -73,15 +74,14 @@ def test_an_exit_code_comes_with_the_log_that_tells_why(store, slurm):
     log = store.root / "jobs" / "a" / "7_0_0_log.out"
     log.write_text("python: No such file")
     reconcile(store)
-    assert all(
-        f"with exit code 2, without reporting an end. See `{log}`." in r for _, r in rows(store)
-    )
+    assert all(re.search(rf"exit code 2\b.* `{log}`\.$", reason) for _, reason in rows(store))
 
 
 def test_a_job_that_was_cancelled_while_pending_says_so(store, slurm):
     slurm["7_0"] = SlurmJob(state="CANCELLED", reason="by 0")
     reconcile(store)
-    assert rows(store) == [("killed", "Job 7_0 was cancelled before it started.")] * 2
+    assert [re.sub(" .*cancelled.*", "", reason) for _, reason in rows(store)] == ["Job"] * 2
+    assert all(found == ("killed", found[1]) and "7_0" in found[1] for found in rows(store))
 
 
 @pytest.mark.parametrize(("restarts", "released"), [(1, ["7_0"]), (4, [])])
@@ -342,16 +342,16 @@ def test_records_that_jobs_report_and_the_file_system_hides_are_waited_for(
     (store.cell(start["cell_id"]) / "runs" / f"{start['run_id']}.json").unlink()
     wait_for_records(store, reconcile(store), console)
     assert 170 <= clock.seconds <= 172, "not for ever"
-    assert "does not show 1 record after 120 s" in " ".join(console.file.getvalue().split())
+    assert "1 record after 120 s" in " ".join(console.file.getvalue().split())
 
 
 def test_a_folder_that_was_renamed_is_not_made_again(store, slurm):
     slurm["7_0"] = SlurmJob(state="RUNNING", script=SCRIPT)
     [array] = job_arrays(store)
     store.root.rename(store.root.with_name("moved"))
-    with pytest.raises(SweepGoneError, match="was renamed or removed"):
+    with pytest.raises(SweepGoneError, match="is gone"):
         store.save_run(measured_run("a", "b", 1.0))
-    with pytest.raises(SweepGoneError, match="was renamed or removed"):
+    with pytest.raises(SweepGoneError, match="is gone"):
         append_line(array.folder / "0.jsonl", START)
     assert not store.root.exists()
 
@@ -455,7 +455,7 @@ def test_status_tells_apart_cells_and_names_the_command_that_continues(store, ca
     import_module("vitsweep.cli.status").run([str(store.root)])
     shown = capsys.readouterr().out
     assert "invalid: No." in shown
-    assert "cells that wait: python -m vitsweep first" in shown
+    assert ": python -m vitsweep first" in shown
 
 
 @pytest.mark.parametrize("verb", sorted({"status", "collect", "report", "gate"} & VERBS.keys()))

@@ -41,7 +41,7 @@ def test_an_array_is_not_submitted_twice_when_its_submitter_dies_before_it_notes
 ) -> None:
     die_while_submitting(sweep, tmp_path / "dies_after", monkeypatch, *HELD)
     again = sweep.command(*HELD)
-    assert "1 run is in live jobs of this sweep already" in again.stderr
+    assert "1 run is in live jobs" in again.stderr
     assert len(sweep.arrays) == 1
     cancelled = sweep.command("cancel", quick=False)
     assert "Cancelled 1 job." in cancelled.stdout, cancelled.stderr

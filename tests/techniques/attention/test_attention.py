@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.choices import choice
+from tests.refusals import require
 from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import PrecisionPlan
@@ -140,7 +141,8 @@ def test_cudnn_refuses_odd_heads():
 
 def test_flex_refuses_what_it_cannot_train():
     (reason,) = reasons("flex", device="cpu")
-    assert "got cpu, where torch's FlexAttention has no backward pass" in reason
+    require(reason, "`attention=flex`")
+    assert "got cpu" in reason
 
     (reason,) = reasons("flex", model=replace(NANO, num_heads=4))
     assert "`model.width=32` over `model.num_heads=4` gives 8" in reason
@@ -152,6 +154,6 @@ def test_mha_module_refuses_what_works_on_linears():
     (reason,) = reasons("mha_module", tensor_parallel="megatron")
     assert reason.startswith("`attention=mha_module` cannot run with `tensor_parallel=megatron`")
     (reason,) = reasons("mha_module", sequence_parallel="ulysses")
-    assert reason.endswith("Use `attention=sdpa_math`, which computes the same way.")
+    assert "`attention=sdpa_math`" in reason
     (reason,) = reasons("mha_module", precision="fp8")
     assert "`precision=fp8`" in reason

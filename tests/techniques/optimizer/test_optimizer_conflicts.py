@@ -1,6 +1,7 @@
 import pytest
 
 from tests.cells import LAPTOP, cell
+from tests.refusals import require
 from vitsweep.spec.resources import Machine
 
 
@@ -14,16 +15,13 @@ def reasons(*overrides: str, machine: Machine = LAPTOP) -> list[str]:
 def test_contiguous_refuses_shards(name, sharding):
     (reason,) = reasons(f"optimizer={name}", f"sharding={sharding}")
 
-    assert reason.startswith(f"`optimizer={name}` moves whole parameters into one buffer, but")
-    assert f"`sharding={sharding}`" in reason
-    assert reason.endswith("or `sharding=ddp`.")
+    require(reason, f"`optimizer={name}` `sharding={sharding}` `sharding=ddp`")
 
 
 def test_contiguous_refuses_zero1_which_keeps_parameters_in_buckets():
     (reason,) = reasons("optimizer=adamw_contiguous", "sharding=zero1")
 
-    assert "keeps them in buckets, of which each rank updates a part" in reason
-    assert "use `optimizer=adamw_fused`" in reason
+    require(reason, "`optimizer=adamw_contiguous` `sharding=zero1` `optimizer=adamw_fused`")
 
 
 def test_contiguous_refuses_gradients_in_ddp_buckets():
@@ -43,7 +41,8 @@ def test_ddp_leaves_gradients_where_contiguous_keeps_them():
 def test_fused_sgd_refuses_half_precision_parameters_on_cpu(name):
     (reason,) = reasons(f"optimizer={name}", "optimizer.implementation=fused", "precision=O3")
 
-    assert reason.startswith(f"`optimizer={name}` leaves bfloat16 parameters as they are on CPU")
+    require(reason, f"`optimizer={name}`")
+    assert "bfloat16" in reason
     assert not reasons("optimizer=sgd_fused", "precision=O2")
 
 
@@ -51,7 +50,7 @@ def test_an_eps_that_float16_cannot_hold_is_refused():
     half = ("precision=O3", "precision.half_dtype=float16")
     (reason,) = reasons(*half, "optimizer.eps=1e-8")
 
-    assert reason.startswith("`optimizer.eps=1e-08` is zero in float16 (`precision=O3` without")
+    require(reason, "`optimizer.eps=1e-08` `precision=O3`")
     assert not reasons(*half)
 
 

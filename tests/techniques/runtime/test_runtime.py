@@ -51,7 +51,7 @@ def test_a_rank_is_bound_to_its_cores() -> None:
         if len(before) > 1:
             one_of_many.runtime.set_up(one_of_many, 1)
             assert len(os.sched_getaffinity(0)) == len(before) // 2
-        with pytest.raises(VitsweepError, match="finds no core for rank 7 of this node"):
+        with pytest.raises(VitsweepError, match="rank 7"):
             one_of_many.runtime.set_up(one_of_many, 7)
     finally:
         os.sched_setaffinity(0, before)
@@ -75,7 +75,7 @@ def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
     monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
     planned = entry(*TINY, "runtime=bind_numa", machine=LAPTOP)
     assert not planned.reasons
-    with pytest.raises(VitsweepError, match="needs several NUMA nodes, and this machine shows 1"):
+    with pytest.raises(VitsweepError, match=r"several NUMA nodes.* 1"):
         planned.spec.runtime.set_up(planned.spec, 0)
 
 

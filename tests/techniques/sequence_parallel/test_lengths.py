@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.ranks import on_ranks
+from tests.refusals import named
 from tests.techniques.sequence_parallel.cases import cell
 from vitsweep.collectives.parallel_linear import TokenSharded
 from vitsweep.collectives.resharding import gather, switch
@@ -67,6 +68,5 @@ def test_a_part_of_another_length_is_refused_before_anything_is_sent(tmp_path: P
         assert second[f"9 {name} sent"] == str(name != "lasp"), "a chain ends at the last rank"
         assert second[f"8 {name} sent"] == "False"
         sentence = second[f"8 {name}"]
-        assert "has 8 positions on rank 1" in sentence, name
-        assert "over 2 ranks are 9 on each, padding included." in sentence
-        assert "Split it with `resharding.split`." in sentence
+        assert "8 positions on rank 1" in sentence, name
+        assert {"2", "9", "`resharding.split`"} <= named(sentence)

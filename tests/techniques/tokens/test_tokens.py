@@ -112,5 +112,5 @@ def test_what_cannot_drop_tokens_is_refused(overrides: tuple[str, ...]) -> None:
 
 
 def test_registers_need_a_number() -> None:
-    with pytest.raises(Exception, match=r"tokens.count=0.*must be greater than 0"):
+    with pytest.raises(Exception, match=r"`tokens\.count=0`"):
         choice("tokens", "registers", count=0)
