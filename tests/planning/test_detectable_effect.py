@@ -10,7 +10,7 @@ from scipy.stats import t
 from tests.builders import run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
-from vitsweep.planning.detectable_effect import (
+from vitsweep.planning.blocks import (
     ASSUMED_LOG_RATIO_SD,
     Noise,
     describe_detectable_effect,

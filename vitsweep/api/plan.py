@@ -13,10 +13,11 @@ from rich.console import Console
 from vitsweep import extras
 from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
-from vitsweep.planning.blocks import looks_per_cell, runs_per_cell
-from vitsweep.planning.detectable_effect import (
+from vitsweep.planning.blocks import (
     describe_detectable_effect,
+    looks_per_cell,
     noise_of,
+    runs_per_cell,
 )
 from vitsweep.planning.freeze import code_state
 from vitsweep.planning.pending import ResumeState, print_notices, resume_state
@@ -156,7 +157,7 @@ def plan(
     rows = []
     for device, node in nodes.items() or ((None, session.machine),):
         found = overview(session, node)
-        title = f"Plan of sweep {found.store.name}"
+        title = f"Plan of sweep {settings.path.absolute().name}"
         if device:
             found = replace(found, rows=[row | {"hardware": device} for row in found.rows])
             title += f" on {node.described_by}"
@@ -168,7 +169,7 @@ def plan(
         above = [" · ".join([title, *common_settings(table)]), *baseline_line(table)]
         _show(found.rows, above, columns, console)
         print_lines(console, lines)
-        if not device:
+        if found.store and not device:
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         notes = [n for e in found.plan.runnable for n in technique_notes(flatten(e.spec))]
@@ -205,7 +206,7 @@ class PlanOverview:
         rows: one per cell, see `plan_rows`.
         plan: the cells with their baselines.
         state: what is measured already.
-        store: of the sweep; its folder need not exist.
+        store: of the sweep; None where none of its cells was frozen yet.
         detectable_effect: a sentence on how small a difference the sweep could show, or ""; of a race,
             how it would proceed.
         looks: cell id -> looks before its blocks, which count among its runs.
@@ -214,7 +215,7 @@ class PlanOverview:
     rows: list[dict[str, Any]]
     plan: SweepPlan
     state: ResumeState
-    store: Store
+    store: Store | None
     detectable_effect: str
     looks: "Counter[str]"
 
@@ -225,16 +226,16 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
     is_own = machine == session.machine
     planned = session.plan if is_own else session.planned_for(machine)
     sweep_plan = session.launcher.with_paired_baselines(planned)
-    store = Store(settings.path)
-    runs = list(store.runs()) if store.cells.is_dir() else []
+    store = Store(settings.path) if (settings.path / "cells").is_dir() else None
+    runs = list(store.runs()) if store else []
     state = resume_state(sweep_plan, runs, settings, version("torch"))
     looks = looks_per_cell(sweep_plan, state, settings)
     rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
-    baselines = (store.baselines() if runs else {}) | sweep_plan.baselines
+    baselines = (store.baselines() if store and runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
     if settings.search in extras.ROUNDS:
-        begin = extras.load(extras.ROUNDS[settings.search])
-        outlook = begin(sweep_plan, settings, store, code_state(), runs).outlook
+        begin, folder = extras.load(extras.ROUNDS[settings.search]), store or Store(settings.path)
+        outlook = begin(sweep_plan, settings, folder, code_state(), runs).outlook
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
         if num := looks.total():

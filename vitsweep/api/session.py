@@ -42,7 +42,7 @@ from vitsweep.spec.resources import Machine
 from vitsweep.words import without_units
 
 if TYPE_CHECKING:
-    from hydra_plugins.vitsweep_launchers.cell_launcher import CellLauncherPlugin
+    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
     from vitsweep.launchers.base import LaunchRequest
 
 CONFIG = "config"

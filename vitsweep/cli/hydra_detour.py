@@ -51,7 +51,7 @@ from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
 
 if TYPE_CHECKING:
-    from hydra_plugins.vitsweep_launchers.cell_launcher import CellLauncherPlugin
+    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 HYDRA_SHOWS = ("-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""

@@ -1,7 +1,7 @@
 """The contract of a launcher, and what every launcher does first.
 
 A launcher takes composed cells and measures those that lack runs: on this machine, on a cluster, or
-anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.cell_launcher.CellLauncherPlugin`,
+anywhere else. To add one, subclass `hydra_plugins.vitsweep_launchers.plugin.CellLauncherPlugin`,
 and name the class in a YAML of `hydra/launcher`.
 """
 

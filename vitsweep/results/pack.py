@@ -140,15 +140,12 @@ class Pack:
         raise ValueError(f"the line of `{name}` in `{FILE}` holds no text")
 
 
-_NOTHING = Pack()
-
-
 def opened(path: Path) -> Pack:
     """Return the pack at a path as it is now, read again if it has changed; an empty one where none is."""
     try:
         found = os.lstat(path)
     except OSError:
-        return _NOTHING
+        return Pack()
     version = (found.st_ino, found.st_size, found.st_mtime_ns)
     known = _opened.get(str(path))
     if known is None or known[0] != version:
