@@ -25,7 +25,7 @@ from tests.refusals import require
 from vitsweep.cli.cells import read_line
 from vitsweep.cli.main import run
 from vitsweep.composition.grid import expand
-from vitsweep.composition.overrides import refuse_ignored
+from vitsweep.composition.hydra import refuse_ignored
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError

@@ -8,7 +8,7 @@ import pytest
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import baseline_of, expand
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.hydra import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import conf_dir, text_of
 

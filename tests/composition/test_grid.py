@@ -11,7 +11,7 @@ from tests.composition import small_conf
 from tests.refusals import require
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import baseline_of, expand
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.hydra import value_override
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.spec.menu import conf_dir

@@ -50,7 +50,7 @@ def test_compose_and_read(loader: Any) -> None:
     assert hydra.plain(config)["model"]["width"] == "${seed}"
     assert hydra.plain_resolved(config)["model"]["width"] == 4
     assert hydra.plain_resolved(config)["seed"] == 4
-    assert hydra.choices(config) == {
+    assert hydra.chosen(config) == {
         "model": "follows",
         "precision": "plain",
         "data": "images",

@@ -11,7 +11,7 @@ from vitsweep.api.plan import machine_with
 from vitsweep.api.session import open_session
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
-from vitsweep.composition.overrides import key_of
+from vitsweep.composition.hydra import key_of
 from vitsweep.errors import BadValueError
 from vitsweep.planning.machine_defaults import cells_for, with_sizes
 from vitsweep.planning.sweep_plan import plan_of

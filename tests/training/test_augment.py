@@ -11,7 +11,7 @@ import torch
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell as data_cell
 from tests.data.cells_and_worlds import world
-from vitsweep.spec.task import Recipe
+from vitsweep.spec.cell_spec import Recipe
 from vitsweep.training import regularize
 from vitsweep.training.regularize import augmented
 

@@ -20,7 +20,7 @@ from vitsweep.api.session import (
 )
 from vitsweep.api.sweep import Sweep
 from vitsweep.composition.composer import ComposedCell
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.hydra import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped

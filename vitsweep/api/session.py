@@ -18,14 +18,14 @@ from vitsweep.composition.composer import (
     set_value,
 )
 from vitsweep.composition.grid import AUTO
-from vitsweep.composition.hydra import unknown_choice
-from vitsweep.composition.overrides import (
+from vitsweep.composition.hydra import (
     key_of,
     other_sweeper,
     parse_overrides,
     plain_value,
     refuse_ignored,
     sweep_override,
+    unknown_choice,
     value_override,
     without_noted,
 )

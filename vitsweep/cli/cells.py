@@ -9,7 +9,7 @@ from typing import Any
 from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
 from vitsweep.cli.verbs import VERBS
 from vitsweep.composition.composer import Composer
-from vitsweep.composition.overrides import parse_overrides
+from vitsweep.composition.hydra import parse_overrides
 from vitsweep.console import open_console
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.record import Status

@@ -29,8 +29,8 @@ from vitsweep.cli.cells import (
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import ComposedCell, Composer, belongs_to_the_sweep
 from vitsweep.composition.grid import named
-from vitsweep.composition.hydra import hydra_error_sentence
-from vitsweep.composition.overrides import (
+from vitsweep.composition.hydra import (
+    hydra_error_sentence,
     parse_overrides,
     refuse_ignored,
     value_override,

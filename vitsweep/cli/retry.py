@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from vitsweep.cli.main import measure_cells
 from vitsweep.cli.verbs import VERBS, Options
 from vitsweep.composition.frozen import typed_words
-from vitsweep.composition.overrides import key_of, value_override
+from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import record_unfinished
 from vitsweep.results.provenance import is_own, plain_text

@@ -26,10 +26,11 @@ from vitsweep.composition import hydra
 from vitsweep.composition.hydra import (
     UnknownNameError,
     hydra_error_sentence,
+    key_of,
+    parse_overrides,
     unknown_choice,
     unknown_key,
 )
-from vitsweep.composition.overrides import key_of, parse_overrides
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir
@@ -432,7 +433,7 @@ class Composer:
             raise BadValueError(
                 hydra_error_sentence(f"{what} cannot be composed", error)
             ) from error
-        return HydraComposition(tree, hydra.choices(config), is_static)
+        return HydraComposition(tree, hydra.chosen(config), is_static)
 
     def _kind_anew(self, override: Override) -> Kind:
         if override.is_hydra_override():

@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 
 from vitsweep.composition.composer import Composer, Tree
-from vitsweep.composition.overrides import key_of, value_override
+from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.errors import VitsweepError
 from vitsweep.results.provenance import require_trust
 from vitsweep.results.store import Store

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree, root_of
-from vitsweep.composition.overrides import sweep_override, value_override
+from vitsweep.composition.hydra import sweep_override, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import GROUPS

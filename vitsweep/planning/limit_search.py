@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitsweep.composition.composer import ComposedCell, Composer
-from vitsweep.composition.overrides import key_of, value_override
+from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.composition.sweep_settings import LimitSettings
 from vitsweep.errors import BadValueError
 from vitsweep.results.record import Status

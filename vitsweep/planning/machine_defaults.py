@@ -15,8 +15,7 @@ from annotated_types import Gt, Le
 
 from vitsweep.composition.composer import ComposedCell, Composer, Tree, root_of
 from vitsweep.composition.grid import AUTO, expand, named
-from vitsweep.composition.hydra import unknown_choice
-from vitsweep.composition.overrides import key_of
+from vitsweep.composition.hydra import key_of, unknown_choice
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.closed_memory import Sizes, memory

@@ -9,13 +9,12 @@ from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Compos
 from vitsweep.composition.grid import baseline_of
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Sources
-from vitsweep.spec.cell_spec import GROUPS, CellSpec, flatten
+from vitsweep.spec.cell_spec import GROUPS, OPTIMIZER_FIELDS, CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import plain_choice
 from vitsweep.spec.resolve import ranks_per_node, resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
-from vitsweep.spec.task import OPTIMIZER_FIELDS
 from vitsweep.training.checkpoint_files import resume_conflicts
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from vitsweep.model.block import Block, become, blocks_of
 from vitsweep.model.initialize import named_generator
-from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.task import Recipe
+from vitsweep.spec.cell_spec import CellSpec, Recipe
 from vitsweep.world import World
 
 Pair = tuple[Tensor, Tensor]

@@ -11,7 +11,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.grid import merge_overrides
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.hydra import value_override
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.planning.blocks import Block

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from vitsweep.cli.verbs import VERBS, Options, print_json
-from vitsweep.composition.overrides import value_override
+from vitsweep.composition.hydra import value_override
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
 from vitsweep.extras.compare.measure import StopReason, compared_settings
