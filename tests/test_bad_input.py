@@ -27,14 +27,13 @@ from vitsweep.cli.main import run
 from vitsweep.composition.grid import expand
 from vitsweep.composition.hydra import refuse_ignored
 from vitsweep.composition.sweep_settings import sweep_settings
-from vitsweep.console import open_console
+from vitsweep.console import open_console, prepare_streams
 from vitsweep.errors import VitsweepError
 from vitsweep.planning.machine_defaults import machine_sizes
 from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
-from vitsweep.streams import prepare_streams
 
 HUGE = 10**30
 ARGPARSE = ("Unrecognized arguments", "Argument ", "The following", "One sweep")

@@ -9,8 +9,7 @@ from tests.cells import LAPTOP, composer
 from tests.extras import ABSENT_VERBS
 from vitsweep.api.session import as_overrides
 from vitsweep.cli.cells import QUIET, read_line
-from vitsweep.cli.main import run
-from vitsweep.cli.verbs import VERBS
+from vitsweep.cli.main import VERBS, run
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError

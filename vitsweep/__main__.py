@@ -10,7 +10,7 @@ def main() -> None:
     """Run a verb, else compose and run cells."""
     try:
         from vitsweep.cli.main import run
-        from vitsweep.streams import as_typed, flush, prepare_streams
+        from vitsweep.console import as_typed, flush, prepare_streams
 
         prepare_streams()
     except KeyboardInterrupt:

@@ -1,10 +1,7 @@
-"""Errors that the user can fix, printed without a traceback; signals and exit codes of all commands."""
+"""Errors that the user can fix, printed without a traceback, and the exit codes of all commands."""
 
 import errno
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -66,38 +63,6 @@ class ImpossibleCellError(VitsweepError):
         self.reasons = tuple(reasons)
         head = "None of the cells can run:" if lines else "This cell cannot run:"
         super().__init__("\n".join([head, *(f"  - {line}" for line in lines or reasons)]))
-
-
-_signals: list[int] = []
-
-
-@contextmanager
-def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Let `handler` take SIGTERM and Ctrl-C, which a shell's background jobs ignore."""
-
-    def take(number: int, frame: object) -> None:
-        _signals.append(number)
-        handler(number, frame)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    if before[signal.SIGTERM] is signal.SIG_DFL:  # what came before was of another command
-        _signals.clear()
-    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, take)
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def was_terminated() -> bool:
-    """Whether SIGTERM ends this command: some seconds are left, which views and charts may take."""
-    return signal.SIGTERM in _signals
 
 
 class SweepStopped(KeyboardInterrupt):

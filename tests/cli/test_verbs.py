@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.extras import ABSENT_VERBS
-from vitsweep.cli.main import run
+from vitsweep.cli.main import VERBS, run
 from vitsweep.cli.show import usage
-from vitsweep.cli.verbs import VERBS
 
 
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

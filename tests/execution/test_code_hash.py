@@ -17,7 +17,7 @@ from tests.command import ROOT
 from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import code_hash
-from vitsweep.execution.code_hash import CellCode, MissingImportWarning, Sources, changed_files
+from vitsweep.execution.code_hash import MissingImportWarning, changed_files, code_of
 from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.spec.cell_spec import CellSpec
 
@@ -33,10 +33,6 @@ class Mine(Memory):
         from {helper} import scaled
         return scaled(model)
 """
-
-
-def code_of(cell: CellSpec) -> CellCode:
-    return Sources().of(cell)
 
 
 def spec_of(*overrides: str) -> CellSpec:

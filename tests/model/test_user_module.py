@@ -15,7 +15,7 @@ from tests.refusals import require
 from tests.user_modules import focal
 from vitsweep.equivalence import prove
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.code_hash import Sources
+from vitsweep.execution.code_hash import code_of
 from vitsweep.model.block import blocks_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.user_module import counted, example_of
@@ -285,7 +285,7 @@ def test_arguments_and_source_are_part_of_the_cell():
     assert plain.cell_id != deep.cell_id
     assert flatten(deep.spec)["model.arguments.depth"] == 3
     assert planned("build", "++model.twin_arguments.depth=1").cell_id == plain.cell_id
-    assert "tests.user_modules" in Sources().of(plain.spec).files
+    assert "tests.user_modules" in code_of(plain.spec).files
 
 
 def test_a_kernel_can_be_chosen_where_the_module_has_the_seam():

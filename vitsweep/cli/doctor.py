@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
-from vitsweep.cli.verbs import VERBS, Options, print_json
+from vitsweep.cli.main import VERBS, Options, print_json
 from vitsweep.composition.composer import Composer
 from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitsweep.api.session import NotOursError
 from vitsweep.cli.cells import read_line
-from vitsweep.cli.verbs import VERBS, Options, print_json, require_writable
+from vitsweep.cli.main import VERBS, Options, print_json, require_writable
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import Machine

@@ -7,9 +7,8 @@ from rich.console import Console
 
 from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
-from vitsweep.console import open_console, print_lines
+from vitsweep.console import open_console, print_lines, was_terminated
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
-from vitsweep.errors import was_terminated
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line
 from vitsweep.report.answer import SearchResult, answers, next_command, search_result

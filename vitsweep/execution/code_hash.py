@@ -36,7 +36,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
-LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "streams", "words"}
+LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "words"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
 REQUIRED = frozenset(
@@ -69,32 +69,27 @@ class CellCode:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class Sources:
-    """The source files as they are when they are first needed, for all cells of one command.
+Known = dict[str, dict[str, str]]
+"""Module -> name and hash of the files that it reaches, for all cells of one command."""
 
-    A file that this process has read before is read again only if it has changed.
+
+def code_of(cell: CellSpec, known: Known | None = None) -> CellCode:
+    """Return the code of a cell.
+
+    Args:
+        cell: the cell.
+        known: source files as they were when they were first needed; grows. They are read where not given,
+            each again only if it has changed since this process read it.
     """
-
-    def __init__(self) -> None:
-        self._of_module: dict[str, dict[str, str]] = {}
-        self._of_modules: dict[frozenset[str], CellCode] = {}
-
-    def of(self, cell: CellSpec) -> CellCode:
-        """Return the code of a cell."""
-        classes = (cls.__module__ for cls in _classes(cell))
-        own = (*cell.model.code_modules, *cell.data.code_modules)
-        set_ = [at for key, at in INSTRUMENTS.items() if getattr(cell.measurement, key)]
-        modules = frozenset([EVERY_RANK, *classes, *own, *(f"vitsweep.extras.{at}" for at in set_)])
-        if modules not in self._of_modules:
-            files = (file for module in modules for file in self._reached(module).items())
-            self._of_modules[modules] = CellCode(dict(files))
-        return self._of_modules[modules]
-
-    def _reached(self, module: str) -> dict[str, str]:
-        if module not in self._of_module:
-            found = ((name, path, _version(path)) for name, path in _reached(module).items())
-            self._of_module[module] = _digests(found)
-        return self._of_module[module]
+    known = {} if known is None else known
+    classes = (cls.__module__ for cls in _classes(cell))
+    own = (*cell.model.code_modules, *cell.data.code_modules)
+    set_ = [at for key, at in INSTRUMENTS.items() if getattr(cell.measurement, key)]
+    modules = {EVERY_RANK, *classes, *own, *(f"vitsweep.extras.{at}" for at in set_)}
+    for module in modules - known.keys():
+        found = ((name, path, _version(path)) for name, path in _reached(module).items())
+        known[module] = _digests(found)
+    return CellCode({name: digest for m in sorted(modules) for name, digest in known[m].items()})
 
 
 def package_hash(folder: str = "") -> str:

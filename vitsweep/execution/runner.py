@@ -14,7 +14,7 @@ from vitsweep.execution.attempts import (
     attempts,
     broken_off_trainings,
 )
-from vitsweep.execution.code_hash import MOST_FILES, CellCode, Sources, changed_files
+from vitsweep.execution.code_hash import MOST_FILES, CellCode, changed_files, code_of
 from vitsweep.execution.outcome import failure_of, publish, remove_working_files
 from vitsweep.execution.rank_processes import (
     LocalRanks,
@@ -111,7 +111,7 @@ def supervise(
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
     store, cell_id = Store(request.sweep_folder), request.cell_id
-    facts: dict[str, Any] = {"code_hash": Sources().of(cell).hash}
+    facts: dict[str, Any] = {"code_hash": code_of(cell).hash}
     facts["started_at"] = time_to_begin(store.runs(cell_id))
     trainings: tuple[Path, ...] = ()
     facts |= store.prediction(cell_id)
@@ -230,7 +230,7 @@ class Runner:
         Raises:
             VitsweepError: the code was edited since it was planned.
         """
-        code = Sources().of(cell)
+        code = code_of(cell)
         if planned is not None and planned.hash != code.hash:
             raise _edited(changed_files(planned.files, code.files))
         self.store.keep_code(code.hash, code.files)

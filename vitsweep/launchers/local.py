@@ -10,11 +10,10 @@ from typing import Any
 from vitsweep import extras
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.sweep_settings import SweepSettings
-from vitsweep.console import open_console
+from vitsweep.console import interrupts_to, open_console
 from vitsweep.errors import (
     STORAGE_ERRNOS,
     VitsweepError,
-    interrupts_to,
     storage_sentences,
 )
 from vitsweep.execution.attempts import Attempt, record_unfinished

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree
 from vitsweep.composition.grid import baseline_of
 from vitsweep.errors import BadValueError, ImpossibleCellError
-from vitsweep.execution.code_hash import CellCode, Sources
+from vitsweep.execution.code_hash import CellCode, Known, code_of
 from vitsweep.spec.cell_spec import GROUPS, OPTIMIZER_FIELDS, CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import plain_choice
@@ -35,7 +35,7 @@ class PlannedCell:
         reasons: why it cannot run; empty if it can.
         baseline_id: cell by whose throughput its speedup is divided, or None.
         is_added_baseline: True where the command does not name the cell but a speedup needs it.
-        sources: from which `code` is read, the same for all cells of a command.
+        known_code: files of `code` that were read, the same dict for all cells of a command.
     """
 
     composed: ComposedCell
@@ -45,12 +45,12 @@ class PlannedCell:
     reasons: tuple[str, ...]
     baseline_id: str | None = None
     is_added_baseline: bool = False
-    sources: Sources = field(default_factory=Sources, compare=False, repr=False)
+    known_code: Known = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def code(self) -> CellCode:
         """Source files that can change the numbers of this cell, as the command found them."""
-        return self.sources.of(self.spec)
+        return code_of(self.spec, self.known_code)
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,19 @@ def make_sweep_plan(
     """
     entries: dict[str, PlannedCell] = {}
     problems: list[str] = []
-    sources = Sources()
+    known: Known = {}
     ranks = [ranks_per_node(cell.tree["resources"], machine) for cell in composed]
     machine = replace(machine, most_ranks=max((r for r in ranks if type(r) is int), default=0))
     for cell in composed:
         try:
-            entry = plan_cell(cell, machine, sources)
+            entry = plan_cell(cell, machine, known)
         except BadValueError as error:
             problems += str(error).splitlines()
             continue
         entries.setdefault(entry.cell_id, entry)
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
-    return SweepPlan(_with_baselines(entries, machine, sources, baseline_of))
+    return SweepPlan(_with_baselines(entries, machine, known, baseline_of))
 
 
 def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:
@@ -116,15 +116,13 @@ def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Compos
     return make_sweep_plan(composed, machine, lambda cell: baseline_of(cell, composer))
 
 
-def plan_cell(
-    composed: ComposedCell, machine: Machine, sources: Sources | None = None
-) -> PlannedCell:
+def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = None) -> PlannedCell:
     """Resolve, type and check one cell.
 
     Args:
         composed: the cell.
         machine: node for which every `auto` is resolved.
-        sources: of the command; read anew where not given.
+        known: files of code that the command has read; read anew where not given.
 
     Raises:
         BadValueError: a value is wrong, or a group of the cell has no single choice.
@@ -145,7 +143,7 @@ def plan_cell(
             *_changed_model(cell, composed),
             *_replaced(cell, composed),
         ),
-        sources=sources or Sources(),
+        known_code={} if known is None else known,
     )
 
 
@@ -194,7 +192,7 @@ def _require_single_choices(composed: ComposedCell) -> None:
 def _with_baselines(
     entries: dict[str, PlannedCell],
     machine: Machine,
-    sources: Sources,
+    known: Known,
     baseline_of: Callable[[ComposedCell], ComposedCell | None],
 ) -> dict[str, PlannedCell]:
     complete, by_key = dict(entries), {}
@@ -203,7 +201,7 @@ def _with_baselines(
         if wanted is None or entry.reasons:
             continue
         if wanted.key not in by_key:
-            added = plan_cell(wanted, machine, sources)
+            added = plan_cell(wanted, machine, known)
             by_key[wanted.key] = replace(added, is_added_baseline=True)
         baseline = by_key[wanted.key]
         if baseline.reasons:

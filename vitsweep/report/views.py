@@ -5,7 +5,7 @@ from itertools import count
 
 from pandas import DataFrame
 
-from vitsweep.errors import was_terminated
+from vitsweep.console import was_terminated
 from vitsweep.files import remove, write_atomically
 from vitsweep.results.column_types import core_columns, write_table
 from vitsweep.results.metrics import FLAGS, Type, own_metrics

@@ -17,7 +17,7 @@ from tests.small_disk import fill, small_disk
 from tests.traced import traced_sweep
 from vitsweep.cli.main import run as front_door
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.code_hash import Sources
+from vitsweep.execution.code_hash import code_of
 from vitsweep.results.store import Store
 
 ARMS = ("optimizer=adamw_fused", "optimizer=adamw_loop")
@@ -30,7 +30,7 @@ def explain(*arguments: str) -> int:
 
 def test_the_instrument_is_code_of_the_cells_that_set_it_alone() -> None:
     plain, traced = (
-        Sources().of(entry(*TINY, f"measurement.traced_steps={n}").spec).files for n in (0, 2)
+        code_of(entry(*TINY, f"measurement.traced_steps={n}").spec).files for n in (0, 2)
     )
     assert "vitsweep/extras/explain/step_trace.py" in traced.keys() - plain.keys()
     assert not any("extras" in name for name in plain), "a verb's words are code of no cell"

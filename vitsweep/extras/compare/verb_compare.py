@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from vitsweep.cli.main import VERBS, Options, print_json
 from vitsweep.cli.summary import summarize
-from vitsweep.cli.verbs import VERBS, Options, print_json
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.compare.measure import ComparisonResult, compared_settings

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.cli.verbs import VERBS, Options, print_json
+from vitsweep.cli.main import VERBS, Options, print_json
 from vitsweep.composition.hydra import value_override
-from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, ExitCode, VitsweepError, was_terminated
+from vitsweep.console import open_console, print_lines, was_terminated
+from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.compare.measure import StopReason, compared_settings
 from vitsweep.extras.compare.pair import (
     DEFAULT_MINUTES,

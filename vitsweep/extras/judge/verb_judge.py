@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.verbs import VERBS, Options, print_json, require_writable
-from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, ExitCode, interrupts_to
+from vitsweep.cli.main import VERBS, Options, print_json, require_writable
+from vitsweep.console import interrupts_to, open_console, print_lines
+from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.extras.judge.session import JudgeRequest, file_and_function, judge, overrides_of
 
 HELP = """\

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from vitsweep.execution.code_hash import Sources, package_hash
+from vitsweep.execution.code_hash import Known, code_of, package_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
 from vitsweep.extras.predict.step_time import StepTrace
@@ -44,12 +44,11 @@ class TraceCache:
 
     Args:
         folder: of the files.
-        sources: from which the code of cells is read.
     """
 
-    def __init__(self, folder: Path | None = None, sources: Sources | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or traces_folder()
-        self._sources = sources or Sources()
+        self._known: Known = {}
 
     def key(self, cell: CellSpec) -> str:
         """Hash what a trace depends on: shapes and choices of the cell, its code, torch."""
@@ -62,7 +61,7 @@ class TraceCache:
         resources = cell.resources
         shape["resources"] = [resources.device, resources.nodes, resources.ranks_per_node]
         shape["task"] = cell.task.label_smoothing > 0
-        shape["code"] = [self._sources.of(cell).hash, _own_code(), torch_here()]
+        shape["code"] = [code_of(cell, self._known).hash, _own_code(), torch_here()]
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:24]
 
     def get(self, key: str) -> StepTrace | None:
