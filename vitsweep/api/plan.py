@@ -38,7 +38,6 @@ from vitsweep.tables.formatting import (
 from vitsweep.tables.notes import reason_lines
 from vitsweep.tables.render import TextTable, baseline_line, common_settings, pick, technique_notes
 
-RUNNABLE = "runnable"
 CORES_PER_GPU = 12
 """Of a node that is not here."""
 

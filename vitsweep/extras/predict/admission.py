@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vitsweep.api.plan import RUNNABLE, PlanOverview
+from vitsweep.api.plan import PlanOverview
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import periodic_status
 from vitsweep.errors import VitsweepError
@@ -29,7 +29,7 @@ from vitsweep.files import write_atomically
 from vitsweep.planning.blocks import run_seconds, runs_per_cell
 from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import planned_store
-from vitsweep.planning.pending import resume_state
+from vitsweep.planning.pending import CellState, resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import utc_now
 from vitsweep.results.store import Store
@@ -346,9 +346,9 @@ def with_predictions(
             row |= prediction.columns(row["runs"])
         refused = kept.entries[key].reasons[len(plan.entries[key].reasons) :]
         too_large = prediction.why_not if prediction else ""
-        if row["state"] == RUNNABLE and too_large:
+        if row["state"] == CellState.runnable and too_large:
             row |= {"state": WILL_NOT_FIT, "reasons": [too_large]}
-        elif row["state"] == RUNNABLE and refused:
+        elif row["state"] == CellState.runnable and refused:
             row |= {"state": OVER_BUDGET, "reasons": list(refused)}
         added.append(row)
     return added
@@ -378,7 +378,9 @@ def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
         rows: with predictions.
         machine: the node that they run on.
     """
-    counted = [row for row in rows if row.get("device_hours") and row["state"] == RUNNABLE]
+    counted = [
+        row for row in rows if row.get("device_hours") and row["state"] == CellState.runnable
+    ]
     lines = []
     if counted:
         hours = [sum(row[f"device_hours{end}"] for row in counted) for end in ("", "_low", "_high")]
