@@ -1,5 +1,7 @@
 """Throughput and utilisation by hand; what is unknown stays empty, with its reason."""
 
+import re
+
 import pytest
 import yaml
 
@@ -10,10 +12,9 @@ from vitsweep.rates.profile import PROFILES, published_peak
 
 
 def test_a_known_device_has_a_peak_with_its_source() -> None:
-    assert published_peak("NVIDIA H200", "bfloat16") == (
-        989.5,
-        "NVIDIA H200 datasheet (SXM); the sheet's sparse figures halved",
-    )
+    peak, source = published_peak("NVIDIA H200", "bfloat16")
+    assert peak == 989.5
+    assert source.startswith("NVIDIA H200 datasheet (SXM)")
     assert published_peak("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156.0
 
 
@@ -61,17 +62,15 @@ def test_another_variant_never_has_the_full_chips_peak() -> None:
 
 
 def test_an_unknown_device_has_none_and_a_reason() -> None:
-    assert published_peak("AMD EPYC 7B13", "float32") == (
-        None,
-        "`AMD EPYC 7B13` is not in the table of published peaks",
-    )
+    peak, why = published_peak("AMD EPYC 7B13", "float32")
+    assert peak is None
+    assert why.startswith("`AMD EPYC 7B13` ")
 
 
 def test_an_unknown_format_has_none_and_a_reason() -> None:
-    assert published_peak("Tesla V100-SXM2-16GB", "bfloat16") == (
-        None,
-        "no published dense peak of NVIDIA V100 SXM2, 16 GB in bfloat16 is known here",
-    )
+    peak, why = published_peak("Tesla V100-SXM2-16GB", "bfloat16")
+    assert peak is None
+    assert "NVIDIA V100 SXM2, 16 GB in bfloat16" in why
 
 
 def test_peaks_fall_with_the_width_of_the_format_and_name_a_source() -> None:
@@ -113,7 +112,7 @@ def test_the_peak_of_fp8_is_that_of_what_its_own_products_could_reach() -> None:
     share = of_linears / train_flops(spec.model, 224, "token")
     reach = 1 / (share / 1979 + (1 - share) / 989)
     assert columns["mfu"] == pytest.approx(500 / reach, rel=1e-3)
-    assert f"of {share:.1%} of the FLOPs, the others in bfloat16" in facts["peak_source"]
+    assert re.search(f" {share:.1%} .*bfloat16", facts["peak_source"])
 
 
 def test_columns_of_the_speed_follow_from_the_step_time() -> None:
@@ -160,4 +159,4 @@ def test_unknown_peaks_leave_columns_empty_and_say_why() -> None:
     columns, source = utilization(cell(), 0.1, "AMD EPYC")
     assert columns == {"mfu": None}
     assert source["peak_tflops"] is None
-    assert "is not in the table" in source["peak_source"]
+    assert "`AMD EPYC`" in source["peak_source"]

@@ -213,8 +213,8 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
 ) -> None:
     first = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert first.returncode == 0, first.stderr
-    assert "1 block: too few blocks." in first.stdout
-    assert re.search(r"unknown, not \+- 5 %: about 2 more blocks", first.stdout)
+    assert ": too few blocks." in first.stdout
+    assert re.search(r"\+- 5 %.* 2 more blocks", first.stdout)
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert "over 2 blocks" in second.stdout
