@@ -68,10 +68,12 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) 
     running = vitsweep.fork(*asked)
     wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
     running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=400)
+    out, error = running.communicate(timeout=400)
 
     assert running.returncode == 130
     assert "same command" in error
+    assert re.search(r"^Stopped after [123] of 4 runs\.$", out, re.MULTILINE)
+    assert "measurement.blocks=" not in out.split("Stopped", 1)[1], "it is what was typed"
     before = {run.run_id for run in vitsweep.store.runs()}
     assert 0 < len(before) < 4
     assert vitsweep(*asked).returncode == 0

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -6,10 +7,13 @@ from pandas import DataFrame
 
 from tests.builders import PLAIN, run, table
 from tests.cells import entry
+from vitsweep.execution.run_request import frozen_document
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.tables.cells import cells
+from vitsweep.tables.load import cells_of
 from vitsweep.tables.names import (
     baseline_settings,
     cell_names,
@@ -101,6 +105,26 @@ def test_a_plan_names_cells_as_the_tables_do() -> None:
     assert list(labels.values()) == ["O1", "O1 + depth=3", "baseline"]
     runs = [replace(run(e.cell_id, "b0", 100), spec=flatten(e.spec)) for e in entries]
     assert names_by_id(cells(table(*runs), dict.fromkeys(labels, entries[-1].cell_id))) == labels
+
+
+def test_cells_that_never_ran_keep_the_names_of_the_plan(tmp_path: Path) -> None:
+    """However few have run when a command is stopped, the baseline or another one."""
+    composed = [
+        ("precision=O1",),
+        ("precision=O1", "model.depth=3"),
+        ("batch.images_per_step=8",),
+        (),
+    ]
+    entries = [replace(entry(*o), baseline_id=entry().cell_id) for o in composed]
+    plan = SweepPlan({e.cell_id: e for e in entries})
+    for ran in ([], [0], [1, 2], [3], [0, 1, 2]):
+        store = Store(tmp_path / "".join(map(str, ran))).create()
+        store.append_command({"cells": [*plan.entries], "baselines": plan.baselines})
+        for e in entries:
+            store.freeze(e.cell_id, frozen_document(e.spec, e.tree, (), {}))
+        for e in (entries[i] for i in ran):
+            store.save_run(replace(run(e.cell_id, "b0", 100), spec=flatten(e.spec)))
+        assert names_by_id(cells_of(store)) == cell_labels(plan), ran
 
 
 def test_columns_come_in_the_order_of_the_record():

@@ -65,8 +65,9 @@ def summarize(
         table = replicates(mine, key) if key else mine
         console.print(CellTable(table, sweep_argument(store)))
         console.print(PublishedTable(tables.published, tables.settings))
-        after = [next_command(mine, command_line())]
-        said = said or [*answers(tables, mine), *filter(None, after)]
+        stopped = [f"Stopped after {result.reached}."] if result.interrupted else []
+        after = "" if stopped else next_command(mine, command_line())
+        said = said or [*stopped, *answers(tables, mine), *filter(None, [after])]
     print_lines(console, empty_metrics(tables.runs))
     if damaged := read_damaged(store.root):
         console.print(

@@ -64,6 +64,7 @@ class LaunchResult:
         interrupted: the user stopped the command, or detached from submitted jobs.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
         state: of the cells at the end, of a command on this machine.
+        reached: how many runs that command took, and of how many.
     """
 
     store: Store
@@ -71,6 +72,7 @@ class LaunchResult:
     interrupted: bool = False
     submitted: bool = False
     state: ResumeState = field(default_factory=lambda: ResumeState({}, {}))
+    reached: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,6 @@ from vitsweep.planning.blocks import (
     warm_up_cell,
 )
 from vitsweep.planning.freeze import open_store, planned_store
-from vitsweep.planning.pending import ResumeState
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels, plan_of
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
@@ -204,8 +203,7 @@ def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
         planned = planned_store(request.machine.device)
         for entry in sweep.plan.runnable:
             sweep.store.adopt_prediction(entry.cell_id, planned)
-        interrupted, state = _run(sweep, request)
-        yield LaunchResult(store=sweep.store, plan=sweep.plan, interrupted=interrupted, state=state)
+        yield _run(sweep, request)
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:
@@ -232,12 +230,8 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
 
 
-def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeState]:
-    """Run what is missing, or blocks until a race has ended.
-
-    Returns:
-        Whether the user stopped it, and the state of the cells at the end.
-    """
+def _run(sweep: PreparedSweep, request: LaunchRequest) -> LaunchResult:
+    """Run what is missing, or blocks until a race has ended."""
     plan, console = sweep.plan, request.console
     rounds = rounds_of(sweep, request.settings, chosen_by=request.rounds)
     begin = rounds.state(())
@@ -259,4 +253,10 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> tuple[bool, ResumeStat
                 f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "
                 "same command continues it.",
             )
-    return stopped, rounds.state(runner.records)
+    return LaunchResult(
+        store=sweep.store,
+        plan=plan,
+        interrupted=stopped,
+        state=rounds.state(runner.records),
+        reached=progress.reached,
+    )

@@ -185,11 +185,19 @@ class Progress:
     def _title(self) -> str:
         if self._budget < inf:
             left = duration(max(self.seconds_of_budget_left, 0.0))
-            return f"{count(self._done, 'run')}, at most {left} left"
+            return f"{self.reached}, at most {left} left"
         left = ", the first starts all processes"
         if self._done:
-            left = f", about {duration(self._seconds_left())} left"
-        return f"{self._done} of {self._total} runs{left}"
+            seconds = round(self._seconds_left())
+            left = f", about {duration(seconds)} left" if seconds > 0 else ""
+        return f"{self.reached}{left}"
+
+    @property
+    def reached(self) -> str:
+        """How many runs have ended, and of how many where that is known: `9 of 23 runs`."""
+        if self._budget < inf:
+            return count(self._done, "run")
+        return f"{self._done} of {self._total} runs"
 
     def _seconds_left(self) -> float:
         """Estimate the rest from the latest run of each cell; of one that has not run, from their median."""

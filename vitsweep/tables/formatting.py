@@ -67,10 +67,12 @@ def count(how_many: Any, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `1 h 05 min` or `2 min 07 s`."""
+    """Return `1 h 05 min`, `2 min 07 s` or `9 s`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
 def percent(value: Any) -> str:

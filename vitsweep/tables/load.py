@@ -202,8 +202,30 @@ def _known(store: Store, cell_id: str) -> dict[str, Any]:
         return row
     choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
     values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
+    fields = {
+        f"{group}.{key}": value
+        for group, part in parts.items()
+        if isinstance(part, dict)
+        for key, value in part.items()
+        if key not in ("_target_", "name") and not isinstance(value, dict)
+    }
     numbers = {k: column_number(str(v)) for k, v in values.items() if type(v) is int}
-    return choices | values | numbers | row
+    return choices | values | numbers | fields | _sizes(fields) | row
+
+
+def _sizes(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that follow from the fields of a frozen cell; {} where they are no numbers."""
+    names = (
+        "resources.nodes resources.ranks_per_node mesh.replicate mesh.shard batch.images_per_step "
+        "batch.resolution_px"
+    ).split()
+    found: list[Any] = [fields.get(name) for name in names]
+    if any(type(value) is not int for value in found):
+        return {}
+    nodes, ranks, replicate, shard, images, side = found
+    images *= replicate * shard if fields.get("batch.scope") == "per_replica" else 1
+    world = {"nodes": nodes, "ranks_per_node": ranks, "world_size": nodes * ranks}
+    return world | {"images_per_step": images, "resolution_px": side}
 
 
 Source = str | Path | Store
@@ -242,7 +264,10 @@ def cells_of(store: Store) -> DataFrame:
 
 def cells_from(store: Store, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     """Return one row per cell of a store whose runs have been read."""
-    table = cells(runs, baselines, unrun_of(store), families_of(store))
+    unrun = unrun_of(store)
+    if len(unrun):
+        unrun["baseline_cell_id"] = unrun["cell_id"].map(baselines)
+    table = cells(runs, baselines, unrun, families_of(store))
     if len(runs) and not store.commands():
         alone = (table["status"] == Status.measured) & table["speedup"].isna()
         table["speedup_note"] = table["speedup_note"].mask(

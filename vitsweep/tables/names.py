@@ -90,16 +90,21 @@ def varying_columns(table: DataFrame) -> list[str]:
     columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
     choices = [c for c in columns if c in CHOICES and _varies(table[c])]
     if "world_size" in table and table["world_size"].notna().any():
-        # of a cell that never ran only choices are known
+        # of a damaged cell only choices are known
         table = table[table["world_size"].notna()]
-    different = [*choices, *(c for c in columns if c not in CHOICES and _varies(table[c]))]
+    # of one that never ran, what was frozen: what it lacks is no value
+    ran = table.get("status", Series("", table.index)).notna()
+    rows = {c: (ran | table[c].notna()).to_numpy() for c in columns}
+    varying = (c for c in columns if c not in CHOICES and _varies(table[c][rows[c]]))
+    different = [*choices, *varying]
     codes = {c: factorize(v)[0] for c, v in comparable(table[different]).items()}
     kept = list(choices)
     one_group = np.zeros(len(table), dtype=np.int64)
     by_choices = by_kept = _grouped(one_group, *(codes[c] for c in choices))
     for column in different[len(choices) :]:
         was_set = column.startswith(SET_FIELDS) and column not in FROM_DATA
-        is_kept = not _follows(by_choices if was_set else by_kept, codes[column])
+        groups, known = by_choices if was_set else by_kept, rows[column]
+        is_kept = not _follows(groups[known], codes[column][known])
         own = CHOSEN_BY.get(column, (column.partition(".")[0],) * was_set)
         if own and column not in FROM_OTHERS and not is_kept:
             known = table[column].notna().to_numpy()  # a refused cell may lack the field
@@ -131,7 +136,7 @@ def _grouped(groups: NDArray[np.int64], *columns: NDArray[np.int64]) -> NDArray[
 
 def _follows(groups: NDArray[np.int64], codes: NDArray[np.int64]) -> bool:
     """Return whether rows of the same group have the same code."""
-    return bool(_grouped(groups, codes).max() == groups.max())
+    return bool(_grouped(groups, codes).max() + 1 == len(np.unique(groups)))
 
 
 def comparable(table: DataFrame) -> DataFrame:
