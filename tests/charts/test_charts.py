@@ -1,12 +1,16 @@
+from itertools import pairwise
+from pathlib import Path
+
 import matplotlib
 import pytest
 
 from tests.builders import run, table
 from tests.refusals import named
-from vitsweep.charts import speedup, step, style
+from vitsweep.charts import effects, speedup, step, style
 from vitsweep.charts.style import caption
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {name: "base" for name in ("base", "fast", "same", "dead")}
 
@@ -130,3 +134,24 @@ def test_the_caption_says_oversubscribed():
     one, other = (table(run("base", validity={"oversubscribed": x})) for x in (True, False))
     assert "scaling" in caption(cells(one, {}))
     assert "scaling" not in caption(cells(other, {}))
+
+
+def test_names_and_values_of_a_real_sweep_are_whole_and_apart() -> None:
+    """Of `meta_speedups` on a GPU, whose names are as long as they get."""
+    sweep = SweepTables.read(Path(__file__).parents[2] / "analysis" / "sample_h200")
+    for chart in (
+        speedup.SPEEDUP,
+        step.MEMORY,
+        step.PHASES,
+        effects.WATERFALL,
+        effects.EFFECTS,
+    ):
+        figure = style.freeze_layout(chart.draw(chart.table(sweep)))
+        for axes in figure.axes:
+            ends = [text.get_window_extent() for text in axes.texts]
+            assert max(box.x1 for box in ends) <= figure.bbox.width, chart.name
+            ticks = axes.get_yticklabels()
+            assert min(tick.get_window_extent().x0 for tick in ticks) >= 0
+            assert not [tick for tick in ticks if "…" in tick.get_text()]
+            tops = [tick.get_window_extent() for tick in ticks]
+            assert all(a.y0 >= b.y1 for a, b in pairwise(tops)), chart.name

@@ -136,7 +136,7 @@ def test_memory_is_grouped_by_sharding_and_says_out_of_memory():
     axes = step.MEMORY.draw(sweep("sequences").cells).axes[0]
     assert axes.get_xlabel() == "Peak memory, worst rank (GiB)"
     assert sum(text.endswith("out of memory") for text in texts(axes)) == 6
-    assert legend(axes) == ["ddp"]
+    assert not axes.figure.legends  # a single choice
 
 
 def test_sequence_length_marks_where_memory_ended():

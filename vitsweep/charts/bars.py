@@ -37,7 +37,7 @@ class Bars:
         high: upper ends. A whisker beyond `WIDEST` ends there, in an arrow, and its end stands in the note.
         start: where bars begin; 0 if empty.
         parts: column -> colour and label of the parts that a bar is stacked from.
-        group: technique whose choice colours a bar, with a legend.
+        group: technique whose choice colours a bar, with a legend where there are several.
         colour: row -> colour, where that is no technique's.
         grey: whether a baseline is grey.
         sure: row -> whether its bar is filled; hatched where not.
@@ -67,7 +67,7 @@ class Bars:
         """Draw the rows of a table in its order, labelled with names, or what tells these apart."""
         figure, axes = style.new_figure(width, style.height(len(table)))
         self.on(axes, table, apart(names))
-        style.legend(axes, self.group)
+        style.legend(axes, self.group if self._choices(table) else "")
         return figure
 
     def on(self, axes: Axes, table: DataFrame, names: Sequence[str]) -> None:
@@ -100,7 +100,8 @@ class Bars:
             end = max(outer, self.reference or 0.0)  # clear of the dashed line
             axes.annotate(text, (end, at), xytext=(5, 0), textcoords="offset points", **VALUE)
         self._legend(axes, table)
-        axes.set_yticks(range(len(names)), style.shorten(names))
+        lines = [style.folded(name) for name in style.shorten(names)]
+        axes.set_yticks(range(len(names)), lines, linespacing=1.0)
         axes.set_ylim(max(len(names), 1) - 0.4, -0.6)
         axes.set_xlim(0, 1.05 * limit)
         axes.grid(axis="y", visible=False)
@@ -110,18 +111,21 @@ class Bars:
             axes.axvline(self.reference, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
 
     def _legend(self, axes: Axes, table: DataFrame) -> None:
-        every = [row for _, row in table.iterrows()]
-        coloured = [row for row in every if self.group and self._colour(row) != BASELINE]
-        for choice in dict.fromkeys(plain(row[self.group]) for row in coloured):
-            if choice:
-                axes.bar(math.nan, 0, color=style.colour(self.group, choice), label=choice)
-        drawn = [row for row in every if not missing(row[self.column])]
+        for choice in self._choices(table):
+            axes.bar(math.nan, 0, color=style.colour(self.group, choice), label=choice)
+        drawn = [row for _, row in table.iterrows() if not missing(row[self.column])]
         if self.hatched and not all(map(self.sure, drawn)):
             axes.bar(math.nan, 0, label=self.hatched, **_fill(QUIET, False))
         sources = table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique()
         named = [self.marked] if self.marked and table[self.mark].notna().any() else []
         for text in [*named, *(f"published: {source}" for source in sources)]:
             axes.plot([], [], label=text, **HOLLOW)
+
+    def _choices(self, table: DataFrame) -> list[str]:
+        """Return the choices that colours tell apart; a single one needs no legend."""
+        every = [row for _, row in table.iterrows() if self.group]
+        found = dict.fromkeys(plain(r[self.group]) for r in every if self._colour(r) != BASELINE)
+        return [choice for choice in found if choice] if len(found) > 1 else []
 
     def _colour(self, row: Series) -> str:
         if self.colour:

@@ -50,7 +50,7 @@ def draw(table: DataFrame) -> Figure:
         label="Throughput over that of the baselines' choice (x)",
         mark="most", marked="With one other choice",
         colour=lambda row: style.colour(*str(row["technique"]).split("=", 1)),
-        sure=lambda row: plain(row["claim"]) in SURE,
+        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: nothing is claimed",
     )  # fmt: skip
     most = [of[place]["effect"].max() for place in shown.index]
     figure = bars.draw(shown.assign(most=most), shown["technique"].tolist(), 8.8)
@@ -74,9 +74,8 @@ def _effect(row: Series) -> str:
 
 
 EFFECTS = Chart(
-    "effects", "Techniques on average over the other choices", draw, table=table_of,
-    reading=say("whiskers"), num_varied=2,
-)  # fmt: skip
+    "effects", "Techniques on average over the other choices", draw, table=table_of, num_varied=2
+)
 
 # The waterfall: each technique alone, and on top of those before it.
 

@@ -91,7 +91,10 @@ def draw_optimizers(table: DataFrame) -> Figure:
     rest = Series(apart(table["match"].tolist()), table.index)
     shown = table.assign(rest=rest).sort_values(["rest", "family", "optimizer_ms"])
     parts = zip(shown["optimizer"].map(plain), shown["rest"], strict=True)
-    bars = Bars(column="optimizer_ms", group="optimizer", grey=False, note=_of_optimizer)
+    bars = Bars(
+        column="optimizer_ms", note=_of_optimizer,
+        colour=lambda row: style.colour("optimizer", plain(row["optimizer"])),
+    )  # fmt: skip
     return bars.draw(shown, [" · ".join(filter(None, row)) for row in parts])
 
 

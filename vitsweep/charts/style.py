@@ -64,8 +64,8 @@ PHASES = {
 MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
-LONGEST_LABEL = 56
-"""Characters of a label beside an axis."""
+LONGEST_LABEL, LONGEST_LINE = 80, 44
+"""Characters of a label beside an axis, and of one of its lines."""
 
 
 _FIRST = {field.name: getattr(field.type, "colour", None) for field in fields(CellSpec)}
@@ -163,6 +163,11 @@ def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
     return [shortened(" · ".join(filter(None, row)), limit) for row in rows]
 
 
+def folded(label: str) -> str:
+    """Return a label in two lines of about the same length where it is long."""
+    return textwrap.fill(label, max(LONGEST_LINE, len(label) // 2 + 8), break_on_hyphens=False)
+
+
 def height(num_rows: int) -> float:
     """Return the height in inches of a chart with that many bars."""
     return 1.3 + 0.34 * max(num_rows, 2)
@@ -170,6 +175,8 @@ def height(num_rows: int) -> float:
 
 def freeze_layout(figure: Figure) -> Figure:
     """Return the figure with its layout computed once, however often it is saved."""
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)  # where a value ends behind its bar follows from a first layout
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew
     return figure

@@ -1,7 +1,8 @@
 """The table of cells as text, for Markdown, HTML and a console of any width; rows and columns by name."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,9 @@ BEST = 20
 GAP = 2
 """Characters between two columns."""
 
+LEAST_ROOM = 20
+"""Characters in which a name is folded with its further lines indented."""
+
 MOST_COLUMNS = 7
 """Of the table of a sweep in a terminal: more are not read."""
 
@@ -110,11 +114,21 @@ class TextTable:
                 table.add_column(head, justify="right", no_wrap=True)
             else:
                 table.add_column(head, overflow="fold")
-        for row in self.text.astype(str).to_dict("records"):
+        first, *others = _needed(self.text)
+        room = options.max_width - sum(_needed(self.text)[name] for name in others)
+        text = self.text.astype(str)
+        if room >= LEAST_ROOM:
+            text[first] = [textwrap.fill(v, room, subsequent_indent="  ") for v in text[first]]
+        for row in text.to_dict("records"):
             is_heading = not any([*row.values()][1:])  # of a group of rows
             style = COLOURS.get(str(row.get("result", "")).split(" [")[0], "bold" * is_heading)
             table.add_row(*(Text(value, style=style) for value in row.values()))
         yield table
+
+
+def _needed(text: DataFrame) -> dict[Hashable, int]:
+    """Return the characters of each column where nothing is folded, with the gap."""
+    return {c: max(_longest(text[c]), *map(len, str(c).split())) + GAP for c in text}
 
 
 def _longest(column: Series) -> int:
@@ -326,7 +340,7 @@ def _with_names(ran: DataFrame, numbers: DataFrame) -> tuple[DataFrame, Series]:
 
 def _fitted(text: DataFrame, width: int) -> list[str]:
     """Return the first columns, up to the result, and of the others those that fit `width` characters."""
-    needed = {c: max(_longest(text[c]), *map(len, str(c).split())) + GAP for c in text}
+    needed = _needed(text)
     kept = [*text][: [*text].index("result") + 1]
     for column in [*text][len(kept) :]:
         fits = sum(needed[c] for c in (*kept, column)) - GAP <= width
@@ -362,7 +376,8 @@ def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
         texts = [*map(_one_line, (row["reason"], further(row))), *technique_notes(row)]
         texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
-        found = [numbers.setdefault(t, len(numbers) + 1) for t in [*texts, *map(_explanation, own)]]
+        told = [*texts, *map(_explanation, own)]
+        found = sorted(numbers.setdefault(text, len(numbers) + 1) for text in told)
         marks.append("".join(f" [{number}]" for number in found))
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
