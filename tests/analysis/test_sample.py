@@ -5,18 +5,23 @@
 
 import json
 import shutil
+import textwrap
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from pandas import DataFrame
+from rich.console import Console
 
 from tests.command import Command
+from vitsweep.report.answer import answers
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.tables.names import names_by_id
+from vitsweep.tables.render import CellTable
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -91,6 +96,16 @@ def test_the_gpu_sample_has_names_claims_and_the_figures_of_the_blog() -> None:
     }
     assert (figures["measured_low"] > figures["number"]).all()
     assert cells["window_energy_j"].min() > 600  # a window is 1.5 s at about 670 W
+
+
+def test_the_readme_shows_the_gpu_sample_as_a_terminal_of_100_columns_does() -> None:
+    sweep = SweepTables.read(H200)
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(CellTable(sweep.cells, "meta_speedups-cuda"))
+    shown = "\n".join(line.rstrip() for line in console.export_text().splitlines())
+    [answer] = answers(sweep)
+    readme = H200.parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    assert f"```text\n{shown}\n{textwrap.fill(answer, 100)}\n```" in readme
 
 
 @pytest.mark.slow
