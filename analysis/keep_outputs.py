@@ -1,4 +1,4 @@
-"""Run the notebooks on `analysis/sample` and keep their outputs: `python -m analysis.keep_outputs`.
+"""Run the notebooks on the samples and keep their outputs: `python -m analysis.keep_outputs`.
 
 Needs `nbclient` and `ipykernel`, which the tests install. Run it after a change of the sample, of a
 table or of a chart that a notebook shows.

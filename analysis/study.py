@@ -19,8 +19,8 @@ from vitsweep.tables.sweep_tables import SweepTables
 Table = Callable[[SweepTables], DataFrame]
 
 
-def sweep_from_environment() -> SweepTables:
-    """Read the folders that the environment variable SWEEP names, `,` between them.
+def sweep_from_environment(sample: str = "analysis/sample") -> SweepTables:
+    """Read the folders that the environment variable SWEEP names, `,` between them, or a sample.
 
     Relative ones start at the root of the checkout: a notebook runs in its own folder, wherever
     Jupyter was started.
@@ -28,7 +28,7 @@ def sweep_from_environment() -> SweepTables:
     Raises:
         VitsweepError: a folder holds no records.
     """
-    folders = os.environ.get("SWEEP", "analysis/sample").split(",")
+    folders = os.environ.get("SWEEP", sample).split(",")
     return SweepTables.read(*(Path(__file__).parents[1] / folder for folder in folders))
 
 

@@ -57,6 +57,7 @@ def test_a_notebook_is_kept_with_its_outputs_and_no_trace_of_a_machine(name):
     assert len([o for o in outputs if "image/svg+xml" in o.get("data", {})]) >= 2
     assert len([o for o in outputs if "text/html" in o.get("data", {})]) >= 3
     text = path.read_text()
+    assert ("NVIDIA H200" in text) == (name == "speedups")
     assert not [root for root in ("/home/", "/root/", "/tmp/", str(ROOT)) if root in text]
     assert len(text) < 1_500_000
 
@@ -65,7 +66,8 @@ def test_a_notebook_is_kept_with_its_outputs_and_no_trace_of_a_machine(name):
 def test_no_cell_is_named_by_its_id(name):
     """Ids are hashes: a reader cannot tell what they stand for. Cells that look alike have them."""
     text = (ROOT / "analysis" / f"{name}.ipynb").read_text()
-    names = names_by_id(vitsweep.load(ROOT / "analysis" / "sample").cells)
+    samples = [ROOT / "analysis" / sample for sample in ("sample", "sample_h200")]
+    names = {i: n for s in samples for i, n in names_by_id(vitsweep.load(s).cells).items()}
     told_apart = [cell_id for cell_id, cell in names.items() if cell_id not in cell]
     assert len(told_apart) > 20
     assert not [cell_id for cell_id in told_apart if cell_id in text]
