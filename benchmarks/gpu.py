@@ -9,7 +9,7 @@ is missing, and `PYTHONPATH=CHECKOUT:FOLDER` does the rest.
 The parts run in this order, each in a process of its own with its share of the time: a machine that is
 taken away early leaves the most wanted results. `--parts` runs others: `smoke,prediction`, and `models`; and
 named sweeps as a visitor types them, each line of their logs with its seconds in front:
-`--parts speedups --minutes 9.5`, then `--parts first,windows,one_rank --minutes 6.4`.
+`--parts speedups --minutes 9`, then `--parts first,windows,one_rank --minutes 8.2`.
 FOLDER holds three files, renewed while a part runs and after it: `report.md`, `figures.json` (part ->
 figures) and `records.tar.gz` (logs, the product's sweep with its records and traces). All
 parts are forked from one process that has imported torch and never used a GPU. `--dry` lists what each

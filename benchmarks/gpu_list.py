@@ -297,20 +297,20 @@ PARTS = (
     ),
     Part(
         "speedups",
-        480,
+        540,
         "What do the blog's techniques bring, in five blocks? `results/meta_speedups-cuda` is the sample",
         ("-m +sweep=meta_speedups resources.ranks_per_node=1",),
     ),
     Part(
         "first",
-        120,
+        150,
         "What does a visitor's first sweep show, after how many seconds?",
         ("-m +sweep=first resources.ranks_per_node=1",),
     ),
-    Part("windows", 170, "Do windows of 1.5 s and of 10 s give the same ratios?", WINDOWS),
+    Part("windows", 210, "Do windows of 1.5 s and of 10 s give the same ratios?", WINDOWS),
     Part(
         "one_rank",
-        90,
+        130,
         "Do DDP and a bare module differ on one rank, once the clocks have settled?",
         (
             f"{ONE_GPU} sweep.name=one_rank sharding=ddp,none precision=O1 "
