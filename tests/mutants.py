@@ -1,12 +1,18 @@
-"""Plant one bug at a time in a copy of the repository, and see whether the tests of its room find it.
+"""Plant one bug at a time in a copy of the repository, and see whether a test finds it.
 
+    python -m tests.reached                                    # once: which test reaches what
     python -m tests.mutants --seed 1 --count 40 --out mutants.jsonl
     python -m tests.mutants --only vitsweep/tables/effects.py:200 --out mutants.jsonl
 
-Rooms are the folders of `vitsweep/`. A bug is a negated comparison, another arithmetic operator, a
-constant that is 1 larger, swapped branches, ...: the seed decides which. It is looked for by the
-tests that import the mutated module, and by those of its room, `slow` ones excepted unless `--slow`.
-Constants of a module are settings, and messages are words: neither is mutated.
+A bug is a negated comparison, another arithmetic operator, a constant that is 1 larger (from 10 on twice
+as large), swapped branches, ...: the seed decides which. It is looked for by the tests that reach its block,
+those of its module and room first, then by the others of their files: `--seconds` of them, `slow` ones
+excepted unless `--slow`. A test that does not end is a bug found, as in `make test`. A second call with the
+same `--out` goes on, and looks again for what survived other tests.
+
+Not drawn, since no result depends on them: messages (raised, printed, formatted, plurals), settings of a
+module, imports, assertions, `strict` of zip, pauses and time limits, keywords of the charts' drawing, and
+what runs with CUDA alone (the branch of an `if` that names it).
 """
 
 import argparse
@@ -21,9 +27,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from tests.reached import MAP, QUIET, block_of, read
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = (
@@ -37,7 +47,7 @@ PRELOADED = (
     "matplotlib.figure",
 )
 """Imported once; each mutant is tested in a fork."""
-MAX_TEST_FILES, SECONDS = 5, 300
+SECONDS_OF_TEST, SECONDS = 120, 300
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", ">="), ast.GtE: (">=", "<"), ast.Gt: (">", "<="), ast.LtE: ("<=", ">"),
@@ -50,6 +60,12 @@ OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
 NAMES = {"max": "min", "min": "max", "any": "all", "all": "any", "True": "False", "False": "True"}
 TEXTS = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert, ast.ClassDef)
 """Nodes of which nothing is mutated but, of classes, the bodies."""
+SILENT = {"print", "sleep", "wait", "poll", "select", "warn", "warning", "info", "debug"}
+"""Calls whose arguments are words or pauses."""
+HINTS = {"strict", "timeout", "pin_memory", "non_blocking", "prefetch_factor", "persistent_workers",
+         "maxsize", "stacklevel", "flush", "indent"}  # fmt: skip
+"""Keywords without which the results are the same."""
+CUDA = re.compile(r"cuda|gpu|nvml", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -113,22 +129,41 @@ def mutants_of(path: Path) -> list[Mutant]:
             case ast.Constant(value=bool(value)):
                 yield other(node, str(not value))
             case ast.Constant(value=int(number)):
-                yield other(node, str(number + 1))
+                yield other(node, str(number + 1 if number < 10 else 2 * number))
             case ast.Constant(value=float(number)):
                 yield other(node, f"{number * 2 or 0.5!r}")
             case ast.Call(func=ast.Name(id=name) as called) if name in NAMES:
                 yield other(called, NAMES[name])
 
+    def is_silent(node: ast.AST) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SILENT:
+                return True
+            case ast.keyword(arg=name):
+                return name in HINTS or "/charts/" in place
+            case ast.IfExp(body=body, orelse=orelse):  # words, of which some may lack
+                words = [n.value for n in (body, orelse) if isinstance(n, ast.Constant)]
+                return any(isinstance(w, str) and (not w or " " in w) for w in words)
+        return isinstance(node, TEXTS) and not isinstance(node, ast.ClassDef)
+
+    def runs_here(statements: list[ast.AST]) -> Iterator[ast.AST]:
+        """Leave out what follows `if ... != "cuda": return`."""
+        for node in statements:
+            yield node
+            if isinstance(node, ast.If) and CUDA.search(ast.unparse(node.test)):
+                ends = isinstance(node.body[-1], (ast.Return, ast.Raise, ast.Continue))
+                if ends and re.search(r"\bnot\b|!=", ast.unparse(node.test)):
+                    return
+
     def walk(node: ast.AST) -> Iterator[Mutant]:
         yield from of(node)
-        skipped = ("annotation", "returns", "decorator_list", "bases", "keywords", "type_params")
+        skipped = ["annotation", "returns", "decorator_list", "bases", "type_params"]
+        skipped += ["keywords"] if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, (ast.If, ast.IfExp)) and CUDA.search(words := ast.unparse(node.test)):
+            skipped += ["test", "orelse" if re.search(r"\bnot\b|!=", words) else "body"]
         for name, value in ast.iter_fields(node):
-            if name in skipped and not (name == "keywords" and isinstance(node, ast.Call)):
-                continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST) and (
-                    isinstance(child, ast.ClassDef) or not isinstance(child, TEXTS)
-                ):
+            for child in runs_here(value if isinstance(value, list) else [value]):
+                if name not in skipped and isinstance(child, ast.AST) and not is_silent(child):
                     yield from walk(child)
 
     tree = ast.parse(source)
@@ -149,22 +184,34 @@ def drawn(seed: int, count: int) -> list[Mutant]:
     return [rooms[name].pop(draw.randrange(len(rooms[name]))) for name in turns[:count]]
 
 
-def tests_for(path: str) -> list[str]:
-    """Return the files of tests that may find a bug: those of the module first, then its room's."""
-    module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    package, _, name = module.rpartition(".")
-    room = ROOT / "tests" / Path(*Path(path).parts[1:-1])
-    names = rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b"
-    importing, beside = [], []
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        if file.stem == f"test_{name}":
-            importing.insert(0, file)
-        elif re.search(names, file.read_text(encoding="utf-8")):
-            importing.append(file)
-        elif room != ROOT / "tests" and file.is_relative_to(room):
-            beside.append(file)
-    importing.sort(key=lambda file: (file.stem != f"test_{name}", not file.is_relative_to(room)))
-    return [str(file.relative_to(ROOT)) for file in [*importing, *beside]][:MAX_TEST_FILES]
+def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tuple[list[str], int]:
+    """Return the tests that may find a bug, the likely and quick ones first, and how many reach it."""
+    source = (ROOT / mutant.path).read_text(encoding="utf-8")
+    block = block_of(source, mutant.path, mutant.line) or f"{mutant.path}:"
+
+    def is_reached(name: str) -> bool:  # of a line outside functions: by what reaches its module
+        return name == block or (block[-1] == ":" and name.startswith(block))
+
+    reaching = {row["test"] for row in rows if any(map(is_reached, row["reached"]))}
+    files = {test.split("::")[0] for test in reaching}
+    room, own = (
+        str(Path("tests", *Path(mutant.path).parts[1:-1])),
+        f"test_{Path(mutant.path).stem}.py",
+    )
+
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        file = row["test"].split("::")[0]
+        near = (not file.endswith(own)) + (not file.startswith(room))
+        return row["test"] not in reaching and file not in reaching, near, row["seconds"]
+
+    chosen, seconds = [], 0.0
+    for row in sorted(rows, key=order):
+        if row["outcome"] == "passed" and row["test"].split("::")[0] in files:
+            seconds += row["seconds"]
+            if chosen and seconds > at_most:
+                break
+            chosen.append(row["test"])
+    return chosen, len(reaching)
 
 
 def copied(folder: Path) -> Path:
@@ -177,16 +224,16 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def verdict(mutant: Mutant, files: list[str], copy: Path, marks: str) -> str:
+def verdict(mutant: Mutant, tests: list[str], copy: Path, marks: str) -> str:
     """Return "caught", "survived", "timed out" or "error" for the tests in the copy, with the bug planted."""
     file = copy / mutant.path
-    source = file.read_text(encoding="utf-8")
+    source, state = file.read_text(encoding="utf-8"), file.stat()
     file.write_text(mutant.planted(source), encoding="utf-8")
     try:
         process = os.fork()
         if process == 0:
             try:
-                _test(files, copy, marks)
+                _test(tests, copy, marks)
             except BaseException:
                 traceback.print_exc()
             finally:  # never into the caller's clean-up
@@ -202,25 +249,29 @@ def verdict(mutant: Mutant, files: list[str], copy: Path, marks: str) -> str:
     finally:
         (copy / "verdict").unlink(missing_ok=True)
         file.write_text(source, encoding="utf-8")
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))  # its bytecode is of this time
 
 
-def _test(files: list[str], copy: Path, marks: str) -> None:
+def _test(tests: list[str], copy: Path, marks: str) -> None:
     """Become the tests of the copy."""
     os.setsid()
     os.chdir(copy)
     for name in [n for n in sys.modules if n.split(".")[0] in ("tests", "vitsweep")]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(p for p in sys.path if p not in ("", str(ROOT)))]
-    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["PYTHONPATH"] = str(copy)
     with (copy / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     import pytest
 
-    quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-    code = pytest.main(["-q", "-x", *quiet, "-p", "no:cacheprovider", "-m", marks, *files])
-    verdicts = {0: "survived", 1: "caught", 2: "caught", 5: "survived"}  # 2: found by an import
-    (copy / "verdict").write_text(verdicts.get(int(code), "error"))
+    limit = f"timeout={SECONDS_OF_TEST}"
+    code = pytest.main([*QUIET, "-x", "-o", limit, "-m", marks, *tests])
+    text = (copy / "log").read_text(errors="replace")
+    # 2: found by an import; 4: by one of conftest.py or of the file that was asked for
+    verdicts = {0: "survived", 1: "caught", 2: "caught", 4: "caught", 5: "survived"}
+    lost = code == 4 and "ERROR: not found" in text
+    (copy / "verdict").write_text("error" if lost else verdicts.get(int(code), "error"))
 
 
 def main() -> None:
@@ -229,13 +280,19 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--skip", type=int, default=0, help="leave out the first ones of the seed")
     parser.add_argument("--only", nargs="*", default=[], metavar="FILE:LINE[:NEW]")
+    parser.add_argument("--seconds", type=float, default=45, help="of tests for a bug")
     parser.add_argument("--slow", action="store_true", help="with the slow tests of the rooms")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     parser.add_argument("--list", action="store_true", help="name the bugs and their tests alone")
+    parser.add_argument(
+        "--map", type=Path, default=MAP, help="written by `python -m tests.reached`"
+    )
     typed = parser.parse_args()
-    chosen = [] if typed.only else drawn(typed.seed, typed.count)[typed.skip :]
+    rows = read(typed.map)
+    if not rows:
+        sys.exit(f"{typed.map} has no tests of now: `python -m tests.reached --out {typed.map}`.")
+    chosen = [] if typed.only else drawn(typed.seed, typed.count)
     for text in typed.only:
         path, line, *new = text.split(":", 2)
         here = [m for m in mutants_of(ROOT / path) if m.line == int(line)]
@@ -244,19 +301,30 @@ def main() -> None:
         __import__(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) if typed.list else copied(Path(folder))
+        lines = typed.out.read_text().splitlines() if typed.out.exists() else []
+        judged = {json.dumps(kept["mutant"]): kept for kept in map(json.loads, lines)}
         for mutant in chosen:
-            files, begun = tests_for(mutant.path), time.monotonic()
-            marks = "not full" if typed.slow else "not slow and not full"
-            found = "" if typed.list else verdict(mutant, files, copy, marks)
-            words = f"{mutant.path}:{mutant.line}  {mutant.old!r} -> {mutant.new!r}"
-            print(f"{found:9} {words}  ({time.monotonic() - begun:.0f} s)", flush=True)
-            if typed.list:
-                print("         ", *files)
+            (tests, reaching), begun = tests_for(mutant, rows, typed.seconds), time.monotonic()
+            before = judged.get(json.dumps(asdict(mutant)), {"verdict": "", "tests": []})
+            if not typed.list and (before["verdict"] == "caught" or before["tests"] == tests != []):
                 continue
-            tail = (copy / "log").read_text(errors="replace").splitlines()[-3:]
-            kept = asdict(mutant) | {"verdict": found, "files": files, "tail": tail}
+            marks = "not full" if typed.slow else "not slow and not full"
+            found = "" if typed.list else "survived"
+            if tests and not typed.list:
+                found = verdict(mutant, tests, copy, marks)
+            words = f"{mutant.path}:{mutant.line}  {mutant.old!r} -> {mutant.new!r}"
+            spent = f"{len(tests)} tests, {reaching} reach it, {time.monotonic() - begun:.0f} s"
+            print(f"{found:9} {words}  ({spent})", flush=True)
+            if typed.list:
+                print("         ", *tests)
+                continue
+            tail = (copy / "log").read_text(errors="replace").splitlines()[-3:] if tests else []
+            kept = {"mutant": asdict(mutant), "verdict": found, "reaching": reaching}
+            judged[json.dumps(asdict(mutant))] = kept = kept | {"tests": tests, "tail": tail}
             with typed.out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(kept) + "\n")
+    if not typed.list:
+        print(dict(Counter(judged[json.dumps(asdict(m))]["verdict"] for m in chosen)))
 
 
 if __name__ == "__main__":

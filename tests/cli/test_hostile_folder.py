@@ -297,15 +297,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def sweep(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    monkeypatch.setattr(provenance, "_trusted", False)  # `--trust` sets it for the process
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "results" / "sweep"
+def fresh(prepared: Path, folder: Path, patched: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Copy the sweep into a new folder, the current one from now on; return it and a home that must stay."""
+    shutil.copytree(prepared, folder)
+    patched.setenv("XDG_CACHE_HOME", str(folder / "mine"))
+    patched.setattr(provenance, "_trusted", False)  # `--trust` sets it for the process
+    patched.chdir(folder)
+    root, outside = folder / "results" / "sweep", folder / "home"
     shutil.copy(root / "cells.parquet", "kept.parquet")
-    return root
+    outside.mkdir()
+    (outside / "profile").write_text("mine")
+    return root, outside
 
 
 COLLECT = ["collect", "sweep"]
@@ -356,25 +358,31 @@ def no_harm(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(letter in found for letter in "\x1b\x07\x9b"), (verb, found)
 
 
+def untouched(outside: Path) -> bool:
+    kept = {path.name: path.read_text() for path in outside.iterdir()}
+    return kept == {"profile": "mine"} and not Path("/tmp/vitsweep-hostile").exists()
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute where nothing else runs: each of 66 tricks meets six commands
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TRICKS)
 def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
-    sweep: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outside = tmp_path / "home"
-    outside.mkdir()
-    (outside / "profile").write_text("mine")
-    TRICKS[name](sweep, outside)
-    further = FURTHER[[*TRICKS].index(name) % len(FURTHER)]
-    for verb in [*LINES, *([REPORT] if name == "page" else []), further]:
-        no_harm(verb, capsys)
-    assert {path.name: path.read_text() for path in outside.iterdir()} == {"profile": "mine"}
-    assert not Path("/tmp/vitsweep-hostile").exists()
-    for csv in sweep.rglob("*.csv"):
-        assert ",=cmd" not in csv.read_text()
-    for page in sweep.rglob("index.html"):
-        assert "<script>alert(1)" not in page.read_text()
+    for index, (name, play) in enumerate(TRICKS.items()):
+        sweep, outside = fresh(prepared, tmp_path / str(index), monkeypatch)
+        play(sweep, outside)
+        further = FURTHER[index % len(FURTHER)]
+        for verb in [*LINES, *([REPORT] if name == "page" else []), further]:
+            no_harm(verb, capsys)
+        assert untouched(outside), name
+        for csv in sweep.rglob("*.csv"):
+            assert ",=cmd" not in csv.read_text()
+        for page in sweep.rglob("index.html"):
+            assert "<script>alert(1)" not in page.read_text()
 
 
 @pytest.mark.full
@@ -382,15 +390,17 @@ def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
 @pytest.mark.parametrize("verb", [*FURTHER, *MEASURING], ids=lambda verb: " ".join(verb[:3]))
 @pytest.mark.parametrize("name", TRICKS)
 def test_no_verb_executes_anything_of_a_hostile_folder(
-    sweep: Path, tmp_path: Path, name: str, verb: list[str], capsys: pytest.CaptureFixture[str]
+    prepared: Path,
+    tmp_path: Path,
+    name: str,
+    verb: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    outside = tmp_path / "home"
-    outside.mkdir()
-    (outside / "profile").write_text("mine")
+    sweep, outside = fresh(prepared, tmp_path / "fresh", monkeypatch)
     TRICKS[name](sweep, outside)
     no_harm(verb, capsys)
-    assert {path.name: path.read_text() for path in outside.iterdir()} == {"profile": "mine"}
-    assert not Path("/tmp/vitsweep-hostile").exists()
+    assert untouched(outside)
 
 
 def test_there_are_enough_tricks() -> None:
@@ -405,28 +415,26 @@ HOSTILE_WORDS = (
 """A path and a shell's text; an interpolation; an expression."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # every option of every verb, with three words each
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("verb", VERBS)
 def test_a_hostile_word_for_any_option_is_refused_or_harmless(
-    sweep: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line for each option and place of the verb's parser: a new one needs no line here."""
-    actions = [a for a in VERBS[verb].parser()._actions if a.nargs != 0]
-    needed = [
-        word
-        for a in actions
-        if a.required and a.option_strings
-        for word in (a.option_strings[0], "x")
-    ]
-    for hostile in HOSTILE_WORDS:
-        for action in actions:
-            named = "sweep" if any(a.dest == "sweep" for a in actions) else "x"
-            words = (
-                [named, action.option_strings[0], hostile] if action.option_strings else [hostile]
-            )
-            no_harm([verb, *needed, *words], capsys)
-    assert not [*tmp_path.rglob("executed")]
+    """One line for each option and place of each verb's parser: a new one needs no line here."""
     typed = {Path(word).name for word in HOSTILE_WORDS}  # `--to` writes where it is typed
-    found = {path.name for path in tmp_path.iterdir()}
-    assert found - typed <= {"results", "theirs", "mine", "kept.parquet"}
+    for verb in VERBS:
+        fresh(prepared, tmp_path / verb, monkeypatch)
+        actions = [a for a in VERBS[verb].parser()._actions if a.nargs != 0]
+        options = [a.option_strings[0] for a in actions if a.required and a.option_strings]
+        needed = [word for option in options for word in (option, "x")]
+        named = "sweep" if any(a.dest == "sweep" for a in actions) else "x"
+        for hostile in HOSTILE_WORDS:
+            for action in actions:
+                option = [named, action.option_strings[0]] if action.option_strings else []
+                no_harm([verb, *needed, *option, hostile], capsys)
+        assert not [*tmp_path.rglob("executed")]
+        found = {path.name for path in (tmp_path / verb).iterdir()}
+        assert found - typed <= {"results", "theirs", "mine", "home", "kept.parquet"}

@@ -60,18 +60,14 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return vitsweep
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(
-    faults: Command, name: str
-) -> None:
-    overrides, status, reason = FAULTS[name]
-    row = row_of(faults, overrides)
-
-    assert row["status"] == status
-    assert reason in (row["reason"] or "")
-    if name in ("raises", "is killed", "leaves", "holds fewer tokens than the others"):
-        assert row["failed_rank"] == 1
-    assert (row.isna()["images_per_second"]) == (status != "measured")
+def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(faults: Command) -> None:
+    for name, (overrides, status, reason) in FAULTS.items():
+        row = row_of(faults, overrides)
+        assert row["status"] == status
+        assert reason in (row["reason"] or "")
+        if name in ("raises", "is killed", "leaves", "holds fewer tokens than the others"):
+            assert row["failed_rank"] == 1
+        assert (row.isna()["images_per_second"]) == (status != "measured")
 
 
 def test_a_cell_that_ran_out_of_memory_tells_its_peak(faults: Command) -> None:
@@ -88,9 +84,9 @@ def test_what_was_timed_stays_where_a_rank_fails_under_the_instruments(faults: C
     assert "4.00 GiB" in run.environment["instruments_reason"]
 
 
-@pytest.mark.parametrize("name", ["is well", "lacks memory under the instruments"])
-def test_a_metric_of_the_users_is_computed_once_for_a_run(faults: Command, name: str) -> None:
-    assert row_of(faults, FAULTS[name][0])["calls"] == 1
+def test_a_metric_of_the_users_is_computed_once_for_a_run(faults: Command) -> None:
+    for name in ("is well", "lacks memory under the instruments"):
+        assert row_of(faults, FAULTS[name][0])["calls"] == 1
 
 
 def row_of(vitsweep: Command, overrides: list[str]) -> "pd.Series":
