@@ -12,7 +12,7 @@ same `--out` goes on, and looks again for what survived other tests.
 
 Not drawn, since no result depends on them: messages (raised, printed, formatted, plurals), settings of a
 module, imports, assertions, `strict` of zip, pauses and time limits, keywords of the charts' drawing, and
-what runs with CUDA alone (the branch of an `if` that names it).
+what runs with CUDA alone (the branch of an `if`, or a function, that names it).
 """
 
 import argparse
@@ -144,6 +144,11 @@ def mutants_of(path: Path) -> list[Mutant]:
             case ast.IfExp(body=body, orelse=orelse):  # words, of which some may lack
                 words = [n.value for n in (body, orelse) if isinstance(n, ast.Constant)]
                 return any(isinstance(w, str) and (not w or " " in w) for w in words)
+            case (
+                ast.FunctionDef(name=name)
+                | ast.Lambda(args=ast.arguments(args=[ast.arg(arg=name), *_]))
+            ):
+                return bool(CUDA.search(name))
         return isinstance(node, TEXTS) and not isinstance(node, ast.ClassDef)
 
     def runs_here(statements: list[ast.AST]) -> Iterator[ast.AST]:
@@ -210,8 +215,9 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
             seconds += row["seconds"]
             if chosen and seconds > at_most:
                 break
-            chosen.append(row["test"])
-    return chosen, len(reaching)
+            name, parameters, rest = row["test"].partition("[")
+            chosen.append(name if "/" in rest else name + parameters + rest)  # of the copy's folder
+    return list(dict.fromkeys(chosen)), len(reaching)
 
 
 def copied(folder: Path) -> Path:

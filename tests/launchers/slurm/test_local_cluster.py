@@ -217,11 +217,21 @@ def test_two_clusters_share_no_port(cluster: SlurmClient, state_folder: Path) ->
 
 
 @pytest.mark.slow
-def test_srun_reaches_two_nodes_whose_names_resolve(cluster: SlurmClient) -> None:
+def test_srun_reaches_nodes_that_resolve_and_the_gpus_that_it_was_granted(
+    cluster: SlurmClient,
+) -> None:
     out = cluster.run("srun", "-N2", "--ntasks-per-node=2", "printenv", "SLURMD_NODENAME")
     names = sorted(out.split())
     assert names == ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
     assert [socket.gethostbyname(name) for name in names] == names
+    for asked, devices in (
+        (["--gpus-per-node=3"], {"0,1,2"}),
+        (["--ntasks-per-node=2", "--gpus-per-task=2"], {"0,1", "2,3"}),
+    ):
+        out = cluster.run("srun", "-N2", *asked, "printenv", "CUDA_VISIBLE_DEVICES")
+        assert set(out.split()) == devices
+    with pytest.raises(AssertionError, match="not available"):
+        cluster.submit("true", "--gpus-per-node=9")
 
 
 @pytest.mark.slow
@@ -234,44 +244,20 @@ def test_code_inside_pytest_finds_the_cluster(
 
 
 @pytest.mark.slow
-def test_an_array_runs_every_element(cluster: SlurmClient, tmp_path: Path) -> None:
-    job = cluster.submit("echo $SLURM_ARRAY_TASK_ID", "--array=0-7%4", output=tmp_path / "%a.out")
-    cluster.wait(job)
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
-        f"{i}.out": f"{i}\n" for i in range(8)
-    }
-
-
-@pytest.mark.slow
-def test_accounting_tells_how_jobs_ended(cluster: SlurmClient) -> None:
+def test_an_array_runs_every_element_and_accounting_tells_how_jobs_ended(
+    cluster: SlurmClient, tmp_path: Path
+) -> None:
+    array = cluster.submit("echo $SLURM_ARRAY_TASK_ID", "--array=0-7%4", output=tmp_path / "%a.out")
     jobs = {"COMPLETED": cluster.submit("true"), "FAILED": cluster.submit("exit 3")}
     cancelled = cluster.submit("sleep 300")
     cluster.wait(cancelled, "RUNNING")
     cluster.run("scancel", cancelled)
+    cluster.wait(array)
+    written = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    assert written == {f"{i}.out": f"{i}\n" for i in range(8)}
     for state, job in jobs.items():
         eventually(lambda s=state, j=job: cluster.accounting(j) == [s], 30, f"{job} {state}")
     eventually(lambda: "CANCELLED" in "".join(cluster.accounting(cancelled)), 30, "cancelled")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("request_", "devices"),
-    [
-        (["--gpus-per-node=3"], {"0,1,2"}),
-        (["--ntasks-per-node=2", "--gpus-per-task=2"], {"0,1", "2,3"}),
-    ],
-)
-def test_tasks_see_the_gpus_they_were_granted(
-    cluster: SlurmClient, request_: list[str], devices: set[str]
-) -> None:
-    out = cluster.run("srun", "-N2", *request_, "printenv", "CUDA_VISIBLE_DEVICES")
-    assert set(out.split()) == devices
-
-
-@pytest.mark.slow
-def test_more_gpus_than_a_node_has_are_refused(cluster: SlurmClient) -> None:
-    with pytest.raises(AssertionError, match="not available"):
-        cluster.submit("true", "--gpus-per-node=9")
 
 
 @pytest.mark.full

@@ -55,17 +55,15 @@ def counted(world: World, batch_first: bool, with_ulysses: bool) -> tuple[int, i
     return forward.total // x.numel(), backward.total // x.numel()
 
 
-def of_both(world: World, batch_first: bool) -> list[tuple[int, int]]:
-    return [counted(world, batch_first, with_ulysses) for with_ulysses in (False, True)]
+def of_both(world: World) -> list[list[tuple[int, int]]]:
+    return [[counted(world, first, split) for split in (False, True)] for first in (True, False)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_q_k_v_are_copied_once_to_be_sent_and_outputs_twice(
-    batch_first: bool, tmp_path: Path
-) -> None:
+def test_q_k_v_are_copied_once_to_be_sent_and_outputs_twice(tmp_path: Path) -> None:
     spec = cell(2, "sequence_parallel=ulysses")
-    for plain, exchanged in on_ranks(2, of_both, spec, batch_first, folder=tmp_path):
-        forward, backward = (b - a for a, b in zip(plain, exchanged, strict=True))
-        assert forward == 3 + 2, "q, k, v to be sent; the output to be sent, and its heads joined"
-        assert backward == 1 + 3 + 3, "the output's gradient; those of q, k, v, sent and joined"
+    for rank in on_ranks(2, of_both, spec, folder=tmp_path):
+        for plain, exchanged in rank:
+            forward, backward = (b - a for a, b in zip(plain, exchanged, strict=True))
+            assert forward == 3 + 2, "q, k, v to be sent; the output to be sent, its heads joined"
+            assert backward == 1 + 3 + 3, "the output's gradient; those of q, k, v, sent, joined"
