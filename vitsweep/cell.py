@@ -3,13 +3,11 @@
 import contextlib
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -34,6 +32,7 @@ from vitsweep.measure.environment import (
     converted_layers,
     environment,
     machine,
+    seconds_since_start,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
@@ -163,7 +162,7 @@ def _timed_samples(
 ) -> tuple[RankSamples, TimedSteps, ContentionMonitor]:
     cell, world = trainer.cell, trainer.world
     sync_ranks(world)
-    setup_seconds = time.time() - psutil.Process().create_time()
+    setup_seconds = seconds_since_start()
     # A first step without a warm-up would be timed.
     sketch: Callable[[], list[float]] = list
     unmoved: Callable[[], Unmoved] = dict

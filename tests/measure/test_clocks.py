@@ -1,10 +1,12 @@
 """Clocks of steps and phases, on a clock that the tests move."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.other_process import finished, other_process
 from vitsweep.training import timed_steps as clocks
 from vitsweep.training.timed_steps import PHASES, PhaseClock, StepClock
 
@@ -97,3 +99,11 @@ def test_phases_are_those_of_the_median_step_and_time_between_steps_is_in_none(
 
 def test_without_instrumented_steps_there_are_no_phases() -> None:
     assert PhaseClock(CPU).median_step_ms() == {}
+
+
+def test_no_process_is_older_than_the_time_since_it_was_started() -> None:
+    """By psutil it is, by up to a second: the start of the machine that Linux says has whole seconds."""
+    begin = time.monotonic()
+    code = "from vitsweep.measure.environment import seconds_since_start as s; print(s())"
+    age = float(finished(other_process(code)))
+    assert 0 < age < time.monotonic() - begin + 0.02, "Linux counts starts in hundredths"

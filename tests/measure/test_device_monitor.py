@@ -17,13 +17,18 @@ class Driver:
     """Stands for NVML on a machine without a GPU: two devices, of which CUDA shows the second."""
 
     NVML_CLOCK_SM = 1
+    nvmlClocksThrottleReasonSwPowerCap = 0x4
     nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
     nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
     nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
     NVMLError = LookupError
 
     def __init__(self, uuid: str = "GPU-bb") -> None:
-        self.uuid, self.mhz, self.reasons = uuid, 1900, 0x4  # the power cap, which is no throttling
+        self.uuid, self.mhz, self.reasons = (
+            uuid,
+            1900,
+            0x4,
+        )  # the power limit, which is no throttling
         self.millijoules = 5e6
 
     def nvmlInit(self) -> None:
@@ -37,9 +42,6 @@ class Driver:
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         assert (handle, kind) == (self.uuid, self.NVML_CLOCK_SM)
         return self.mhz
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        return 650_000
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> float:
         if self.uuid.startswith("MIG"):
@@ -72,14 +74,14 @@ def wait_for(monitor: DeviceMonitor, samples: int) -> None:
 
 def test_values_are_means_over_the_window_alone(driver: Driver) -> None:
     monitor = DeviceMonitor(GPU, interval_s=0.01)
-    driver.mhz = 1000  # still warming up
+    driver.mhz, driver.reasons = 1000, 0  # still warming up
     wait_for(monitor, 3)
-    driver.mhz = 1500
+    driver.mhz, driver.reasons = 1500, 0x4
     time.sleep(0.05)
     since = time.perf_counter()
     wait_for(monitor, len(monitor._samples) + 3)
     found = monitor.end(since)
-    assert (found.sm_clock_mhz, found.power_w, found.throttled) == (1500.0, 650.0, False)
+    assert (found.sm_clock_mhz, found.power_capped_share, found.throttled) == (1500.0, 1.0, False)
 
 
 def test_energy_is_the_difference_of_the_counter_over_the_window(driver: Driver) -> None:
@@ -98,7 +100,7 @@ def test_a_device_without_a_counter_has_no_energy(monkeypatch: pytest.MonkeyPatc
     wait_for(monitor, 3)
     found = monitor.end(0.0)
     assert found.energy_j is None
-    assert found.power_w == 650.0
+    assert found.power_capped_share == 1.0
 
 
 def test_one_sample_at_a_thermal_limit_is_throttling(driver: Driver) -> None:
@@ -124,7 +126,7 @@ def test_without_a_driver_the_values_are_unknown(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     found = DeviceMonitor(GPU).end(0.0)
-    assert found.sm_clock_mhz is found.power_w is found.throttled is None
+    assert found.sm_clock_mhz is found.power_capped_share is found.throttled is None
     on_cpu = DeviceMonitor(torch.device("cpu")).end(0.0)
     assert on_cpu.throttled is None
     assert on_cpu == found

@@ -138,14 +138,19 @@ def test_steps_that_grow_are_called_drifting() -> None:
 
 
 def test_energy_and_throttling_are_of_all_ranks_devices() -> None:
-    cool = DeviceState(sm_clock_mhz=1900.0, power_w=600.0, energy_j=40.0, throttled=False)
-    hot = DeviceState(sm_clock_mhz=1500.0, power_w=500.0, energy_j=30.0, throttled=True)
+    cool = DeviceState(sm_clock_mhz=1900.0, power_capped_share=0.5, energy_j=40.0, throttled=False)
+    hot = DeviceState(sm_clock_mhz=1500.0, power_capped_share=1.0, energy_j=30.0, throttled=True)
     found = summarize(spec(), [samples(TIMES, device_state=s) for s in (cool, hot)])
     assert found.metrics["window_energy_j"] == 70.0
     assert found.validity["throttled"] is True
+    assert (found.environment["sm_clock_mhz"], found.environment["power_capped_share"]) == (
+        1900,
+        0.5,
+    )
     unknown = summarize(spec(), [samples(TIMES)] * 2)
     assert unknown.metrics["window_energy_j"] is None
     assert unknown.validity["throttled"] is None
+    assert "sm_clock_mhz" not in unknown.environment
 
 
 def test_ranks_on_different_devices_are_no_measurement() -> None:

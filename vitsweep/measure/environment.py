@@ -199,14 +199,14 @@ class DeviceState:
 
     Attributes:
         sm_clock_mhz: mean clock of the streaming multiprocessors.
-        power_w: mean power of the device.
-        throttled: whether heat or the power supply slowed it. The ordinary power cap does not
-            count: under full load large GPUs run at it all the time.
+        power_capped_share: of the samples in which the power limit held the clock down: under full load
+            large GPUs run at it all the time.
+        throttled: whether heat or the power supply slowed it; the ordinary power limit does not count.
         energy_j: that the device took, from its own counter.
     """
 
     sm_clock_mhz: float | None = None
-    power_w: float | None = None
+    power_capped_share: float | None = None
     energy_j: float | None = None
     throttled: bool | None = None
 
@@ -221,8 +221,8 @@ class DeviceMonitor:
 
     def __init__(self, device: torch.device, interval_s: float = INTERVAL_S) -> None:
         self._interval_s, self._stop = interval_s, threading.Event()
-        # time, MHz, W, throttled, J since the driver was loaded
-        self._samples: list[tuple[float, float, float, bool, float | None]] = []
+        # time, MHz, at the power limit, throttled, J since the driver was loaded
+        self._samples: list[tuple[float, float, bool, bool, float | None]] = []
         self._thread = None
         if device.type != "cuda":
             return
@@ -245,10 +245,10 @@ class DeviceMonitor:
         samples = [sample for sample in self._samples if sample[0] >= since]
         if not samples:
             return DeviceState()
-        times, clocks, watts, slow, joules = zip(*samples, strict=True)
+        times, clocks, capped, slow, joules = zip(*samples, strict=True)
         return DeviceState(
             sm_clock_mhz=sum(clocks) / len(clocks),
-            power_w=sum(watts) / len(watts),
+            power_capped_share=sum(capped) / len(capped),
             energy_j=_energy(times, joules, since),
             throttled=any(slow),
         )
@@ -267,11 +267,12 @@ class DeviceMonitor:
             | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
             | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
         )
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         sample = (
             time.perf_counter(),
             float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,  # given in milliwatts
-            bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slow),
+            bool(reasons & nvml.nvmlClocksThrottleReasonSwPowerCap),
+            bool(reasons & slow),
             self._joules(),
         )
         self._samples.append(sample)
@@ -371,6 +372,13 @@ class ContentionMonitor:
         busy = busy_seconds(self._after) - busy_seconds(self._before)
         whole = sum(self._after) - sum(self._before)
         return (busy - own_seconds_on_node) / max(whole, 1e-9) > SHARED_CORES_SHARE
+
+
+def seconds_since_start() -> float:
+    """Return how long this process lives; by psutil, which rounds starts, it may be a second more."""
+    after_name = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), since the boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def own_seconds() -> dict[int, float]:

@@ -281,7 +281,8 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
             "nodes_used": ",".join(dict.fromkeys(r.environment["node"] for r in ranks)),
             "sent_bytes_reason": ranks[0].sent.reason or None,
             "activation_gib_reason": ranks[0].memory_reason or None,
-        },
+        }
+        | _device_facts(ranks[0].device_state),
         samples={
             "step_time_ms": [[round(t, 4) for t in rank.step_times_ms] for rank in ranks],
             "skipped": ranks[0].skipped,
@@ -291,6 +292,12 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         }
         | _extra_samples([rank.extra for rank in ranks]),
     )
+
+
+def _device_facts(state: DeviceState) -> dict[str, float]:
+    """Return the columns of clock and power limit, where they are known."""
+    facts = {"sm_clock_mhz": state.sm_clock_mhz, "power_capped_share": state.power_capped_share}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _extra_samples(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -309,7 +309,8 @@ _COLUMNS = (
         "environment",
         "torch cuda nccl driver cpu cpu_half_precision python host host_cores:int64 host_allocator "
         "cores_allowed:int64 node nodes_used slurm_job_id peak_source compute_dtype flops_source "
-        "started_at run_seconds:double queued_s:double resumed purpose any_look:bool",
+        "started_at run_seconds:double queued_s:double resumed purpose any_look:bool "
+        "sm_clock_mhz:double power_capped_share:double",
     ),
     *_columns("table", "cell name is_baseline:bool log_ratio:double damaged_runs:int64"),
     *_columns("table", "replicates:int64", heading="replicates"),
