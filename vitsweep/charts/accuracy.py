@@ -146,7 +146,7 @@ def _training(axes: Axes, rows: DataFrame, column: str, look: Look) -> None:
     for run in runs if len(runs) > 1 else []:
         thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.45, "zorder": 1.5}
         axes.plot(run[column], 100 * run["accuracy_top1"], color=look.colour, **thin)
-    [name] = style.shorten(rows["series"].iloc[:1])
+    [name] = style.shorten(rows["series"].iloc[:1], 56)
     if lost := int(rows["diverged"].sum()):
         name += ": diverged" if lost == len(rows) else f": {lost} of {len(rows)} diverged"
     axes.plot(

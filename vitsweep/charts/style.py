@@ -64,7 +64,7 @@ PHASES = {
 MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
-LONGEST_LABEL, LONGEST_LINE = 80, 44
+LONGEST_LABEL, LONGEST_LINE = 120, 44
 """Characters of a label beside an axis, and of one of its lines."""
 
 
