@@ -15,7 +15,7 @@ from tests.builders import run, table
 from tests.cells import entry
 from vitsweep.console import can_be_redrawn, periodic_status, print_lines, quiet_loggers
 from vitsweep.launchers.progress import Progress
-from vitsweep.results.record import LOOK
+from vitsweep.results.record import SCREENING
 from vitsweep.tables.cells import cells
 
 
@@ -105,7 +105,7 @@ def test_every_line_of_a_measured_run_fits_80_columns() -> None:
         progress.warming_up(fast)
         progress.started(base)
         lines.append(progress.line())
-        environment = {"purpose": LOOK} if number else {}
+        environment = {"purpose": SCREENING} if number else {}
         for cell, speed in ((base, 1234.0), (fast, 2345.0 * 10**number)):
             progress.ended(cell, run(cell.cell_id, f"b{number}", speed, environment=environment))
     assert isinstance(console.file, io.StringIO)
@@ -117,7 +117,7 @@ def test_every_line_of_a_measured_run_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80, lines
 
 
-def test_a_look_shows_its_ratio_at_once() -> None:
+def test_a_screening_run_shows_its_ratio_at_once() -> None:
     base, slow = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
     base.__dict__["cell_id"], slow.__dict__["cell_id"] = "base", "slow"
     console = Console(file=io.StringIO(), width=99)
@@ -125,7 +125,7 @@ def test_a_look_shows_its_ratio_at_once() -> None:
     progress.expects({"base": 6, "slow": 6})
     for cell, speed in ((base, 100.0), (slow, 2.0)):
         progress.started(cell)
-        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"purpose": LOOK}))
+        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"purpose": SCREENING}))
     assert isinstance(console.file, io.StringIO)
     last = console.file.getvalue().splitlines()[-1]
     assert re.match(r"\[2/12\] precision=O1: 2.00 img/s, .* 50x slower \(no interval\)", last)
@@ -138,8 +138,8 @@ def test_a_terminal_shows_the_ratio_so_far_in_a_line_per_run_and_what_runs_below
     progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 8)
     with progress.shown():
         progress.started(base)
-        progress.ended(base, run("base", "look", 9.0, environment={"purpose": LOOK}))
-        progress.ended(fast, run("fast", "look", 18.0, environment={"purpose": LOOK}))
+        progress.ended(base, run("base", "look", 9.0, environment={"purpose": SCREENING}))
+        progress.ended(fast, run("fast", "look", 18.0, environment={"purpose": SCREENING}))
         records = []
         for number, ratio in enumerate((1.2, 1.4, 1.4)):
             pace = 10.0**number  # the machine's; a ratio of medians would be of other blocks
@@ -177,7 +177,7 @@ def test_the_time_left_is_that_of_each_cells_own_runs(monkeypatch: pytest.Monkey
     assert f"{progress.reached}; a runs for" in progress.line(), "longer than expected"
 
 
-def test_after_a_look_the_time_left_is_that_of_a_run_without_the_start_of_the_command(
+def test_after_screening_the_time_left_is_that_of_a_run_without_the_start_of_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
@@ -187,7 +187,7 @@ def test_after_a_look_the_time_left_is_that_of_a_run_without_the_start_of_the_co
     progress.expects({cell.cell_id: 6})
     progress.started(cell)
     now += 60
-    facts = {"purpose": LOOK, "run_seconds": 4.0}
+    facts = {"purpose": SCREENING, "run_seconds": 4.0}
     progress.ended(cell, run(cell.cell_id, "look", 1.0, environment=facts))
     assert "about 40 s left" in progress.line(), "5 runs of 4 + 1 + 2 s, and 1 s beside each"
 

@@ -109,7 +109,7 @@ def test_files_are_read_once(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert read[999:] == [str(changed)]
 
 
-def test_a_look_ends_in_time_and_the_next_goes_on(root: Path, tmp_path: Path) -> None:
+def test_a_screening_run_ends_in_time_and_the_next_goes_on(root: Path, tmp_path: Path) -> None:
     damage_20(root)
     found = folder_look.files(str(root), "train")
     assert folder_look.look(found, time.monotonic() - 1).num_looked == 0

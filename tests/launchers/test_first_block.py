@@ -1,4 +1,4 @@
-"""Sweeps without looks, as on a GPU: the first block takes their place."""
+"""Sweeps without screening runs, as on a GPU: the first block takes their place."""
 
 import re
 from collections import Counter
@@ -31,7 +31,7 @@ def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Com
     runs = list(vitsweep.store.runs())
     counted = Counter(run.cell_id for run in runs)
     slow = {r.cell_id for r in runs if r.metrics["step_time_ms"] > 400}
-    assert not any(run.is_look for run in runs)
+    assert not any(run.is_screening for run in runs)
     assert {cell: 1 if cell in slow else 5 for cell in counted} == counted
     assert {run.spec["measurement.min_seconds"] for run in runs} == {0.25}, "uneven steps or not"
     again = vitsweep("-m", *POLICY)

@@ -18,14 +18,14 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     blocks,
-    look_blocks,
     runs_per_cell,
+    screenings,
     warm_up_cell,
 )
 from vitsweep.planning.pending import ResumeState, resume_state
 from vitsweep.planning.rounds import EXTRA_ROUNDS, blocks_in_turn, grid
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 
 CODE: dict[str, Any] = {"git_commit": "0123abcd", "packages": {"torch": "2.13.0"}}
 TORCH = CODE["packages"]["torch"]
@@ -315,31 +315,31 @@ def test_the_baseline_warms_the_machine_up_wherever_it_stands_in_the_block() -> 
     assert {entry.cell_id for block in first if (entry := warm_up_cell(block))} == {baseline}
 
 
-def looked_at(*overrides: str, **changes: Any) -> list[Block]:
+def screenings_of(*overrides: str, **changes: Any) -> list[Block]:
     plan, settings = sweep(*overrides), sweep_settings(composer().compose().tree)
     state = resume_state(plan, (), settings, TORCH)
-    return list(look_blocks(plan, state, replace(settings, **changes)))
+    return list(screenings(plan, state, replace(settings, **changes)))
 
 
-def test_each_cell_gets_one_look_first_its_baseline_before_it() -> None:
-    looks = looked_at("precision=O1,O2", "sharding=ddp,fsdp")
-    assert all(look.is_look for look in looks)
-    entries = [entry for look in looks for entry in look.entries]
+def test_each_cell_is_screened_first_its_baseline_before_it() -> None:
+    first = screenings_of("precision=O1,O2", "sharding=ddp,fsdp")
+    assert all(block.is_screening for block in first)
+    entries = [entry for block in first for entry in block.entries]
     assert [e.baseline_id == e.cell_id for e in entries] == [True, *[False] * 4]
-    assert [look.first_position for look in looks] == [*range(5)]
-    assert len({look.name for look in looks}) == 1
-    two = Counter(look.name for look in looked_at("precision=O1,O2,O3", cells_per_block=2))
+    assert [block.first_position for block in first] == [*range(5)]
+    assert len({block.name for block in first}) == 1
+    two = Counter(block.name for block in screenings_of("precision=O1,O2,O3", cells_per_block=2))
     assert sorted(two.values()) == [2, 3]
 
 
-def test_a_grid_begins_with_all_looks() -> None:
+def test_a_grid_begins_with_all_screening_runs() -> None:
     plan, settings = sweep(*FOUR), sweep_settings(composer().compose().tree)
     rounds = grid(plan, settings, (), CODE)
     first = [block for _ in range(5) for block in rounds.next(())]
-    assert [block.is_look for block in first] == [True] * 4 + [False]
+    assert [block.is_screening for block in first] == [True] * 4 + [False]
 
 
-def test_the_sentence_before_a_run_counts_looks() -> None:
+def test_the_sentence_before_a_run_counts_screening_runs() -> None:
     plan = sweep("precision=fp32,O1,bf16", "sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
     rounds = grid(plan, settings, (), CODE)
@@ -351,20 +351,20 @@ def test_the_sentence_before_a_run_counts_looks() -> None:
     assert bounded.notice.endswith("for 3 min.")
 
 
-def test_what_needs_no_look_gets_none() -> None:
-    assert not looked_at("sharding=ddp"), "nothing to compare with"
-    assert not looked_at("sharding=ddp,fsdp", "measurement=smoke"), "one block anyway"
-    assert not looked_at("sharding=ddp,fsdp", "measurement.blocks=5"), "typed"
-    assert not looked_at("sharding=ddp,fsdp", "task=train"), "no run is short"
-    assert not looked_at("sharding=ddp,fsdp", prune_slowdown=None)
-    assert not looked_at("sharding=ddp,fsdp", search="race")
+def test_what_needs_no_screening_gets_none() -> None:
+    assert not screenings_of("sharding=ddp"), "nothing to compare with"
+    assert not screenings_of("sharding=ddp,fsdp", "measurement=smoke"), "one block anyway"
+    assert not screenings_of("sharding=ddp,fsdp", "measurement.blocks=5"), "typed"
+    assert not screenings_of("sharding=ddp,fsdp", "task=train"), "no run is short"
+    assert not screenings_of("sharding=ddp,fsdp", prune_slowdown=None)
+    assert not screenings_of("sharding=ddp,fsdp", search="race")
 
 
-def test_a_cell_has_one_look_and_none_once_it_has_blocks() -> None:
+def test_a_cell_has_one_screening_run_and_none_once_it_has_blocks() -> None:
     plan = sweep("sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
-    looks = [run(c, "look", 100, environment={"purpose": LOOK}) for c in plan.entries]
-    assert not list(look_blocks(plan, resume_state(plan, (), settings, TORCH, looks), settings))
+    screened = [run(c, "look", 100, environment={"purpose": SCREENING}) for c in plan.entries]
+    assert not list(screenings(plan, resume_state(plan, (), settings, TORCH, screened), settings))
     blocks = [run(c, "b0", 100) for c in plan.entries]
-    assert not list(look_blocks(plan, resume_state(plan, (), settings, TORCH, blocks), settings))
-    assert not BalancedOrder.after(looks)._past
+    assert not list(screenings(plan, resume_state(plan, (), settings, TORCH, blocks), settings))
+    assert not BalancedOrder.after(screened)._past

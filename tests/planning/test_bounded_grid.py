@@ -15,11 +15,11 @@ from vitsweep.planning import rounds as rounds_module
 from vitsweep.planning.blocks import Block, within_minutes
 from vitsweep.planning.rounds import blocks_in_turn, grid
 from vitsweep.planning.sweep_plan import plan_of
-from vitsweep.results.record import LOOK, RunRecord
+from vitsweep.results.record import SCREENING, RunRecord
 
 CODE = {"packages": {"torch": "2.13.0"}}
 RATIOS = {"adamw_foreach": 1.5, "adamw_fused": 1.01, "sgd_loop": 0.1}
-RUN_SECONDS, LOOK_SECONDS = 6.0, 1.0
+RUN_SECONDS, SCREENING_SECONDS = 6.0, 1.0
 
 
 class Bench:
@@ -55,12 +55,12 @@ class Bench:
         """Return the records of a block."""
         found: list[RunRecord] = []
         for position, entry in enumerate(block.entries):
-            seconds = LOOK_SECONDS if block.is_look else RUN_SECONDS
+            seconds = SCREENING_SECONDS if block.is_screening else RUN_SECONDS
             ratio = RATIOS.get(self.optimizer(entry.cell_id), 1.0)
             ratio /= 50 if entry.spec.precision.name == "O1" else 1
             begun = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
             facts = {"started_at": begun.isoformat(), "run_seconds": seconds}
-            facts |= {"purpose": LOOK} if block.is_look else {"any_look": True}
+            facts |= {"purpose": SCREENING} if block.is_screening else {"any_look": True}
             speed = 100 * ratio * self.noise(entry.cell_id)
             record = run(entry.cell_id, block.name, speed, environment=facts)
             record = replace(record, metrics={**record.metrics, "step_time_ms": 1e3 / ratio})
@@ -77,11 +77,11 @@ def test_blocks_go_to_what_is_undecided_and_the_time_is_kept(
     first = bench.command()
     assert bench.now <= 240
     assert bench.now > 240 - 4 * RUN_SECONDS
-    looks = [r for r in first if r.is_look]
-    assert len(looks) == 4
-    assert first[:4] == looks
+    screened = [r for r in first if r.is_screening]
+    assert len(screened) == 4
+    assert first[:4] == screened
     runs = Counter(bench.optimizer(r.cell_id) for r in first[4:])
-    assert "sgd_loop" not in runs, "ten times slower: one look"
+    assert "sgd_loop" not in runs, "ten times slower: one screening run"
     assert 3 <= runs["adamw_foreach"] <= 6, "decided"
     assert runs["adamw_fused"] > 10
     begin = bench.now
@@ -100,15 +100,15 @@ def test_a_command_whose_cells_are_all_decided_runs_nothing(
     assert bench.command() == []
 
 
-def test_no_look_begins_that_will_not_end_in_time(
+def test_no_screening_run_begins_that_will_not_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(0.06, monkeypatch)
-    assert len(bench.command()) == 3, "of 4 looks of a second"
+    assert len(bench.command()) == 3, "of 4 screening runs of a second"
     assert bench.now <= 3.6
 
 
 def test_a_budget_cuts_the_windows_of_its_runs() -> None:
     cells = expand([*TINY, "optimizer=adamw_fused", "measurement=standard"], composer())
     plan = within_minutes(plan_of(cells, LAPTOP, composer()), 0.1)
-    assert {e.spec.measurement.of_look().max_seconds for e in plan.runnable} == {0.25}
+    assert {e.spec.measurement.for_screening().max_seconds for e in plan.runnable} == {0.25}

@@ -18,7 +18,7 @@ from vitsweep.planning.blocks import (
     noise_of,
 )
 from vitsweep.planning.sweep_plan import plan_of
-from vitsweep.results.record import LOOK
+from vitsweep.results.record import SCREENING
 from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, spread_factor
 
 
@@ -44,14 +44,15 @@ def test_the_effect_is_shown_in_four_of_five_sweeps() -> None:
                 )
 
 
-def test_looks_are_no_noise() -> None:
+def test_screening_runs_are_no_noise() -> None:
     speeds = {"base": 100.0, "a": 120.0}
     runs = [run(c, f"b{n}", v + n) for n in range(6) for c, v in speeds.items()]
-    looks = [
-        run(c, "b6", v, environment={"purpose": LOOK}) for c, v in (("base", 10.0), ("a", 99.0))
+    screened = [
+        run(c, "b6", v, environment={"purpose": SCREENING})
+        for c, v in (("base", 10.0), ("a", 99.0))
     ]
     pairs = {"a": "base", "base": "base"}
-    assert noise_of([*runs, *looks], pairs) == noise_of(runs, pairs)
+    assert noise_of([*runs, *screened], pairs) == noise_of(runs, pairs)
 
 
 def test_known_figures() -> None:

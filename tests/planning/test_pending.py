@@ -9,10 +9,10 @@ from tests.builders import of_present_code, run
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
-from vitsweep.planning.pending import CellState, ResumeState, has_looks, resume_state
+from vitsweep.planning.pending import CellState, ResumeState, has_screening, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.rates.profile import LIMITED_TO, LIMITS
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 
 TORCH = "2.13.0"
 BLOCKS = [f"b{number}" for number in range(5)]
@@ -309,21 +309,23 @@ def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSe
     assert states[base2] is CellState.runnable
 
 
-def looks(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
-    """One look of each cell; the baseline, last in the plan, at 100 img/s."""
+def screened(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
+    """One screening run of each cell; the baseline, last in the plan, at 100 img/s."""
     given = zip(plan.entries, [*speeds, 100.0], strict=True)
-    return [run(cell, "look", speed, environment={"purpose": LOOK}) for cell, speed in given]
+    return [run(cell, "look", speed, environment={"purpose": SCREENING}) for cell, speed in given]
 
 
-def test_a_cell_whose_look_is_slow_stays_at_it(plan: SweepPlan, settings: SweepSettings) -> None:
+def test_a_cell_whose_screening_run_is_slow_is_pruned(
+    plan: SweepPlan, settings: SweepSettings
+) -> None:
     fsdp, zero2, baseline = plan.entries
-    state = missing(plan, settings, *looks(plan, 3, 90))
+    state = missing(plan, settings, *screened(plan, 3, 90))
     assert state.missing_blocks == {zero2: 5}
-    assert state.looks[fsdp] == pytest.approx(100 / 3)
+    assert state.slowdowns[fsdp] == pytest.approx(100 / 3)
     assert state.cell_state(plan.entries[fsdp]) is CellState.pruned
-    of_this_command = missing(plan, settings, now=looks(plan, 3, 90))
+    of_this_command = missing(plan, settings, now=screened(plan, 3, 90))
     assert of_this_command.missing_blocks == {zero2: 5}
-    all_slow = missing(plan, settings, *looks(plan, 3, 5))
+    all_slow = missing(plan, settings, *screened(plan, 3, 5))
     assert all_slow.missing_blocks == {}
     assert all_slow.cell_state(plan.entries[baseline]) is CellState.measured
 
@@ -350,7 +352,7 @@ def in_block(plan: SweepPlan, block: str, *speeds: float) -> list[RunRecord]:
     return [run(c, block, s) for c, s in zip(plan.entries, [*speeds, 100.0], strict=True)]
 
 
-def test_without_looks_a_slow_cell_gets_no_second_block(
+def test_without_screening_a_slow_cell_gets_no_second_block(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:
     fsdp, zero2, baseline = plan.entries
@@ -363,26 +365,26 @@ def test_without_looks_a_slow_cell_gets_no_second_block(
     one_slow_block = in_block(plan, "b0", 30, 90) + in_block(plan, "b1", 3, 90)
     assert missing(plan, settings, now=one_slow_block).missing_blocks == {fsdp: 3, zero2: 3}
     assert (
-        missing(plan, replace(settings, screening=True), now=in_block(plan, "b0", 3, 90)).looks
+        missing(plan, replace(settings, screening=True), now=in_block(plan, "b0", 3, 90)).slowdowns
         == {}
     )
 
 
-def test_where_looks_come_first_is_up_to_the_device_and_the_budget(
+def test_where_screening_comes_first_is_up_to_the_device_and_the_budget(
     plan: SweepPlan, settings: SweepSettings
 ) -> None:
     entry = next(iter(plan.entries.values()))
     resources = replace(entry.spec.resources, device="cuda")
     on_gpu = replace(entry, spec=replace(entry.spec, resources=resources))
-    assert has_looks(entry, settings)
-    assert not has_looks(on_gpu, settings)
-    assert has_looks(on_gpu, replace(settings, minutes=3.0))
-    assert has_looks(on_gpu, replace(settings, screening=True))
-    assert not has_looks(entry, replace(settings, screening=False))
+    assert has_screening(entry, settings)
+    assert not has_screening(on_gpu, settings)
+    assert has_screening(on_gpu, replace(settings, minutes=3.0))
+    assert has_screening(on_gpu, replace(settings, screening=True))
+    assert not has_screening(entry, replace(settings, screening=False))
 
 
 def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSettings) -> None:
-    found = looks(plan, 3, 90)
+    found = screened(plan, 3, 90)
     for limit in (None, 50.0):
         assert set(
             missing(plan, replace(settings, prune_slowdown=limit), *found).missing_blocks
@@ -392,16 +394,18 @@ def test_how_slow_a_cell_may_be_is_a_setting(plan: SweepPlan, settings: SweepSet
 def test_a_typed_number_of_blocks_measures_a_slow_cell_in_full(settings: SweepSettings) -> None:
     typed = [*TINY, "sharding=fsdp,zero2", "measurement.blocks=5"]
     plan = plan_of(expand(typed, composer()), LAPTOP, composer())
-    assert set(missing(plan, settings, *looks(plan, 3, 90)).missing_blocks.values()) == {5}
+    assert set(missing(plan, settings, *screened(plan, 3, 90)).missing_blocks.values()) == {5}
 
 
-def test_looks_count_for_nothing_else(plan: SweepPlan, settings: SweepSettings) -> None:
+def test_screening_runs_count_for_nothing_else(plan: SweepPlan, settings: SweepSettings) -> None:
     fsdp, zero2, _ = plan.entries
-    assert missing(plan, settings, *looks(plan, 80, 90)).missing_blocks == {fsdp: 5, zero2: 5}
-    old = [replace(r, environment=r.environment | {"code_hash": "old"}) for r in looks(plan, 3, 90)]
+    assert missing(plan, settings, *screened(plan, 80, 90)).missing_blocks == {fsdp: 5, zero2: 5}
+    old = [
+        replace(r, environment=r.environment | {"code_hash": "old"}) for r in screened(plan, 3, 90)
+    ]
     state = resume_state(plan, old, settings, TORCH)
     assert state.missing_blocks == {fsdp: 5, zero2: 5}
-    assert (state.looks, state.changed_code) == ({}, {})
+    assert (state.slowdowns, state.changed_code) == ({}, {})
 
 
 def test_a_run_that_time_cut_short_is_measured_again_for_a_longer_time_only(

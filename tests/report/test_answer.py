@@ -5,7 +5,7 @@ import numpy as np
 from tests.builders import from_runs, run, table
 from tests.said import opening
 from vitsweep.report.answer import answers, next_command
-from vitsweep.results.record import LOOK
+from vitsweep.results.record import SCREENING
 from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -75,7 +75,9 @@ def test_where_nothing_beat_the_baseline_no_command_is_proposed() -> None:
     assert next_command(measured(0.5, 0.52, 0.49, 0.5, 0.51).cells, TYPED) == ""
 
 
-def test_a_look_that_is_not_far_away_is_not_decided() -> None:
-    near, far = (next_command(measured(ratio, purpose=LOOK).cells, TYPED) for ratio in (2.1, 0.1))
+def test_a_screening_run_that_is_not_far_away_is_not_decided() -> None:
+    near, far = (
+        next_command(measured(ratio, purpose=SCREENING).cells, TYPED) for ratio in (2.1, 0.1)
+    )
     assert near == f"To be surer: `{TYPED}`."
     assert far == ""

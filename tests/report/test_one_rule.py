@@ -15,7 +15,7 @@ from vitsweep import extras
 from vitsweep.cli.main import run as front_door
 from vitsweep.report.answer import next_command
 from vitsweep.results.metrics import FLAGS
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import NO_PAIR
@@ -92,7 +92,7 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
     [
         (of("top", (2.0, 2.1)), " 2.05x (no interval) .*2 blocks: too few blocks"),
         (
-            [run(c, "look", v, precision=c, environment={"purpose": LOOK})
+            [run(c, "look", v, precision=c, environment={"purpose": SCREENING})
              for c, v in (("base", 100), ("top", 200))],
             "2x faster .*: screened",
         ),
@@ -102,7 +102,7 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
             ": missing blocks; .*1 of 5",
         ),
     ],
-    ids=["two blocks", "a look", "missing blocks"],
+    ids=["two blocks", "a screening run", "missing blocks"],
 )  # fmt: skip
 def test_a_top_cell_without_a_claim_is_named_as_such(said: Any, top: Any, why: str) -> None:
     text = said(of("base", [1] * 5), of("sure", SURE), top)

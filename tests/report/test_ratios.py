@@ -26,7 +26,7 @@ from vitsweep.charts import effects
 from vitsweep.cli.main import run as front_door
 from vitsweep.launchers.progress import Progress
 from vitsweep.report.html import drawn
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import metrics_of
 from vitsweep.tables.comparison import compared
@@ -51,7 +51,7 @@ def in_svg(text: str) -> str:
 
 
 def made(folder: Path, scale: float = 1.0) -> Store:
-    """A sweep of five blocks, two blocks, one look, lost blocks, another device, and predictions."""
+    """A sweep of five blocks, two blocks, one screening run, lost blocks, another device, and predictions."""
     spec = {"optimizer": "adamw_loop", "num_tokens": 17, "images_per_step": 64}
     facts: dict[str, Any] = {"metrics": {k: v for k, v in shares(640.0, spec).items() if v}}
     facts["metrics"] |= {
@@ -68,8 +68,11 @@ def made(folder: Path, scale: float = 1.0) -> Store:
         run("lost", "b4", status=Status.timed_out, reason="hung", precision="lost", minute=4),
         *of("far", [1.5] * 3, environment={"device": "V100"}),
     ]  # fmt: skip
-    looks = [("base", 100.0), ("look", 181.0)]
-    runs += [run(c, "k", v, precision=c, minute=9, environment={"purpose": LOOK}) for c, v in looks]
+    screened = [("base", 100.0), ("look", 181.0)]
+    runs += [
+        run(c, "k", v, precision=c, minute=9, environment={"purpose": SCREENING})
+        for c, v in screened
+    ]
     return stored(folder, runs)
 
 
@@ -160,7 +163,7 @@ def test_the_status_screen_and_what_it_prints() -> None:
     )
     with progress.shown():
         for cell, rate in ((base, 100.0), (look, 181.0)):
-            progress.ended(cell, run(cell.cell_id, "k", rate, environment={"purpose": LOOK}))
+            progress.ended(cell, run(cell.cell_id, "k", rate, environment={"purpose": SCREENING}))
         for block in range(3):
             for cell, rate in ((base, 100.0), (fast, 131.0)):
                 progress.ended(cell, run(cell.cell_id, f"b{block}", rate))

@@ -23,7 +23,7 @@ from vitsweep.charts.style import NOTHING
 from vitsweep.report.answer import answers, next_command, winners
 from vitsweep.report.html import render
 from vitsweep.results.metrics import FLAGS
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.comparison import compared
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
@@ -153,12 +153,14 @@ def answered() -> Iterator[str]:
     yield from told(base, of("two", (1.2, 1.3)))
     yield from told(base, of("unsure", (1.2, 0.98, 1.1, 1.02, 1.14)))
     yield from told(base, of("noise", (0.7, 1.5, 0.9, 1.4, 0.8)))
-    yield from told(*(on("purpose", [LOOK], c, (r,)) for c, r in (("base", 1), ("look", 1.8))))
+    yield from told(*(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("look", 1.8))))
 
 
 def noted() -> Iterator[str]:
     """What stands beside a claim and below a table."""
-    yield from shown(*(on("purpose", [LOOK], c, (r,)) for c, r in (("base", 1), ("look", 1.8))))
+    yield from shown(
+        *(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("look", 1.8)))
+    )
     base = of("base")
     for status in (Status.timed_out, Status.out_of_memory):
         failed = [run("sure", "b4", status=status, reason="hung", precision="sure", minute=4)]

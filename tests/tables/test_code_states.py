@@ -6,7 +6,7 @@ import pytest
 from pandas import DataFrame
 
 from tests.builders import run, table
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import speedup_over
@@ -83,7 +83,7 @@ def test_a_ratio_is_of_the_newest_code_of_the_baseline_that_shares_a_block() -> 
 def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code() -> None:
     """Three blocks before an edit of the baseline's code, two after it: the old three do not count.
 
-    The variant's code is the same. Taken together the ratio would be about 1.2, true of neither code. A look
+    The variant's code is the same. Taken together the ratio would be about 1.2, true of neither code. A run
     after the edit decides nothing where blocks were measured in full.
     """
     before = [*measured("fast", "F", 130, 131, 129), *measured("base", "B1", 100, 100, 100)]
@@ -96,7 +96,7 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
     assert found["images_per_second"] == pytest.approx(130.5, abs=0.1)
     assert "3 blocks" in str(found["speedup_note"])
     looked = [
-        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"purpose": LOOK},
+        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"purpose": SCREENING},
             environment={"code_hash": r.environment["code_hash"]})
         for r in after[::2]
     ]  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import LOOK, Status
+from vitsweep.results.record import SCREENING, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.comparison import (
     blocks_wanted,
@@ -81,9 +81,9 @@ def test_a_setting_that_was_never_measured_makes_no_pair():
     assert paired(table(), "A", "B") == []
 
 
-def test_a_look_makes_no_pair():
-    looks = [run(cell, "look", 10, environment={"purpose": LOOK}) for cell in "AB"]
-    assert paired(table(*looks, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
+def test_a_screening_run_makes_no_pair():
+    screened = [run(cell, "look", 10, environment={"purpose": SCREENING}) for cell in "AB"]
+    assert paired(table(*screened, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
 
 
 def test_of_two_devices_the_one_that_measured_last_is_compared():

@@ -13,7 +13,7 @@ from tests.builders import PLAIN, run, table
 from tests.said import opening
 from tests.sample_sweep import sweep
 from vitsweep.results.metrics import METRICS
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, TextTable, cell_text
@@ -217,10 +217,10 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
     assert "[1]" in text
 
 
-def test_a_row_of_one_look_says_what_it_showed() -> None:
+def test_a_row_of_one_screening_run_says_what_it_showed() -> None:
     records = measured({"precision": ("fp32", "O1")})
     for cell, speed in (("fp32", 1000), ("O2", 40)):
-        look = {"environment": {"purpose": LOOK}, "precision": cell}
+        look = {"environment": {"purpose": SCREENING}, "precision": cell}
         records.append(run(cell, "look", speed, minute=9, **look))  # type: ignore[arg-type]
     text = printed(CellTable(compared(records), "slow"), 80)
     (row,) = [line for line in text.splitlines() if line.startswith("O2")]

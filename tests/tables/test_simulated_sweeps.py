@@ -45,7 +45,7 @@ Noise = Callable[[np.random.Generator, tuple[int, ...]], Floats]
 
 SD, SWEEPS, MOST_ROUNDS, FIXED = 0.03, 4000, 40, 5
 MISSING, CUT_SLOWDOWN = 0.1, 4.0
-"""Share of runs that are lost, and how many times slower a cell has to be in its look to stay at it."""
+"""Share of runs that are lost, and how many times slower a cell is in its screening run to be pruned."""
 CELLS = (4, 16, 64)
 MANY, GATES, SELECTIONS = 14, 1000, 150
 """Blocks of long sweeps, simulated gates, and simulated sweeps whose winner's interval is judged."""
@@ -115,7 +115,7 @@ class Rates:
 
 
 def sweeps(noise: Noise, num_cells: int, rounds: int, seed: int) -> tuple[Floats, Floats]:
-    """Return log ratios (sweeps x cells x blocks, NaN where a run was lost) and those of the looks.
+    """Return log ratios (sweeps x cells x blocks, NaN where a run was lost) and those of the screening runs.
 
     The first quarter of the cells is 10 times slower than the baseline, the others are equal to it.
     """
@@ -124,8 +124,8 @@ def sweeps(noise: Noise, num_cells: int, rounds: int, seed: int) -> tuple[Floats
     shape = (SWEEPS, num_cells, rounds)
     logs = noise(generator, shape) - noise(generator, (SWEEPS, 1, rounds)) + truth[:, None]
     logs[generator.random(shape) < MISSING] = np.nan
-    looks = noise(generator, (*shape[:2], 1)) - noise(generator, (SWEEPS, 1, 1))
-    return logs, looks[..., 0] + truth
+    screened = noise(generator, (*shape[:2], 1)) - noise(generator, (SWEEPS, 1, 1))
+    return logs, screened[..., 0] + truth
 
 
 def summed(logs: Floats) -> tuple[Floats, Floats, Floats]:
@@ -150,9 +150,9 @@ def factors(logs: Floats) -> Floats:
 
 @cache
 def fixed_blocks(noise: Noise, num_cells: int, seed: int = 0, blocks: int = FIXED) -> Rates:
-    """So many blocks of every cell that its look did not cut."""
-    logs, looks = sweeps(noise, num_cells, blocks, seed)
-    cut, (mean, spread, number) = -looks > np.log(CUT_SLOWDOWN), summed(logs)
+    """So many blocks of every cell that its screening run did not prune."""
+    logs, screened = sweeps(noise, num_cells, blocks, seed)
+    cut, (mean, spread, number) = -screened > np.log(CUT_SLOWDOWN), summed(logs)
     with np.errstate(all="ignore"):
         error = spread * factors(logs) / np.sqrt(number)
         half, p_values = half_width(error, number - 1), two_sided(mean, error, number - 1)
@@ -167,8 +167,8 @@ def fixed_blocks(noise: Noise, num_cells: int, seed: int = 0, blocks: int = FIXE
 @cache
 def until_decided(noise: Noise, num_cells: int, seed: int = 1) -> Rates:
     """A block of each undecided cell, round after round: the interval at the end, and false claims ever."""
-    logs, looks = sweeps(noise, num_cells, MOST_ROUNDS, seed)
-    cut = -looks > np.log(CUT_SLOWDOWN)
+    logs, screened = sweeps(noise, num_cells, MOST_ROUNDS, seed)
+    cut = -screened > np.log(CUT_SLOWDOWN)
     decided, ends = cut.copy(), np.full(cut.shape, MOST_ROUNDS)
     for rounds in range(MIN_BLOCKS, MOST_ROUNDS + 1):
         so_far = np.where(np.arange(rounds) < ends[..., None], logs[..., :rounds], np.nan)

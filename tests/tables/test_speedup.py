@@ -10,7 +10,7 @@ from scipy import stats
 from tests.builders import run, table
 from tests.refusals import named
 from tests.said import opening
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import about, speedup_over
@@ -195,14 +195,14 @@ def test_identical_cells_are_called_different_in_at_most_5_percent_of_sweeps():
     assert false_claims.mean() <= 0.05 + 0.018  # two standard errors of 600 sweeps
 
 
-def look(cell: str, speed: float, block: str = "look"):
-    return run(cell, block, speed, environment={"purpose": LOOK})
+def screening(cell: str, speed: float, block: str = "look"):
+    return run(cell, block, speed, environment={"purpose": SCREENING})
 
 
-def test_a_look_gives_a_ratio_without_interval_and_claim():
+def test_a_screening_run_gives_a_ratio_without_interval_and_claim():
     runs = [*blocks("base", 100, 100, 100), *blocks("fast", 200, 210, 190)]
     found = speedup_over(
-        table(*runs, look("base", 50), look("fast", 90), look("slow", 2)), BASELINES
+        table(*runs, screening("base", 50), screening("fast", 90), screening("slow", 2)), BASELINES
     )
     slow = one(found, "slow")
     assert slow["speedup"] == pytest.approx(0.04)
@@ -220,21 +220,21 @@ def test_a_ratio_of_a_hundred_and_more_is_written_without_an_exponent():
     assert about(1 / 12_345) == "about 12,345x slower"
 
 
-def test_looks_alone_show_ratios_of_all_cells():
-    found = speedup_over(table(look("base", 100), look("fast", 150)), BASELINES)
+def test_screening_runs_alone_show_ratios_of_all_cells():
+    found = speedup_over(table(screening("base", 100), screening("fast", 150)), BASELINES)
     assert one(found, "fast")["speedup"] == pytest.approx(1.5)
     assert one(found, "fast")["speedup_note"] == say("screened", about="about 1.5x faster")
     assert one(found, "base")["claim"] == "baseline"
 
 
-def test_a_first_run_that_became_a_look_has_the_ratio_of_its_block() -> None:
-    runs = table(*blocks("base", 100, 100, 100), look("slow", 2, "b0"))
+def test_a_first_run_that_became_a_screening_run_has_the_ratio_of_its_block() -> None:
+    runs = table(*blocks("base", 100, 100, 100), screening("slow", 2, "b0"))
     slow = one(speedup_over(runs, BASELINES), "slow")
     assert (slow["claim"], slow["speedup"]) == ("screened", pytest.approx(0.02))
 
 
-def test_a_look_enters_no_median_of_a_cell_with_full_blocks():
-    runs = table(*blocks("base", 100, 100, 100), look("base", 3), look("slow", 1))
+def test_a_screening_run_enters_no_median_of_a_cell_with_full_blocks():
+    runs = table(*blocks("base", 100, 100, 100), screening("base", 3), screening("slow", 1))
     found = cells(runs, {"base": "base", "slow": "base"})
     assert one(found, "base")["images_per_second"] == 100
     assert list(found["blocks"]) == [3, 0]

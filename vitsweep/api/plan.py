@@ -15,8 +15,8 @@ from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
 from vitsweep.planning.blocks import (
     describe_detectable_effect,
-    looks_per_cell,
     noise_of,
+    num_screenings,
     runs_per_cell,
 )
 from vitsweep.planning.freeze import code_state
@@ -208,7 +208,7 @@ class PlanOverview:
         store: of the sweep; None where none of its cells was frozen yet.
         detectable_effect: a sentence on how small a difference the sweep could show, or ""; of a race,
             how it would proceed.
-        looks: cell id -> looks before its blocks, which count among its runs.
+        screenings: cell id -> screening runs before its blocks, which count among its runs.
     """
 
     rows: list[dict[str, Any]]
@@ -216,7 +216,7 @@ class PlanOverview:
     state: ResumeState
     store: Store | None
     detectable_effect: str
-    looks: "Counter[str]"
+    screenings: "Counter[str]"
 
 
 def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
@@ -228,8 +228,8 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
     store = Store(settings.path) if (settings.path / "cells").is_dir() else None
     runs = list(store.runs()) if store else []
     state = resume_state(sweep_plan, runs, settings, version("torch"))
-    looks = looks_per_cell(sweep_plan, state, settings)
-    rows = plan_rows(sweep_plan, state, settings.cells_per_block, looks)
+    screenings = num_screenings(sweep_plan, state, settings)
+    rows = plan_rows(sweep_plan, state, settings.cells_per_block, screenings)
     baselines = (store.baselines() if store and runs else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
     if settings.search in extras.ROUNDS:
@@ -237,7 +237,7 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
         outlook = begin(sweep_plan, settings, folder, code_state(), runs).outlook
     else:
         outlook = describe_detectable_effect(sweep_plan, noise) or ""
-        if num := looks.total():
+        if num := screenings.total():
             then = f"blocks for {settings.minutes:g} min" if settings.minutes else "the blocks"
             outlook += f" First {count(num, 'screening run')}, one short run per cell, then {then}."
     return PlanOverview(
@@ -246,16 +246,16 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
         state=state,
         store=store,
         detectable_effect=outlook,
-        looks=looks,
+        screenings=screenings,
     )
 
 
 def plan_rows(
-    plan: SweepPlan, state: ResumeState, cells_per_block: int, looks: "Counter[str]"
+    plan: SweepPlan, state: ResumeState, cells_per_block: int, screenings: "Counter[str]"
 ) -> list[dict[str, Any]]:
     """Return one row per cell: id, label, settings, state, missing runs, why it is not run, overrides."""
     settings, labels = cell_settings(plan), cell_labels(plan)
-    runs = looks + runs_per_cell(plan, state.missing_blocks, cells_per_block)
+    runs = screenings + runs_per_cell(plan, state.missing_blocks, cells_per_block)
     return [
         {
             "cell_id": entry.cell_id,

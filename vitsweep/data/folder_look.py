@@ -24,7 +24,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.files import cache_folder, read_bytes, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec
 
-LOOK_SECONDS = 60.0
+SCREENING_SECONDS = 60.0
 """All looks of a command take no longer; the next command goes on with the files that are left."""
 NUM_THREADS = 16
 """They wait for a disk most of the time."""
@@ -87,12 +87,12 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
     wanted = _splits(cells)
     if not wanted:
         return
-    until, listed = time.monotonic() + LOOK_SECONDS, read_damaged(sweep)
+    until, listed = time.monotonic() + SCREENING_SECONDS, read_damaged(sweep)
     looks = []
     for (folder, split), data in wanted.items():
         found = files.__wrapped__(folder, split)  # a notebook's may have changed
         if len(found) > MANY_FILES:
-            yield f"Looking at {len(found)} files in {found.folder}, at most {LOOK_SECONDS:g} s."
+            yield f"Looking at {len(found)} files in {found.folder}, at most {SCREENING_SECONDS:g} s."
         seen = look(found, until, listed)
         looks.append((data, seen))
         others = {i: why for i, why in listed.items() if not i.startswith(found.folder + os.sep)}
@@ -107,7 +107,7 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
         if seen.num_looked < seen.num_images:
             yield (
                 f"{seen.num_looked} of {seen.num_images} files in {seen.folder} were looked at within "
-                f"{LOOK_SECONDS:g} s; the next command goes on."
+                f"{SCREENING_SECONDS:g} s; the next command goes on."
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.provenance import require_trust
-from vitsweep.results.record import LOOK, RunRecord
+from vitsweep.results.record import SCREENING, RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import own_definitions
 from vitsweep.spec.cell_spec import CellSpec
@@ -25,7 +25,7 @@ class Run:
         position: place in the block, from 0.
         cell_id: its cell.
         name: run id of the first attempt.
-        purpose: why it runs, see `results.record.LOOK`; "" for one of a grid's blocks.
+        purpose: why it runs, see `results.record.SCREENING`; "" for one of a grid's blocks.
     """
 
     block: str
@@ -40,9 +40,9 @@ class Run:
         return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}", purpose)
 
     @property
-    def is_look(self) -> bool:
-        """Whether it is as short as can be, see `Measurement.of_look`; it enters no interval."""
-        return self.purpose == LOOK
+    def is_screening(self) -> bool:
+        """Whether it is as short as can be, see `Measurement.for_screening`; it enters no interval."""
+        return self.purpose == SCREENING
 
     @property
     def facts(self) -> dict[str, object]:

@@ -27,7 +27,7 @@ from vitsweep.execution.rank_processes import (
 from vitsweep.execution.run_request import Run, RunRequest, earlier_folders, request_for
 from vitsweep.execution.worker import rank_main
 from vitsweep.files import remove
-from vitsweep.results.record import LOOK, RunRecord, Status, time_to_begin
+from vitsweep.results.record import SCREENING, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
@@ -247,14 +247,14 @@ class Runner:
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
-        """Make an attempt at a run, or at a look, and return its record, which is on disk by then.
+        """Make an attempt at a run, or at a screening run, and return its record, which is on disk by then.
 
         Raises:
             RunEnding: from `on_wait`; nothing is recorded unless all ranks had just finished.
             OSError: the record cannot be written (a full disk).
         """
-        if request.environment.get("purpose") == LOOK:
-            cell = replace(cell, measurement=cell.measurement.of_look())
+        if request.environment.get("purpose") == SCREENING:
+            cell = replace(cell, measurement=cell.measurement.for_screening())
         return self._supervised(request, cell)
 
     def warm_up(self, request: RunRequest, cell: CellSpec) -> RunRecord:
@@ -269,7 +269,7 @@ class Runner:
             RunEnding: from `on_wait`.
             OSError: nothing can be written (a full disk).
         """
-        cell = replace(cell, measurement=cell.measurement.of_look())
+        cell = replace(cell, measurement=cell.measurement.for_screening())
         request = replace(request, run_id=f"{request.run_id}-warm-up")
         scratch = self.place.scratch
         remove(scratch)

@@ -165,7 +165,7 @@ class BlockRunner:
         A line of the cell's `attempts.jsonl` says that it ran; there is no record.
         """
         entry = warm_up_cell(block)
-        if entry is None or entry.cell_id in self.skipped or block.is_look:
+        if entry is None or entry.cell_id in self.skipped or block.is_screening:
             return
         progress.warming_up(entry)
         progress.warmed_up(entry, self._runner.warm_up(self._request(block, 0, entry), entry.spec))

@@ -17,7 +17,7 @@ from vitsweep.console import (
     notebook_line,
     periodic_status,
 )
-from vitsweep.planning.blocks import least_seconds_beyond_look
+from vitsweep.planning.blocks import seconds_beyond_screening
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import count, duration, number, shortened
@@ -94,10 +94,10 @@ class Progress:
         """Note how a run of this cell ended, and from which checkpoint its training went on."""
         if resumed := record.environment.get("resumed"):
             self._print("", entry.cell_id, f": {resumed}")
-        is_look = record.is_look
+        is_look = record.is_screening
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):
-            beyond = least_seconds_beyond_look(entry) if is_look else 0.0
+            beyond = seconds_beyond_screening(entry) if is_look else 0.0
             seconds = own + beyond + BESIDE_SECONDS
         self.reported(entry, record.status, record.reason, speed, is_look, seconds, record.block)
 
@@ -118,7 +118,7 @@ class Progress:
             status: of the run.
             reason: why it was not measured.
             speed: images per second.
-            is_look: the run is a look, whose ratio is to other looks.
+            is_look: whether it is a screening run, whose ratio is to others.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
             block: of the run; a ratio is taken within it.
         """

@@ -21,9 +21,9 @@ from pandas import DataFrame
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.attempts import Attempt, attempts
 from vitsweep.execution.run_request import needs_warm_up
-from vitsweep.planning.pending import ResumeState, has_looks, has_typed_blocks
+from vitsweep.planning.pending import ResumeState, has_screening, has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import SCREENING, STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import MIN_BLOCKS
@@ -43,8 +43,8 @@ class Block:
         entries: in the order in which they run.
         first_position: position of the first of them in the block; above 0 where runs that were
             stopped from outside are repeated at the end of their block.
-        purpose: of its runs, see `results.record.LOOK`.
-        first: cells of which the run here is the first, and takes the place of a look.
+        purpose: of its runs, see `results.record.SCREENING`.
+        first: cells of which the run here is the first, and takes the place of a screening run.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Block:
     first: frozenset[str] = frozenset()
 
     @property
-    def is_look(self) -> bool:
-        """Whether its runs are looks, see `look_blocks`."""
-        return self.purpose == LOOK
+    def is_screening(self) -> bool:
+        """Whether they are screening runs, see `screenings`."""
+        return self.purpose == SCREENING
 
 
 class BalancedOrder:
@@ -91,7 +91,7 @@ class BalancedOrder:
         """Return an order that takes into account where the cells stood in earlier blocks."""
         found: dict[str, list[RunRecord]] = {}
         for run in runs:
-            if run.status == Status.measured and not run.is_look:
+            if run.status == Status.measured and not run.is_screening:
                 found.setdefault(run.block, []).append(run)
         ordered = (sorted(block, key=lambda run: run.position) for block in found.values())
         return cls([run.cell_id for run in block] for block in ordered)
@@ -152,15 +152,15 @@ def blocks(
         yield block_of(plan, members, order)
 
 
-def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> Iterator[Block]:
-    """Yield the looks that a grid begins with, one by one: each cell once, as short as can be.
+def screenings(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> Iterator[Block]:
+    """Yield the screening runs that a grid begins with, one by one: each cell once, as short as can be.
 
-    A look tells within seconds which cells are worth their blocks (see `pending.is_pruned`), and warms the
-    machine up. It enters no interval. The baseline comes first, so that each look ends with a ratio.
+    A screening run shows within seconds which cells are worth their blocks (see `pending.is_pruned`), and
+    warms the machine up. It enters no interval. The baseline comes first, so that each ends with a ratio.
 
     Args:
         plan: the cells.
-        state: what is missing; a cell that has a look, or a block, needs none.
+        state: what is missing; a cell that has a screening run, or a block, needs none.
         settings: of the sweep.
     """
     if settings.prune_slowdown is None or settings.limit.key or settings.search != "grid":
@@ -168,49 +168,49 @@ def look_blocks(plan: SweepPlan, state: ResumeState, settings: SweepSettings) ->
     wanted = {
         c: 1
         for c in state.missing_blocks
-        if has_looks(plan.entries[c], settings) and _needs_look(plan.entries[c], state)
+        if has_screening(plan.entries[c], settings) and _needs_screening(plan.entries[c], state)
     }
     for members in members_of_blocks(plan, wanted, settings.cells_per_block):
         entries = sorted(_with_baselines(plan, members), key=lambda e: e.cell_id != e.baseline_id)
         name = secrets.token_hex(5)
         for position, entry in enumerate(entries):
-            yield Block(name, (entry,), position, LOOK)
+            yield Block(name, (entry,), position, SCREENING)
 
 
-def joined_looks(looks: Iterable[Block]) -> list[Block]:
-    """Return looks as whole blocks, for jobs that run one block after the other."""
+def joined_screenings(single: Iterable[Block]) -> list[Block]:
+    """Return screening runs as whole blocks, for jobs that run one block after the other."""
     found: dict[str, Block] = {}
-    for look in looks:
-        before = found.get(look.name, replace(look, entries=()))
-        found[look.name] = replace(before, entries=before.entries + look.entries)
+    for screening in single:
+        before = found.get(screening.name, replace(screening, entries=()))
+        found[screening.name] = replace(before, entries=before.entries + screening.entries)
     return list(found.values())
 
 
-def looks_per_cell(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> "Counter[str]":
-    """Return cell id -> 1 for each cell that gets a look first, the baselines among them."""
-    return Counter(e.cell_id for look in look_blocks(plan, state, settings) for e in look.entries)
+def num_screenings(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> "Counter[str]":
+    """Return cell id -> 1 for each cell that gets a screening run first, the baselines among them."""
+    return Counter(e.cell_id for block in screenings(plan, state, settings) for e in block.entries)
 
 
 def seconds_of_block(block: Block, records: Iterable[RunRecord]) -> float:
     """Return how long a block takes, by the latest run of each of its cells; 0 of a cell without one.
 
-    A look is shorter than a run by the least length of warm-up and window at most.
+    A screening run is shorter than a run by the least length of warm-up and window at most.
     """
     full: dict[str, float] = {}
-    looks: dict[str, float] = {}
+    screened: dict[str, float] = {}
     for run in records:
-        kept = looks if run.is_look else full
+        kept = screened if run.is_screening else full
         kept[run.cell_id] = float(run.environment.get("run_seconds") or 0.0)
 
     def seconds(entry: PlannedCell) -> float:
-        look = looks.get(entry.cell_id, 0.0)
-        return full.get(entry.cell_id, look + least_seconds_beyond_look(entry) if look else 0.0)
+        low = screened.get(entry.cell_id, 0.0)
+        return full.get(entry.cell_id, low + seconds_beyond_screening(entry) if low else 0.0)
 
     return sum(map(seconds, block.entries))
 
 
-def least_seconds_beyond_look(entry: PlannedCell) -> float:
-    """Return by how much a run is longer than a look at most, where its steps are short."""
+def seconds_beyond_screening(entry: PlannedCell) -> float:
+    """Return by how much a run is longer than a screening run at most, where its steps are short."""
     return entry.spec.measurement.warmup_min_seconds + entry.spec.measurement.min_seconds
 
 
@@ -233,11 +233,11 @@ def within_minutes(plan: SweepPlan, minutes: float) -> SweepPlan:
     return SweepPlan({cell_id: cut(entry) for cell_id, entry in plan.entries.items()})
 
 
-def _needs_look(entry: PlannedCell, state: ResumeState) -> bool:
+def _needs_screening(entry: PlannedCell, state: ResumeState) -> bool:
     blocks = entry.spec.measurement.blocks
     return (
         entry.baseline_id not in (None, entry.cell_id, *state.not_measured)
-        and entry.cell_id not in state.looks
+        and entry.cell_id not in state.slowdowns
         and state.missing_blocks[entry.cell_id] == blocks >= MIN_BLOCKS
         and not entry.spec.task.epochs
         and not has_typed_blocks(entry)
@@ -344,7 +344,7 @@ def interrupted_trainings(
 
     Args:
         store: of the sweep.
-        code_hashes: cell id -> hash of its code as it is now, for the cells to look at.
+        code_hashes: cell id -> hash of its code as it is now, for the cells in question.
         runs: records of the store.
     """
     names = [run.run_id for run in runs]
@@ -538,7 +538,7 @@ def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> 
             "nodes_used": run.environment.get("nodes_used"),
         }
         for run in runs
-        if run.status == Status.measured and not run.is_look
+        if run.status == Status.measured and not run.is_screening
     ]
     if not rows:
         return Noise()

@@ -57,14 +57,14 @@ class UsableRuns:
         other_code: cell id -> latest code, not the present one, by which the cell was measured, for
             cells that the present code has not measured.
         unproved: cells that were measured, but never with the proof that the command wants.
-        looks: measured looks of the code as it is now; they count for nothing else.
+        screened: measured screening runs of the code as it is now; they count for nothing else.
         latest: cell id -> its latest run, of the present code where there is one.
     """
 
     own: list[RunRecord] = field(default_factory=list)
     other_code: dict[str, CodeHash] = field(default_factory=dict)
     unproved: list[str] = field(default_factory=list)
-    looks: list[RunRecord] = field(default_factory=list)
+    screened: list[RunRecord] = field(default_factory=list)
     latest: dict[str, RunRecord] = field(default_factory=dict)
     _accepted: dict[str, dict[CodeHash, list[RunRecord]]] = field(default_factory=dict)
 
@@ -108,8 +108,8 @@ def usable_runs(
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
-        if run.is_look and run.status == Status.measured:
-            found.looks += [run] if is_own else []
+        if run.is_screening and run.status == Status.measured:
+            found.screened += [run] if is_own else []
             continue
         if _had_less_time(run, entry) or _lacks_traced_steps(run, entry):
             continue
@@ -202,10 +202,10 @@ class ResumeState:
         missing_blocks: cell id -> blocks that it lacks, at least 1. Baselines that the command does
             not name run in the blocks of the cells that need them and are not listed.
         not_measured: cell id -> its latest run, of cells that are not repeated.
-        looks: cell id -> how many times slower than its baseline the cell was in its latest look, or in
-            its first block where it has none.
+        slowdowns: cell id -> how many times slower than its baseline the cell was in its latest screening
+            run, or in its first block where it has none.
         pruned: cells that stay at it because they are so slow, and baselines of such cells alone.
-        first: cells without a run so far, whose first block takes the place of a look.
+        first: cells without a run so far, whose first block takes the place of a screening run.
         used_again: baselines that run again beside cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
@@ -216,7 +216,7 @@ class ResumeState:
 
     missing_blocks: dict[str, int]
     not_measured: dict[str, RunRecord]
-    looks: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
     pruned: frozenset[str] = frozenset()
     used_again: frozenset[str] = frozenset()
     changed_code: Mapping[str, str] = field(default_factory=dict)
@@ -275,10 +275,10 @@ def resume_state(
         awaited.setdefault(cell_id, {}).setdefault(block, None)
     own = _with_awaited(_measured_blocks([*before.own, *now.own]), awaited)
     not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
-    looked = [*before.looks, *now.looks]
-    looks = _slowdowns(plan, looked)
-    in_first_block = _slowdowns(plan, [*reversed(measured), *looked])
-    looks |= {c: slowdown for c, slowdown in in_first_block.items() if c in first}
+    screened = [*before.screened, *now.screened]
+    slowdowns = _slowdowns(plan, screened)
+    in_first_block = _slowdowns(plan, [*reversed(measured), *screened])
+    slowdowns |= {c: slowdown for c, slowdown in in_first_block.items() if c in first}
     pruned: set[str] = set()
     missing: dict[str, int] = {}
     for entry in plan.runnable:
@@ -291,7 +291,7 @@ def resume_state(
             lacking = 0
         if entry.cell_id not in awaited and _lacks_trace(entry, [*before.own, *now.own]):
             lacking = max(lacking, 1)
-        if lacking > 0 and is_pruned(entry, looks.get(entry.cell_id, 0.0), settings):
+        if lacking > 0 and is_pruned(entry, slowdowns.get(entry.cell_id, 0.0), settings):
             pruned.add(entry.cell_id)
         elif lacking > 0:
             missing[entry.cell_id] = lacking
@@ -305,7 +305,7 @@ def resume_state(
     return ResumeState(
         missing,
         not_measured,
-        looks,
+        slowdowns,
         frozenset(pruned),
         used_again=frozenset(cell_id for cell_id in beside if cell_id),
         changed_code={c: h for c, h in other.items() if c in again and c not in before.unproved},
@@ -315,7 +315,7 @@ def resume_state(
     )
 
 
-def has_looks(entry: PlannedCell, settings: SweepSettings) -> bool:
+def has_screening(entry: PlannedCell, settings: SweepSettings) -> bool:
     """Whether screening runs come before the blocks of a cell: by `sweep.screening`, else by its device."""
     if settings.screening == "auto":
         return entry.spec.resources.device == "cpu" or settings.minutes is not None
@@ -325,7 +325,7 @@ def has_looks(entry: PlannedCell, settings: SweepSettings) -> bool:
 def _first_block_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
     """Return whether the first block of a cell decides if it gets others."""
     return (
-        not has_looks(entry, settings)
+        not has_screening(entry, settings)
         and settings.search == "grid"
         and not settings.limit.key
         and not entry.spec.task.epochs
@@ -333,9 +333,9 @@ def _first_block_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
     )
 
 
-def _slowdowns(plan: SweepPlan, looks: Sequence[RunRecord]) -> dict[str, float]:
-    """Return how many times slower than its baseline each cell was in the latest block of looks."""
-    speed = {(r.block, r.cell_id): r.metrics.get("images_per_second") or 0.0 for r in looks}
+def _slowdowns(plan: SweepPlan, screened: Sequence[RunRecord]) -> dict[str, float]:
+    """Return how many times slower than its baseline each cell was in the latest block of screening runs."""
+    speed = {(r.block, r.cell_id): r.metrics.get("images_per_second") or 0.0 for r in screened}
     found = {}
     for (block, cell_id), own in speed.items():
         baseline = plan.entries[cell_id].baseline_id

@@ -14,10 +14,10 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     block_of,
-    look_blocks,
     members_of_blocks,
     repeated_runs,
     runs_per_cell,
+    screenings,
     seconds_of_block,
 )
 from vitsweep.planning.pending import ResumeState, resume_state, usable_runs
@@ -87,7 +87,7 @@ def blocks_in_turn(
 ) -> Iterator[Block]:
     """Yield the blocks of all rounds; runs that were stopped from outside are repeated after their block.
 
-    Looks are not: a cell without one gets its blocks all the same.
+    Screening runs are not: a cell without one gets its blocks all the same.
 
     Args:
         rounds: chooses them.
@@ -99,11 +99,11 @@ def blocks_in_turn(
     while blocks:
         for index, block in enumerate(blocks):
             chosen = Counter(entry.cell_id for b in blocks[index:] for entry in b.entries)
-            coming = rounds.num_runs(records) + (chosen if block.is_look else Counter())
+            coming = rounds.num_runs(records) + (chosen if block.is_screening else Counter())
             expect(max(coming, chosen, key=Counter.total))
             num_before = len(records)
             yield block
-            if block.is_look:
+            if block.is_screening:
                 continue
             if again := repeated_runs(block, records[num_before:], rounds.state(records)):
                 yield again
@@ -154,21 +154,21 @@ class _Grid:
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         # not of what is undecided
-        self._looks = list(look_blocks(plan, self._of_grid(()), settings))
+        self._screenings = list(screenings(plan, self._of_grid(()), settings))
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._members: Iterator[list[PlannedCell]] = iter(())
 
     @property
     def notice(self) -> str:
-        """That nothing is missing; or how many looks and runs come."""
-        if not self._looks:
+        """That nothing is missing; or how many screening runs and others come."""
+        if not self._screenings:
             return self._notice
-        minutes, looks = self._settings.minutes, count(len(self._looks), "screening run")
+        minutes, first = self._settings.minutes, count(len(self._screenings), "screening run")
         runs = runs_per_cell(self._plan, self.state(()).missing_blocks, self._size).total()
         then = (
             f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
         )
-        return f"{looks} first, one short run per cell, then {then}."
+        return f"{first} first, one short run per cell, then {then}."
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured: its records only grow, and it asks thrice a block."""
@@ -192,14 +192,14 @@ class _Grid:
         return usable_runs([*earlier, *records], self._plan, version, accepts_any_code=False).own
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return the next look, then the next block of the round, or the first of the next round."""
-        if self._looks and self._ends_in_time(self._looks[0], records):
-            return [self._looks.pop(0)]
+        """Return the next screening run, then the next block of the round, or the first of the next round."""
+        if self._screenings and self._ends_in_time(self._screenings[0], records):
+            return [self._screenings.pop(0)]
         return self._next_blocks(self.state(records), records)
 
     def _next_blocks(self, state: ResumeState, records: Sequence[RunRecord]) -> list[Block]:
         """Return the next block, where it ends in time."""
-        awaited = {e.cell_id for look in self._looks for e in look.entries}
+        awaited = {e.cell_id for block in self._screenings for e in block.entries}
         missing = {c: n for c, n in state.missing_blocks.items() if c not in awaited}
         while True:
             for members in self._members:
@@ -216,9 +216,9 @@ class _Grid:
         return True
 
     def num_runs(self, records: Sequence[RunRecord]) -> "Counter[str]":
-        """Return the looks still to come, and the runs that the missing blocks take."""
-        looks = Counter(entry.cell_id for block in self._looks for entry in block.entries)
-        return looks + runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
+        """Return the screening runs still to come, and the runs that the missing blocks take."""
+        first = Counter(entry.cell_id for block in self._screenings for entry in block.entries)
+        return first + runs_per_cell(self._plan, self.state(records).missing_blocks, self._size)
 
     def to_resume(self) -> tuple[Mapping[str, int], int]:
         """Return the blocks that are missing."""
@@ -229,7 +229,7 @@ class _Grid:
 
 
 class BoundedGrid(_Grid):
-    """Looks, then round after round a block of each cell that is undecided, until `sweep.minutes` are over.
+    """Screening runs, then a block of each undecided cell, round after round, until `sweep.minutes` are over.
 
     The minutes are of this command. A cell is decided where its interval says that it is faster or slower
     than its baseline, among all cells of the command, or equal to it within `sweep.indifference`. Since it
@@ -246,15 +246,15 @@ class BoundedGrid(_Grid):
         return replace(state, missing_blocks=undecided)
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
-        """Return looks, or blocks of undecided cells that end in time; nothing where there is none."""
+        """Return screening runs, or blocks of undecided cells that end in time; empty where there is none."""
         self._rounds_left = 1
         return super().next(records)
 
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
         seconds = seconds_of_block(block, [*self.earlier, *records])
-        looks = [run for run in records if run.is_look]
-        if not seconds and looks:  # of a cell that never ran
-            seconds = looks[-1].environment.get("run_seconds") or 0.0
+        screened = [run for run in records if run.is_screening]
+        if not seconds and screened:  # of a cell that never ran
+            seconds = screened[-1].environment.get("run_seconds") or 0.0
         return time.monotonic() + seconds <= self._end
 
     def _undecided(self, records: Sequence[RunRecord]) -> dict[str, int]:

@@ -52,8 +52,8 @@ LEAST_DIFFERENCE = 0.02
 """Smaller differences are not worth the blocks that would show them."""
 CLEAR = 1.01
 """Lower end of a speedup's interval above which no further block is named."""
-NEAR_LOOK = 0.5
-"""Ratio of a look above which a cell stays at it only because the time of the command was over."""
+NEAR_SCREENING = 0.5
+"""Ratio of a screening run above which a cell got no block only because the time of the command was over."""
 UNMOVED = "unmoved_weights"
 MOST_BLOCKS = 60
 SURER = "To be surer: `{}`."
@@ -515,8 +515,8 @@ def next_command(cells: DataFrame, typed: str) -> str:
     unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
     if len(unsure):
         return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
-    looks = measured[measured["claim"] == Claim.screened]
-    if (looks["speedup"] > NEAR_LOOK).any():
+    screened = measured[measured["claim"] == Claim.screened]
+    if (screened["speedup"] > NEAR_SCREENING).any():
         return SURER.format(typed)
     return ""
 

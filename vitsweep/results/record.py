@@ -52,7 +52,7 @@ class Status(StrEnum):
 
 STOPPED_FROM_OUTSIDE = (Status.killed, Status.preempted)
 """Statuses of runs that say nothing about their cell, which is therefore run again."""
-LOOK, CHOOSING, FRESH = "look", "choosing", "fresh"
+SCREENING, CHOOSING, FRESH = "look", "choosing", "fresh"
 """What a run was for, where it is not one of a grid's blocks: to tell whether its cell is worth blocks; to
 choose the leader of a race; to measure what a race had chosen. Column `purpose`."""
 RETRIABLE = tuple(str(s) for s in Status if s not in (Status.measured, Status.invalid))
@@ -98,13 +98,13 @@ class RunRecord:
 
     @property
     def purpose(self) -> str:
-        """What the run was for: `LOOK`, `CHOOSING`, `FRESH`, or "" where it is one of a grid's blocks."""
+        """What the run is for: `SCREENING`, `CHOOSING`, `FRESH`, or "" where it is of a grid's blocks."""
         return str(self.environment.get("purpose") or "")
 
     @property
-    def is_look(self) -> bool:
-        """Whether it is as short as can be, see `Measurement.of_look`; it enters no interval."""
-        return self.purpose == LOOK
+    def is_screening(self) -> bool:
+        """Whether it is as short as can be, see `Measurement.for_screening`; it enters no interval."""
+        return self.purpose == SCREENING
 
     def to_json(self) -> str:
         """Return the record as JSON with a checksum at its end; non-finite numbers become null."""

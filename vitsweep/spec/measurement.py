@@ -27,8 +27,8 @@ AUTO: dict[str, dict[str, float]] = {
 """Field -> device type -> its value where a choice says `auto`."""
 AUTO_STEPS = 10
 """`measured_steps` where a choice says `auto`: a part of the cell's identity, the same on all devices."""
-LOOK_SECONDS = 1.0
-"""`max_seconds` of a look."""
+SCREENING_SECONDS = 1.0
+"""`max_seconds` of a screening run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class Measurement:
         """Steps in the timed window at least, if it lasts `min_seconds`."""
         return min(self.fewest_steps or self.measured_steps, self.measured_steps)
 
-    def of_look(self) -> "Measurement":
-        """Return it for a look: one run as short as can be, to tell whether a cell is worth its blocks."""
-        longest = min(self.max_seconds, LOOK_SECONDS)
+    def for_screening(self) -> "Measurement":
+        """Return it for a screening run, as short as can be, to tell whether a cell is worth its blocks."""
+        longest = min(self.max_seconds, SCREENING_SECONDS)
         return replace(
             self,
             warmup_min_seconds=0.0,

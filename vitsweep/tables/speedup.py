@@ -29,7 +29,7 @@ from vitsweep.tables.valid_runs import (
     KeyedRuns,
     checked_cells,
     checked_runs,
-    is_look,
+    is_screening,
     keyed,
 )
 
@@ -123,7 +123,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
-        .pipe(_with_looks, known)
+        .pipe(_with_screened, known)
         .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families)
@@ -131,7 +131,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
         .drop(
-            columns=["_look", "_missing", "_survivors", "baseline", "others", "older", "is_listed"]
+            columns=["_short", "_missing", "_survivors", "baseline", "others", "older", "is_listed"]
         )
     )
 
@@ -178,29 +178,29 @@ def _families(table: DataFrame, families: Families) -> Iterator[Integers]:
                 yield group
 
 
-def _with_looks(table: DataFrame, known: KeyedRuns) -> DataFrame:
-    """Add the ratio of the looks of cells that have no other, and `_look`: the claim where that is all.
+def _with_screened(table: DataFrame, known: KeyedRuns) -> DataFrame:
+    """Add the ratio of screening runs to cells without another, and `_short`: the claim where that is all.
 
     Of screening runs it is the mean of the blocks.
     """
-    looks = known.runs[known.runs["status"] == Status.measured]
-    looks = looks[looks["block"].isin(looks.loc[is_look(looks), "block"])]  # a baseline may count
-    if looks.empty:
-        return table.assign(_look="")
-    status = looks[ROW].map(known.status.set_index(ROW)["status"])
-    measured = log_throughput_per_block(looks[status == Status.measured], ROW)
+    runs = known.runs[known.runs["status"] == Status.measured]
+    runs = runs[runs["block"].isin(runs.loc[is_screening(runs), "block"])]  # a baseline may count
+    if runs.empty:
+        return table.assign(_short="")
+    status = runs[ROW].map(known.status.set_index(ROW)["status"])
+    measured = log_throughput_per_block(runs[status == Status.measured], ROW)
     ratios = log_ratios(measured, known.baselines, ROW)
     by_row = ratios.groupby(ROW)["log_ratio"]
-    chosen = set(looks.loc[looks["purpose"] == CHOOSING, ROW])
+    chosen = set(runs.loc[runs["purpose"] == CHOOSING, ROW])
     latest = np.exp(by_row.last().mask(by_row.last().index.isin(chosen), by_row.mean()))
     found = table[ROW].map(latest).where(table["speedup"].isna())
     return table.assign(
         speedup=table["speedup"].fillna(found),
-        _look=np.where(found.notna(), Claim.screened, ""),
+        _short=np.where(found.notna(), Claim.screened, ""),
     )
 
 
-EQUAL_AT_A_LOOK = 1.05
+EQUAL_WHEN_SCREENED = 1.05
 """A ratio below this is told as equal, of a single short run."""
 MOST_DIGITS = 99.5
 """From here on a factor is written without an exponent."""
@@ -228,7 +228,7 @@ def missing_blocks_of(runs: DataFrame, by: str = "cell_id") -> Lost:
         runs: one row per run, as `checked_runs` returns them.
         by: column that identifies a cell.
     """
-    full = runs[~is_look(runs)]
+    full = runs[~is_screening(runs)]
     good = (full["status"] == Status.measured) & full["images_per_second"].notna()
     how = full["status"].astype(str).map(ENDED)
     full = full.assign(_good=good, _how=how)[full[by].isin(full.loc[how.notna() & ~good, by])]
@@ -255,7 +255,7 @@ def biased(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[boo
 def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
     """Add `_missing`, the note on missing blocks, and `_survivors`, see `biased`."""
     lost, up = missing_blocks_of(runs, ROW), table["speedup"] > 1
-    of_all = runs[runs[ROW].isin(lost) & ~is_look(runs)].groupby(ROW)["block"].nunique()
+    of_all = runs[runs[ROW].isin(lost) & ~is_screening(runs)].groupby(ROW)["block"].nunique()
     paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
     said = [
         "; ".join(
@@ -329,8 +329,8 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     status = known.status.set_index(ROW)["status"].map(str).to_dict()
     devices = _devices(known.runs)
 
-    def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, look: str) -> str:
-        if look:
+    def note(row: int, cell: str, baseline: str, base_row: int, speedup: float, short: str) -> str:
+        if short:
             return "; ".join(filter(None, [screened(speedup), sizes.get(row)]))
         if status.get(row) != Status.measured:
             return ""
@@ -346,7 +346,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
             return say("no_speedup", why=NO_PAIR)
         return say("no_speedup", why=f"{ITS_BASELINE} {why}")
 
-    names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_look")
+    names = (ROW, "cell_id", "baseline_cell_id", "baseline", "speedup", "_short")
     columns = (without_pairs[c] for c in names)
     notes = [note(*row) for row in zip(*columns, strict=True)]
     found = Series(notes, without_pairs.index, dtype=object).reindex(table.index)
@@ -368,7 +368,7 @@ def about(speedup: float, than: str = "") -> str:
     """Say what one ratio shows: `about 35x slower`, or `about equal`; `than` follows `slower`."""
     times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
     text = f"{times:.2g}" if times < MOST_DIGITS else f"{times:,.0f}"
-    return "about equal" if times < EQUAL_AT_A_LOOK else f"about {text}x {which}{than}"
+    return "about equal" if times < EQUAL_WHEN_SCREENED else f"about {text}x {which}{than}"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

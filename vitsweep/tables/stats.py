@@ -72,7 +72,7 @@ def claims(table: DataFrame) -> Series:
     rules = {
         Claim.baseline: table["cell_id"] == table["baseline_cell_id"],
         Claim.nothing: table["speedup"].isna(),
-        Claim.screened: table.get("_look", "") == Claim.screened,
+        Claim.screened: table.get("_short", "") == Claim.screened,
         Claim.too_few_blocks: table["num_blocks"] < MIN_BLOCKS,
         Claim.missing_blocks: likely & table.get("_survivors", False),
         Claim.equal: (table["speedup_low"] == 1) & (table["speedup_high"] == 1),

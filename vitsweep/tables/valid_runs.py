@@ -11,7 +11,7 @@ from pandas import DataFrame, Index, Series, factorize
 
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import COLUMNS, METRICS, Metrics, known_metrics
-from vitsweep.results.record import CHOOSING, LOOK, Status
+from vitsweep.results.record import CHOOSING, SCREENING, Status
 
 DISQUALIFYING = (Status.wrong, Status.diverged)
 """The throughput of a cell whose results are wrong does not count."""
@@ -71,7 +71,7 @@ def valid_runs(runs: DataFrame, by: str = "cell_id", known: DataFrame | None = N
     """
     status = (final_status(runs, by) if known is None else known).set_index(by)["status"]
     ended_well = runs[by].map(status) == Status.measured
-    good = runs[ended_well & (runs["status"] == Status.measured) & ~is_look(runs)]
+    good = runs[ended_well & (runs["status"] == Status.measured) & ~is_screening(runs)]
     if "device" not in good:
         return good
     latest = _in_order(good, by, "device").groupby(by, observed=True)["device"].last()
@@ -79,14 +79,14 @@ def valid_runs(runs: DataFrame, by: str = "cell_id", known: DataFrame | None = N
     return good[~elsewhere] if elsewhere.any() else good
 
 
-def is_look(runs: DataFrame) -> Series:
+def is_screening(runs: DataFrame) -> Series:
     """Return which runs tell whether a cell is worth its blocks, and enter no interval.
 
-    Looks are one short run of a cell; others chose which cells run on.
+    Screening runs are one short run of a cell each; others chose which cells run on.
     """
     if "purpose" not in runs:
         return Series(False, runs.index)
-    return runs["purpose"].isin([LOOK, CHOOSING])
+    return runs["purpose"].isin([SCREENING, CHOOSING])
 
 
 # Runs of different code: only those of a cell's newest code count, and codes are never mixed.
@@ -344,7 +344,7 @@ def keyed(runs: DataFrame, baselines: Mapping[str, str | None]) -> KeyedRuns:
     with_runs = {key[0] for key in number}
     for cell in (c for c in baselines if c not in with_runs):
         number[cell, *place, ""] = len(number)
-    counted = (runs["status"] == Status.measured) & ~is_look(runs) & ~at["newest"]
+    counted = (runs["status"] == Status.measured) & ~is_screening(runs) & ~at["newest"]
     blocks = at.assign(block=runs["block"])[counted].groupby([*KEY])["block"]
     older = blocks.nunique().to_dict()
     listed, facts = len(number), []
@@ -376,10 +376,10 @@ def _codes_of_baselines(
 ) -> dict[tuple[str, ...], tuple[str, int]]:
     """Return for each cell, sweep, device the code of the baseline it is compared with.
 
-    That of the latest block which both share; blocks measured in full decide before looks. Second: the
-    number of blocks shared with another code.
+    That of the latest block which both share; blocks measured in full decide before screening runs. Second:
+    the number of blocks shared with another code.
     """
-    good = at.assign(block=runs["block"], full=~is_look(runs))[runs["status"] == Status.measured]
+    good = at.assign(block=runs["block"], full=~is_screening(runs))[runs["status"] == "measured"]
     of_cell = {c: b for c, b in baselines.items() if b and b != c}
     variant = good[good["newest"]].assign(base=lambda t: t["cell_id"].map(of_cell))
     right = good.drop(columns="newest").rename(

@@ -23,7 +23,7 @@ from vitsweep.extras.compare.pair import PairRounds, plan_pair
 from vitsweep.extras.compare.verb_compare import comparison_request
 from vitsweep.planning.freeze import code_state
 from vitsweep.rates.profile import cpu_model
-from vitsweep.results.record import LOOK
+from vitsweep.results.record import SCREENING
 from vitsweep.results.store import Store
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)
@@ -194,13 +194,17 @@ def test_a_command_adds_a_block_whatever_its_budget_and_a_cell_and_itself_run_tw
 
 
 @pytest.mark.parametrize("slower", [0, 1])
-def test_settings_that_are_far_apart_stay_at_their_looks(tmp_path: Path, slower: int) -> None:
+def test_settings_that_are_far_apart_are_pruned_after_screening(
+    tmp_path: Path, slower: int
+) -> None:
     plan, *_ = plan_pair(comparison_request(["seed=1", "seed=2"]))
     store, here = Store(tmp_path / "results" / "compare").create(), {"device": cpu_model()}
     for n, cell_id in enumerate(plan.entries):
         speed = 10 if n == slower else 100
-        look = run(cell_id, "look", speed, environment=here | {"purpose": LOOK}, sweep="compare")
-        store.save_run(of_present_code(plan, [look])[0])
+        screened = run(
+            cell_id, "look", speed, environment=here | {"purpose": SCREENING}, sweep="compare"
+        )
+        store.save_run(of_present_code(plan, [screened])[0])
     rounds = rounds_here(tmp_path, "seed=1", "seed=2")
     assert rounds.next(()) == []
     assert rounds.state(()).pruned == set(plan.entries)
@@ -218,7 +222,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert "over 2 blocks" in second.stdout
-    assert "left out" not in second.stdout, "looks are no blocks"
+    assert "left out" not in second.stdout, "screening runs are no blocks"
     cells = vitsweep.cells("compare").set_index("optimizer")
     assert cells["blocks"].tolist() == [2, 2]
     assert cells.loc["adamw_foreach", "baseline_cell_id"] == cells.loc["adamw_loop", "cell_id"]

@@ -1,4 +1,4 @@
-"""Looks on a cluster: at the begin of a job."""
+"""Screening runs on a cluster: at the start of a job."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ def sweep(vitsweep: Command, slurm_environ: SlurmClient) -> Iterator[Sweep]:
 
 # 20 s: a job of Slurm that measures a slow cell, and the same command again.
 @pytest.mark.slow
-def test_a_slow_cell_stays_at_the_look_that_its_job_takes(sweep: Sweep) -> None:
+def test_a_slow_cell_is_pruned_by_the_screening_of_its_job(sweep: Sweep) -> None:
     cells = sweep.run(*CELLS)
     runs = list(sweep.command.store.runs())
-    assert Counter(run.is_look for run in runs) == {True: 3, False: 10}
+    assert Counter(run.is_screening for run in runs) == {True: 3, False: 10}
     assert sorted(cells["blocks"]) == [0, 5, 5]
     assert cells["speedup_note"].str.contains("screening run").sum() == 1
-    assert sweep.events.of_kind("warm_up_start") == [], "looks warm the node up"
+    assert sweep.events.of_kind("warm_up_start") == [], "screening runs warm the node up"
     [state] = poll(sweep.command.store)
     assert state.remaining_runs == []
     assert not any(run.environment.get("any_look") for run in runs)

@@ -150,7 +150,7 @@ def _sentences(
     wanted = f"+- {100 * width:.3g} %"
     if result.num_blocks:
         yield result.sentence(a, b)
-    elif slowdown := launched.state.looks.get(planned.cells[0]):
+    elif slowdown := launched.state.slowdowns.get(planned.cells[0]):
         yield f"{a} is {screened(1 / slowdown, f' than {b}')}."
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if reason is StopReason.narrow_enough:

@@ -86,10 +86,10 @@ class PlannedPair(NamedTuple):
 
 
 class PairRounds(BoundedGrid):
-    """A look at each of two cells, then blocks of both, until the interval on their ratio is narrow enough.
+    """A screening run of each of two cells, then blocks of both until the interval on their ratio is narrow.
 
     Each command adds one block at least, unless it is narrow enough already. Where cells differ by more than
-    `sweep.prune_slowdown`, the looks are all. A cell that is compared with itself runs twice in each block.
+    `sweep.prune_slowdown`, the screening runs are all. A cell compared with itself runs twice in each block.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PairRounds(BoundedGrid):
         used = self._used(records)
         here = [r.row() for r in used if (r.environment.get("device") or self._here) == self._here]
         found = compared_cells(DataFrame(here), *self._cells)
-        slowdown, most = state.looks.get(self._cells[0], 0.0), self._settings.prune_slowdown
+        slowdown, most = state.slowdowns.get(self._cells[0], 0.0), self._settings.prune_slowdown
         is_typed = any(map(has_typed_blocks, self._plan.entries.values()))
         is_far = bool(most) and max(slowdown, 1 / (slowdown or 1)) > (most or 0)
         pruned = frozenset(self._cells if is_far and not is_typed and not found.num_blocks else ())
@@ -131,7 +131,7 @@ class PairRounds(BoundedGrid):
         return [replace(block, entries=twice * block.entries) for block in found]
 
     def _ends_in_time(self, block: Block, records: Sequence[RunRecord]) -> bool:
-        is_first = all(run.is_look for run in records)
+        is_first = all(run.is_screening for run in records)
         return is_first or super()._ends_in_time(block, records)
 
 

@@ -311,7 +311,7 @@ def predicted(
     if here:
         keep_for_later(predictions, machine)
     kept = without_left_out(plan, settings, predictions, missing)
-    runs = found.looks + runs_per_cell(kept, missing, settings.cells_per_block)
+    runs = found.screenings + runs_per_cell(kept, missing, settings.cells_per_block)
     rows = with_predictions(found.rows, plan, kept, predictions, runs)
     return rows, sums(rows, machine)
 

@@ -83,7 +83,7 @@ class JobEventWriter:
     @property
     def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
-        events = self.job.events()  # those of this start tell of looks
+        events = self.job.events()  # those of this start tell of screening runs
         return self.job.remaining_runs(events, self.final_statuses, self._taken_over)
 
     @property
@@ -282,7 +282,7 @@ class Coordinator:
     def _warm_up(self) -> None:
         """Run the baseline, or first cell, once and discard it, where blocks of several cells are compared.
 
-        A look warms the nodes up as well.
+        A screening run warms the nodes up as well.
         A start of the job that ended during its warm-up is followed by one without: a job whose time is
         too short for both would never do its runs.
 
@@ -291,7 +291,7 @@ class Coordinator:
         """
         remaining = self.event_log.remaining_runs
         block = [run for run in remaining if run.block == remaining[0].block]
-        needs_none = self.event_log.earlier.ended_in_warm_up or any(r.is_look for r in block)
+        needs_none = self.event_log.earlier.ended_in_warm_up or any(r.is_screening for r in block)
         if needs_none or not needs_warm_up([self._cell(run.cell_id) for run in block]):
             return
         baselines = self.event_log.job.baselines

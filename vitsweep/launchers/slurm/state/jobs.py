@@ -26,7 +26,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import NAME, fits, read_bytes, read_text
 from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, read_lines
-from vitsweep.results.record import LOOK, STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.record import SCREENING, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
 MOST_ID_BYTES = 100
@@ -346,8 +346,8 @@ class ArrayJob:
     ) -> list[Run]:
         """Return the runs that are still to be done, in order.
 
-        A cell that its look showed to be slow gets no block, and a baseline that nobody named runs in
-        no block without another cell.
+        A cell that its screening run showed to be slow gets no block, and a baseline that nobody named
+        runs in no block without another cell.
 
         Args:
             events: that the job has written.
@@ -360,37 +360,37 @@ class ArrayJob:
         return [run for run in wanted if run.name not in final_statuses]
 
     def num_left_out(self, events: JobEvents) -> int:
-        """Return the number of runs that looks made needless."""
+        """Return the number of runs that screening runs made needless."""
         runs = self.runs()
         return len(runs) - len(self._wanted(runs, events))
 
     def _wanted(self, runs: Sequence[Run], events: JobEvents) -> list[Run]:
-        """Return the runs that are worth it after the looks."""
-        slow, added = self._slow_at_look(events)
+        """Return the runs that are worth it after the screening runs."""
+        slow, added = self._slow_when_screened(events)
         judging = {block["name"] for block in self.task["blocks"] if block.get("look")}
         useful = {r.block for r in runs if r.cell_id not in slow | added}
         return [
             r for r in runs
-            if r.block in judging or r.is_look or (r.cell_id not in slow and r.block in useful)
+            if r.block in judging or r.is_screening or (r.cell_id not in slow and r.block in useful)
         ]  # fmt: skip
 
     @property
     def baselines(self) -> set[str]:
         """The baselines beside which cells are judged."""
-        looks = (block.get("look") or {} for block in self.task["blocks"])
-        return {baseline for look in looks for baseline in look.get("baselines", {}).values()}
+        first = (block.get("look") or {} for block in self.task["blocks"])
+        return {baseline for one in first for baseline in one.get("baselines", {}).values()}
 
-    def _slow_at_look(self, events: JobEvents) -> tuple[set[str], set[str]]:
-        """Return the cells that stay at their look, and the baselines that nobody named."""
+    def _slow_when_screened(self, events: JobEvents) -> tuple[set[str], set[str]]:
+        """Return the cells that are pruned after screening, and the baselines that nobody named."""
         speed = {e["run"]: e.get("images_per_second") or 0.0 for e in events.of_kind("run_end")}
         slow, added = set[str](), set[str]()
         for block in self.task["blocks"]:
-            if not (look := block.get("look")):
+            if not (screening := block.get("look")):
                 continue
-            most, baselines = look["prune_slowdown"] or inf, look["baselines"]
+            most, baselines = screening["prune_slowdown"] or inf, screening["baselines"]
             own = {run["cell_id"]: speed.get(run["run_id"], 0.0) for run in block["runs"]}
             slow |= {c for c, b in baselines.items() if 0 < most * own[c] < own.get(b, 0.0)}
-            added |= {*look["added"]}
+            added |= {*screening["added"]}
         return slow, added
 
     def runs(self) -> list[Run]:
@@ -404,8 +404,8 @@ class ArrayJob:
                 for position, run in enumerate(block["runs"])
             ]
             is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
-            is_whole &= {run.purpose for run in runs} <= {"", LOOK}
-            self._slow_at_look(JobEvents([]))  # its section can be read
+            is_whole &= {run.purpose for run in runs} <= {"", SCREENING}
+            self._slow_when_screened(JobEvents([]))  # its section can be read
         except (TypeError, KeyError, AttributeError):
             is_whole = False
         if not is_whole:

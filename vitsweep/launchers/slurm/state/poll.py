@@ -88,7 +88,7 @@ class JobState:
 
     @property
     def remaining_runs(self) -> list[Run]:
-        """Runs still to be done; not those of cells that ended otherwise, or stay at their look."""
+        """Runs still to be done; not those of cells that ended otherwise, or are pruned after screening."""
         return self.job.remaining_runs(self.events, self.events.final_statuses())
 
 

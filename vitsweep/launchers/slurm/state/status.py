@@ -31,7 +31,7 @@ from vitsweep.launchers.slurm.state.poll import (
     wait_for_records,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
-from vitsweep.results.record import LOOK, RunRecord, Status
+from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.notes import lines_of
@@ -356,7 +356,7 @@ def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress
             num_read[path] += len(new)
             for event in new:
                 _report_run(plan, progress, event)
-            if any(event.get("purpose") == LOOK for event in new):  # slow cells stay at theirs
+            if any(event.get("purpose") == SCREENING for event in new):  # slow cells are pruned
                 before, now = num_left_out[path], state.job.num_left_out(state.events)
                 num_left_out[path] = now
                 progress.dropped(now - before)
@@ -374,6 +374,6 @@ def _report_run(plan: SweepPlan, progress: Progress, event: Mapping[str, Any]) -
     elif event["event"] == "run_end":
         progress.dropped(-1 if event["will_repeat"] else 0)
         status = Status(event["status"])
-        speed, is_look = event.get("images_per_second"), event.get("purpose") == LOOK
+        speed, is_screening = event.get("images_per_second"), event.get("purpose") == SCREENING
         reason, block = event.get("reason", ""), event.get("block", "")
-        progress.reported(cell, status, reason, speed, is_look, block=block)
+        progress.reported(cell, status, reason, speed, is_screening, block=block)

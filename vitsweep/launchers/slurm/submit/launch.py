@@ -26,7 +26,7 @@ from vitsweep.launchers.slurm.submit.sbatch import (
     submit,
 )
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
-from vitsweep.planning.blocks import BalancedOrder, Block, look_blocks
+from vitsweep.planning.blocks import BalancedOrder, Block, screenings
 from vitsweep.planning.freeze import code_folder
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results import sweeps
@@ -78,7 +78,7 @@ def _submit_missing(
     folder = code_folder(store, snapshot=request.settings.snapshot_code)
     is_awaited = {run.cell_id for run in pending} & sweep.plan.entries.keys()
     arrays = {s.job.array.folder: s.job.array for s in job_states if s.is_live and is_awaited}
-    awaited = [(run.cell_id, run.block) for run in pending if not run.is_look]
+    awaited = [(run.cell_id, run.block) for run in pending if not run.is_screening]
     for resources, jobs in _packed(sweep, request, settings, awaited).items():
         new = submit(store, resources, jobs, settings, folder, sweep.code)
         arrays[new.folder] = new
@@ -112,11 +112,11 @@ def _packed(
     minutes, known = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
     size, order = asked.cells_per_block, BalancedOrder.after(rounds.earlier)
 
-    def looks(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
-        return look_blocks(of_job, replace(state, missing_blocks={**missing}), asked)
+    def screened(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
+        return screenings(of_job, replace(state, missing_blocks={**missing}), asked)
 
     missing, most = state.missing_blocks, asked.prune_slowdown
-    return pack(plan, missing, minutes, known, settings, size, order, looks, most, state.first)
+    return pack(plan, missing, minutes, known, settings, size, order, screened, most, state.first)
 
 
 def _next_commands(store: Store) -> str:

@@ -21,7 +21,7 @@ from vitsweep.files import make_folder, remove, write_atomically
 from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
 from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
-from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_looks
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_screenings
 from vitsweep.planning.pending import has_typed_blocks
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.provenance import SECRET_VALUE
@@ -29,7 +29,7 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.technique import SECRET_NAME
 
-Looks = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
+Screenings = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
 
 # How long the runs of a sweep take: measured, predicted, or assumed.
 
@@ -70,8 +70,8 @@ class PlannedJob:
     Attributes:
         blocks: in the order in which they run.
         minutes: how long that is expected to take.
-        prune_slowdown: a cell that its look here, or its first block where it has no look, shows more times
-            slower than its baseline gets no further block.
+        prune_slowdown: a cell that its screening run here, or its first block where it has none, shows more
+            times slower than its baseline gets no further block.
     """
 
     blocks: tuple[Block, ...]
@@ -105,21 +105,21 @@ class PlannedJob:
 
     def _plain(self, block: Block) -> dict[str, Any]:
         purpose = {"purpose": block.purpose} if block.purpose else {}
-        return {"name": block.name, "runs": _runs(block)} | purpose | self._look(block)
+        return {"name": block.name, "runs": _runs(block)} | purpose | self._screening(block)
 
-    def _look(self, block: Block) -> dict[str, Any]:
-        """Return what a job needs to leave out cells that a look, or first block, shows to be slow."""
-        judged = {e.cell_id for e in block.entries if block.is_look} | block.first
+    def _screening(self, block: Block) -> dict[str, Any]:
+        """Return what a job needs to prune cells that a screening run, or first block, shows to be slow."""
+        judged = {e.cell_id for e in block.entries if block.is_screening} | block.first
         compared = [e for e in block.entries if e.baseline_id not in (None, e.cell_id)]
         compared = [e for e in compared if e.cell_id in judged and not has_typed_blocks(e)]
         if not compared or self.prune_slowdown is None:
             return {}
-        look = {
+        screening = {
             "prune_slowdown": self.prune_slowdown,
             "baselines": {entry.cell_id: entry.baseline_id for entry in compared},
             "added": [entry.cell_id for entry in block.entries if entry.is_added_baseline],
         }
-        return {"look": look}
+        return {"look": screening}
 
 
 def _runs(block: Block) -> list[dict[str, str]]:
@@ -135,7 +135,7 @@ def pack(
     settings: SlurmSettings,
     cells_per_block: int,
     order: BalancedOrder | None = None,
-    looks: Looks = lambda plan, missing: (),
+    screenings: Screenings = lambda plan, missing: (),
     prune_slowdown: float | None = None,
     first: Collection[str] = (),
 ) -> dict[Request, list[PlannedJob]]:
@@ -152,9 +152,9 @@ def pack(
         settings: of the launcher; `cells_per_job` and `minutes_per_job` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
-        looks: returns the looks that a job begins with, from its cells and the blocks that they lack.
+        screenings: returns the screening runs of a job, from its cells and the blocks that they lack.
         prune_slowdown: see `PlannedJob`.
-        first: cells whose first block takes the place of a look.
+        first: cells whose first block takes the place of a screening run.
     """
     order, plan = order or BalancedOrder(), paired(plan, settings)
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
@@ -165,7 +165,7 @@ def pack(
         baselines = [group.entries[e.baseline_id] for e in members if e.baseline_id]
         plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
         of_job = (
-            *joined_looks(looks(plan_here, missing_here)),
+            *joined_screenings(screenings(plan_here, missing_here)),
             *_with_first(blocks(plan_here, missing_here, cells_per_block, order), first),
         )
         minutes = sum(minutes_of_run[e.cell_id] for block in of_job for e in block.entries)
