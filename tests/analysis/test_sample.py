@@ -98,14 +98,15 @@ def test_the_gpu_sample_has_names_claims_and_the_figures_of_the_blog() -> None:
     assert cells["window_energy_j"].min() > 600  # a window is 1.5 s at about 670 W
 
 
-def test_the_readme_shows_the_gpu_sample_as_a_terminal_of_100_columns_does() -> None:
+def test_the_pages_show_the_gpu_sample_as_a_terminal_of_100_columns_does() -> None:
     sweep = SweepTables.read(H200)
     console = Console(width=100, record=True, file=StringIO())
     console.print(CellTable(sweep.cells, "meta_speedups-cuda"))
     shown = "\n".join(line.rstrip() for line in console.export_text().splitlines())
     [answer] = answers(sweep)
-    readme = H200.parents[1].joinpath("README.md").read_text(encoding="utf-8")
-    assert f"```text\n{shown}\n{textwrap.fill(answer, 100)}\n```" in readme
+    for page in ("README.md", "docs/first_sweep.md"):
+        text = H200.parents[1].joinpath(page).read_text(encoding="utf-8")
+        assert f"```text\n{shown}\n{textwrap.fill(answer, 100)}\n```" in text
 
 
 @pytest.mark.slow
