@@ -14,6 +14,7 @@ from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError
 from vitsweep.rates.profile import profile_names
+from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import choices
 from vitsweep.spec.resolve import resolve
 from vitsweep.words import _table, _words, did_you_mean, gone_names, plain, plain_number
@@ -153,6 +154,13 @@ zero_optimization.stage=3 -> `sharding=fsdp`?
 opt=Lion -> use `optimizer=adamw_fused`.
 precision:O1 -> `precision=O1`?
 +experiment=first -> a named sweep: `+sweep=first` or a name: `sweep.name=first`?
+sharding=ddp/fsdp -> `sharding=ddp,fsdp`?
+precision=01,02 -> `precision=O1,O2`?
+sharding=ddp,fsdpp -> `sharding=ddp,fsdp`?
+precision = O1, O2 -> no space beside `,` or `=`: `precision=O1,O2`.
+measurement.blocks=three -> `measurement.blocks=3`?
+limit_train_batches=0.1 -> `measurement=smoke`?
+limit_train_batches=20 -> `measurement.measured_steps=20`?
 train seed=3 -> `python -m vitsweep -m seed=3` or to an accuracy: `python -m vitsweep -m seed=3 task=train`?
 """
 """What is typed after `-m` -> how the sentence ends."""
@@ -166,7 +174,7 @@ def test_a_word_of_the_field_gets_the_words_to_type() -> None:
     for slip in SLIPS.strip().splitlines():
         typed, _, end = slip.partition(" -> ")
         with pytest.raises(VitsweepError) as refused:
-            [resolve(cell.tree, LAPTOP) for cell in cells_of(typed)]
+            [cell_from_tree(resolve(cell.tree, LAPTOP)) for cell in cells_of(typed)]
         said = str(refused.value)
         assert said.endswith(end)
         assert len(said.splitlines()) == 1
@@ -184,6 +192,8 @@ def test_a_number_with_a_unit_is_the_plain_number_where_the_key_has_that_unit() 
         ("resources.memory_gib_per_rank", "16GB", repr(16e9 / 2**30)),
         ("hydra.launcher.mem_gb", "64GB", "64"),
         ("batch.resolution_px", "224px", "224"),
+        ("model.patch_px", "16x16", "16"),
+        ("model.patch_px", "16x8", "16x8"),
         ("sweep.indifference", "5%", "0.05"),
         ("--width", "5%", "0.05"),
         ("--minutes", "1h", "60"),

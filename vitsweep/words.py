@@ -55,6 +55,8 @@ def suggestions(typed: str, rest: str = "") -> list[str]:
     key, equals, value = text.replace("--hardware ", "--hardware=").partition("=")
     last = key.lstrip("-").rpartition(".")[2]
     table, names = _table(), {plain(key.lstrip("-")), plain(last)}
+    if number := spelled(value):
+        return [f"{key}={number}"]
     answers = _listed("verbs", names, rest)
     answers = [a for a in answers if not equals or a[:1] == key[:1] == "-"]
     if equals and value:
@@ -72,6 +74,12 @@ def suggestions(typed: str, rest: str = "") -> list[str]:
     exact = [a for a, others in choices if _fits(pairs, [plain(o) for o in others if "=" in o])]
     found = dict.fromkeys(exact or [" ".join(map(without_units, a.split())) for a in answers])
     return [answer for answer in found if answer != typed]
+
+
+def spelled(word: str) -> str:
+    """Return the digits of a number in letters, such as `three`; nothing of any other word."""
+    numbers = _table()["numbers"].items()
+    return next((digits for digits, names in numbers if word.lower() in names), "")
 
 
 def _groups(names: Collection[str]) -> list[str]:
@@ -155,22 +163,27 @@ def _tried(
     for typed in (as_typed(word), *(as_typed(by_letters[name]) for name in near)):
         yield [typed] if typed != as_typed(word) else []
         yield suggestions(typed, rest)
-        yield _each(typed)
+        yield _each(typed, by_letters)
     yield _elsewhere(as_typed(word), rest)
 
 
-def _each(typed: str) -> list[str]:
+def _each(typed: str, by_letters: Mapping[str, str]) -> list[str]:
     """Return what several values mean, each as one choice of the same group."""
     key, _, value = typed.partition("=")
-    parts = value.split(",") if "," in value and value[0] not in "[{" else []
-    found = [next(map(_words, suggestions(f"{key}={p}")), f"{key}={p}") for p in parts]
+    parts = re.split("[,/|;]", value) if value[:1] not in ("[", "{") else []
+
+    def choice(part: str) -> str:
+        if plain(part) in by_letters:
+            return f"{key}={by_letters[plain(part)]}"
+        near = [by_letters[n] for n in get_close_matches(plain(part), by_letters, 1, 0.7)]
+        others = [f"{key}={name}" for name in (*near, part)]
+        return next(map(_words, suggestions(f"{key}={part}")), others[0])
+
+    found = [choice(part) for part in parts if len(parts) > 1]
     groups = {answer.partition("=")[0] for answer in found}
     chosen = dict.fromkeys(answer.partition("=")[2] for answer in found)
-    return (
-        [f"{groups.pop()}={','.join(chosen)}"]
-        if len(groups) == 1 and " " not in "".join(found)
-        else []
-    )
+    is_one = len(groups) == 1 and " " not in "".join(found)
+    return [f"{groups.pop()}={','.join(chosen)}"] if is_one else []
 
 
 def _elsewhere(typed: str, rest: str) -> list[str]:
@@ -217,6 +230,7 @@ _SHARES = re.compile(
     r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--width"
 )
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")
+_SQUARE = re.compile(r"(\d+)[xX]\1")
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+|%)")
 
 
@@ -226,18 +240,20 @@ def plain_number(key: str, text: str) -> str:
     Args:
         key: of the setting or option; the last part of its name says its unit (`timeout_min`,
             `memory_gib_per_rank`).
-        text: as typed, such as `2h` or `5%`.
+        text: as typed, such as `2h`, `5%` or, of pixels, `16x16`.
     """
     if clock := _CLOCK.fullmatch(text):  # [days-]hours:minutes:seconds
         parts = zip(clock.groups(), (86400, 3600, 60, 1), strict=True)
         return plain_number(key, f"{sum(int(part or 0) * size for part, size in parts)}s")
+    own = re.sub(r"_per_\w+$", "", key.rpartition(".")[2]).rpartition("_")[2].lstrip("-")
+    if own == "px" and (square := _SQUARE.fullmatch(text)):
+        return square[1]
     found = _NUMBER.fullmatch(text)
     if not found:
         return text
     number, unit = float(found[1]), found[2].lower()
     if unit == "%":
         return _written(number / 100) if _SHARES.fullmatch(key) else text
-    own = re.sub(r"_per_\w+$", "", key.rpartition(".")[2]).rpartition("_")[2].lstrip("-")
     unit = own if unit == "g" and own in ("gb", "gib") else unit  # as Slurm's `--mem=64G`
     for units, of_keys in _KINDS:
         size = units.get(unit) or units.get(unit.removesuffix("s"))

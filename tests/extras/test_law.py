@@ -15,6 +15,7 @@ from tests.command import NO_REPORT, QUICK
 from tests.extras import PAGES, WORDS
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
+from vitsweep.cli import show
 from vitsweep.cli.main import VERBS
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, VitsweepError
@@ -150,6 +151,9 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
         sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
     with pytest.raises(VitsweepError, match="`report --latex`"):
         extras.option("report --latex")
+    monkeypatch.setattr("vitsweep.cli.report.OPTIONS", {})
+    shown = show.usage() + VERBS["report"].parser().format_help()
+    assert "latex" not in shown.lower()
 
 
 def test_a_setting_of_a_feature_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

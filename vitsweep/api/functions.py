@@ -8,7 +8,6 @@ from typing import Any
 from pandas import DataFrame
 from rich.console import Console
 
-from vitsweep import extras
 from vitsweep.api.plan import as_columns, overview
 from vitsweep.api.session import (
     SUBMITTED,
@@ -21,7 +20,6 @@ from vitsweep.api.session import (
 from vitsweep.api.sweep import Sweep
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.hydra import value_override
-from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, SweepStopped
 from vitsweep.launchers.base import LaunchResult
@@ -50,32 +48,12 @@ def measured(session: Session, plan: SweepPlan | None = None) -> Iterator[Launch
         VitsweepError: something that was asked for cannot be done; nothing has run.
         SweepStopped: when the block ends, if the user stopped the sweep or detached from its jobs.
     """
-    require_rounds(session.launcher, session.settings)
     with session.launcher.launch_cells(session.request(plan)) as result:
         yield result
     if result.interrupted:
         if not result.submitted:
             session.console.print("Stopped. What was measured is kept; the same command continues.")
         raise SweepStopped
-
-
-def require_rounds(launcher: object, settings: SweepSettings) -> None:
-    """Refuse what chooses each block from the runs before to a launcher that submits all of them.
-
-    Raises:
-        BadValueError: it would measure the whole grid.
-    """
-    chooses = {
-        f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
-        f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
-        f"sweep.limit.key={settings.limit.key}": settings.limit.key,
-    }
-    typed = next((key for key, is_set in chooses.items() if is_set), "")
-    if typed and not getattr(launcher, "can_choose_rounds", False):
-        raise BadValueError(
-            f"`{typed}` does not work with {type(launcher).__name__}, which submits all blocks at once: type "
-            "it with `hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
-        )
 
 
 def collected(result: LaunchResult) -> "tuple[SweepTables, DataFrame]":
@@ -108,9 +86,8 @@ def search_limits(session: Session, searches: Searches) -> list[Search]:
     """Run the rounds of a search for limits; return what was found for each cell.
 
     Raises:
-        BadValueError: two cells of the grid are the same one, or the launcher submits all blocks at once.
+        BadValueError: two cells of the grid are the same one.
     """
-    require_rounds(session.launcher, session.settings)
 
     def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
         values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in probed)

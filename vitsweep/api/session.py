@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from vitsweep import extras
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import (
     ComposedCell,
@@ -247,11 +248,36 @@ def session_of(
         console=console,
         command=command,
     )
+    require_rounds(launcher, hydra.choice(config, "launcher"), session.settings)
     if said := says(session.plan):
         console.print(said)
     if session.tracker.get("mode", "none") != "none":
         check_tracker(session.tracker)
     return session
+
+
+def require_rounds(launcher: object, name: str, settings: SweepSettings) -> None:
+    """Refuse what chooses each block from the runs before to a launcher that submits all of them.
+
+    Args:
+        launcher: that is to measure the cells.
+        name: as it is chosen.
+        settings: of the sweep.
+
+    Raises:
+        BadValueError: it would measure the whole grid.
+    """
+    chooses = {
+        f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
+        f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
+        f"sweep.limit.key={settings.limit.key}": settings.limit.key,
+    }
+    typed = next((key for key, is_set in chooses.items() if is_set), "")
+    if typed and not getattr(launcher, "can_choose_rounds", False):
+        raise BadValueError(
+            f"`{typed}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
+            "`hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
+        )
 
 
 def _name_what_there_is(overrides: Sequence[Any], loader: Any, config_name: str) -> None:

@@ -1,9 +1,11 @@
 """What is typed without a verb: overrides, whose cells are measured and shown."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
@@ -37,6 +39,9 @@ SHORT_FLAGS = ("-c", "-i", "-sc", "-cp")
 """Of Hydra as well; `-p` is Slurm's, and Hydra's is `--package`."""
 
 
+_SEPARATORS = (",", "=")
+_JOINED = re.compile("[^ ,=]+( *[,=] *[^ ,=]+)+")
+"""What is one word without spaces beside `,` and `=`."""
 _ALL = "`python -m vitsweep show` lists all"
 
 
@@ -220,17 +225,15 @@ def is_override(argument: str) -> bool:
 
 def _refuse_words(arguments: Sequence[str]) -> None:
     """Refuse what is neither a verb nor an override; the word after a flag is that flag's."""
-    for before, word, after in zip(
-        ["-m", *arguments], [*arguments], [*arguments[1:], ""], strict=False
-    ):
+    for place, (before, word) in enumerate(pairwise(["-m", *arguments])):
         of_flag = before.startswith("-") and before not in (*MULTIRUN, *ONE_RUN, *QUIET)
         if of_flag or word.startswith("-") or is_override(word):
             continue
-        apart = (before, word) if before.endswith((",", "=")) else (word, after)
-        if before.endswith((",", "=")) or after.startswith("="):
-            raise VitsweepError(
-                f"`{' '.join(apart)}`: no space beside `,` or `=`: `{''.join(apart)}`."
-            )
+        is_end = before.endswith(_SEPARATORS) or word.startswith(_SEPARATORS)
+        apart = _JOINED.match(" ".join(arguments[max(0, place - is_end) :]))
+        if apart and " " in apart[0]:
+            whole = re.sub(" *([,=]) *", r"\1", apart[0])
+            raise VitsweepError(f"`{apart[0]}`: no space beside `,` or `=`: `{whole}`.")
         if word in VERBS:
             rest = " ".join(a for a in arguments if a != word)
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")

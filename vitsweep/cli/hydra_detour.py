@@ -15,8 +15,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vitsweep.api.functions import require_rounds
-from vitsweep.api.session import session_of
+from vitsweep.api.session import require_rounds, session_of
 from vitsweep.cli.cells import (
     MULTIRUN,
     ONE_RUN,
@@ -187,7 +186,7 @@ def sweep_in_hydra(
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())
     settings = hydra.plain_resolved(config) | {"sweep": sweep}
-    require_rounds(launcher, sweep_settings(settings))
+    require_rounds(launcher, hydra.choice(config, "launcher"), sweep_settings(settings))
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)
     return returned

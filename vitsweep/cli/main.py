@@ -77,7 +77,7 @@ _CORE = {
     "plan": "list cells with state and predictions; runs nothing",
     "status": "show jobs and cells of a submitted sweep, or list all sweeps",
     "collect": "write parquet and CSV files anew, and show the table",
-    "report": "write one HTML page of a sweep, or LaTeX",
+    "report": "write one HTML page of a sweep",
     "retry": "run cells again that were not measured",
     "cancel": "end the jobs of a sweep; what was measured is kept",
     "pack": "put the files of a sweep's cells into one; every verb reads it",

@@ -4,18 +4,20 @@ from collections.abc import Sequence
 
 from vitsweep.api.sweep import load
 from vitsweep.cli.main import VERBS, Options
-from vitsweep.extras import option
+from vitsweep.extras import OPTIONS, option
 
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
     options.add_sweep()
-    options.flag("--latex", help="write the table and a paragraph of method as LaTeX instead")
+    if "report --latex" in OPTIONS:
+        options.flag("--latex", help="write the table and a paragraph of method as LaTeX instead")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Write the report of the sweep, or LaTeX; print the paths."""
     asked = VERBS["report"].read(arguments)
     sweep = load(asked.sweep)
-    print(*(option("report --latex")(sweep.folder) if asked.latex else [sweep.report()]), sep="\n")
+    wants_latex = getattr(asked, "latex", False)
+    print(*(option("report --latex")(sweep.folder) if wants_latex else [sweep.report()]), sep="\n")
     return 0

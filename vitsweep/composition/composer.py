@@ -267,16 +267,23 @@ class Composer:
         return self._cells[texts]
 
     def refuse_unknown(self, overrides: Sequence[str]) -> None:
-        """Refuse a key whose group or section does not exist, as it was typed, sweeps included.
+        """Refuse a key whose group or section, or a swept choice that does not exist, as it was typed.
 
         Raises:
             BadValueError: there is one.
         """
         known = self._base().tree
         for override in self.parse(overrides):
-            root = root_of(override)
+            root, group = root_of(override), override.key_or_group
             if override.type is OverrideType.CHANGE and root not in (*known, "hydra"):
                 raise self._answered(unknown_key(override, [], root, known), overrides)
+            if not override.is_choice_sweep() or group not in self.default_choices:
+                continue
+            values = [text.partition("=")[2] for text in hydra.axis_texts(override)]
+            for value in values:
+                if hydra.load_file(self._files, f"{group}/{value}") is None:
+                    unknown = unknown_choice(group, value, self.options(group), values)
+                    raise self._answered(unknown, overrides)
 
     def _answered(self, error: UnknownNameError, overrides: Sequence[str]) -> UnknownNameError:
         """Return an error whose suggestions compose with the other overrides."""

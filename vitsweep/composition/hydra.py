@@ -74,13 +74,15 @@ class UnknownNameError(BadValueError):
         return UnknownNameError(*self._of_what, fits)
 
 
-def unknown_choice(group: str, choice: str, valid: Iterable[str]) -> UnknownNameError:
-    """Say which choices a group has."""
-    names, shown = list(valid), group.lstrip("+")
+def unknown_choice(
+    group: str, choice: str, valid: Iterable[str], among: Iterable[str] = ()
+) -> UnknownNameError:
+    """Say which choices a group has; `among` are the values of which a swept one is unknown."""
+    names, shown, typed = list(valid), group.lstrip("+"), ",".join(among) or choice
     return UnknownNameError(
-        f"{group}={choice}",
+        f"{group}={typed}",
         f"`{group}` has no choice `{choice}`",
-        choice,
+        typed,
         names,
         lambda name: f"{group}={name}",
         f"it has {_listed(names)}"

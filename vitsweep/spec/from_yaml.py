@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from vitsweep.errors import BadValueError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import seeded_generators
-from vitsweep.words import did_you_mean
+from vitsweep.words import did_you_mean, spelled
 
 Tree = dict[str, Any]
 
@@ -179,7 +179,7 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         problems = "; or ".join(dict.fromkeys(sentence(problem) for problem in error.errors()))
         listed = [p["ctx"]["expected"] for p in error.errors() if p["type"] == "literal_error"]
         allowed = re.findall(r"'(.+?)'", " ".join(listed))
-        typed = value if allowed and isinstance(value, str) else ""
+        typed = value if isinstance(value, str) and (allowed or spelled(value)) else ""
         meant = did_you_mean(typed, allowed, lambda name: f"{path}={name}") if typed else "."
         raise BadValueError(f"`{path}={_typed(value)}`: {problems}{meant}") from error
 

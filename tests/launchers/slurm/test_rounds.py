@@ -4,13 +4,27 @@ import pytest
 
 from hydra_plugins.vitsweep_launchers.plugin import LocalLauncher, SlurmLauncher
 from tests.composition.test_sweep_settings import settings
-from vitsweep.api.functions import require_rounds
+from vitsweep.api.session import require_rounds
+from vitsweep.cli.main import run
 from vitsweep.errors import BadValueError
 
 
 def test_a_race_minutes_and_a_search_for_limits_are_refused_with_the_way_out() -> None:
     for typed in ("search=race", "minutes=3", "limit.key=batch.images_per_step"):
-        require_rounds(LocalLauncher(), settings(f"sweep.{typed}"))
-        with pytest.raises(BadValueError, match=rf"^`sweep.{typed}.* .*launcher=local.*salloc -N1"):
-            require_rounds(SlurmLauncher(), settings(f"sweep.{typed}"))
-    require_rounds(SlurmLauncher(), settings())
+        require_rounds(LocalLauncher(), "local", settings(f"sweep.{typed}"))
+        with pytest.raises(
+            BadValueError, match=rf"^`sweep.{typed}.* `hydra/launcher=slurm`.*local.*salloc -N1"
+        ):
+            require_rounds(SlurmLauncher(), "slurm", settings(f"sweep.{typed}"))
+    require_rounds(SlurmLauncher(), "slurm", settings())
+
+
+def test_a_plan_refuses_what_the_sweep_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    site = ["hydra.launcher.site.cores_per_node=4", "hydra.launcher.site.gpus_per_node=0"]
+    line = ["hydra/launcher=slurm", *site, "sweep.minutes=3"]
+    said = []
+    for verb in (["plan", "--no-predict"], []):
+        assert run([*verb, *line]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert said[0].startswith("`sweep.minutes=3`")
