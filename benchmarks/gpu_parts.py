@@ -32,9 +32,9 @@ from gpu_profile import profile
 from gpu_smoke import smoke
 from gpu_steps import SMOKE, Figures, Run, Size, cell_of, end_if_lost, largest_batch, reason_of
 from gpu_turns import Contender, ours, theirs, time_in_turns
+from reached_rates import calibrate
 
 from vitsweep.model.attention import Attention
-from vitsweep.rates.reached import calibrate
 from vitsweep.spec.resources import MeshShape
 from vitsweep.world import World
 

@@ -28,7 +28,6 @@ from vitsweep.measure.communication import (
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
-from vitsweep.rates.reached import calibrate
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
@@ -284,7 +283,7 @@ def _times(world: World) -> dict[str, float]:
     return {
         "collective": _total(profile_collectives(lambda: dist.all_reduce(buffer), world.device)),
         "quiet": _total(profile_collectives(lambda: buffer.add_(1), world.device)),
-    } | calibrate(world)
+    }
 
 
 def gathers(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -328,30 +327,22 @@ def test_what_a_user_sends_without_a_purpose_is_booked_as_no_other(tmp_path: Pat
         assert sent >= 2 * tokens * 36 * 4, "two gathers of a block's output, and one's backward"
 
 
-def test_time_in_collectives_and_the_rates_of_the_machine_are_positive(tmp_path: Path) -> None:
+def test_time_in_collectives_is_positive(tmp_path: Path) -> None:
     for found in on_ranks(2, _times, asked(2), folder=tmp_path):
-        assert found.pop("quiet") == 0
-        assert set(found) == {
-            "collective",
-            "float32",
-            "bfloat16",
-            "copy_gb_per_s",
-            "all_reduce_gb_per_s",
-        }
-        assert all(value > 0 for value in found.values())
+        assert found["quiet"] == 0
+        assert found["collective"] > 0
 
 
-def test_one_rank_alone_sends_nothing_and_has_no_bandwidth(tmp_path: Path) -> None:
+def test_one_rank_alone_sends_nothing(tmp_path: Path) -> None:
     [found] = on_ranks(1, _alone, asked(1, "sharding=none"), folder=tmp_path)
     assert found["collective"] == 0
-    assert "all_reduce_gb_per_s" not in found
 
 
 def _alone(world: World) -> dict[str, float]:
     done: list[int] = []
     spent = _total(profile_collectives(lambda: done.append(1), world.device))
     assert not done, "a step would show nothing"
-    return {"collective": spent} | calibrate(world)
+    return {"collective": spent}
 
 
 def test_without_torchs_tables_nothing_is_counted_and_the_reason_is_given(

@@ -1,14 +1,9 @@
 """`vitsweep doctor`: what this machine can do, what is missing, and how to get it."""
 
-import json
 import os
 import shutil
 import socket
-import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,23 +11,15 @@ import psutil
 from rich.console import RenderableType
 
 from vitsweep.cli.main import VERBS, Options, print_json
-from vitsweep.composition.composer import Composer
 from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode
-from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
-from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
-from vitsweep.files import write_atomically
-from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.rates.profile import cpu_half_precision, device_name
 from vitsweep.results.sweeps import RESULTS
-from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.render import TextTable
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 SLURM = ("sinfo", "sbatch", "squeue")
-RATES_TIMEOUT_S = 600
-"""Of the measured rates; the processes import torch, and NCCL connects all ranks."""
 
 
 def add_options(options: Options) -> None:
@@ -44,24 +31,17 @@ def run(arguments: Sequence[str]) -> int:
     """Print the findings; return 0 where vitsweep can run here, else 3."""
     console, typed = open_console(), VERBS["doctor"].read(arguments)
     machine = Machine.here()
-    rates = _rates(machine)
     found = {
         "Machine": _machine(machine),
         "Software": _software(),
         "Cluster": _cluster(),
-        "Rates of one rank, measured now": rates or [("measurement", "failed: see below")],
     }
     for title, rows in found.items():
         console.print(_table(title, rows))
     problems = _unwritable_results()
-    if not rates:
-        problems.append(
-            "The ranks of the default cell could not measure their rates: run "
-            "`python -m vitsweep measurement=smoke` and read `rank0.log` in the cell's folder."
-        )
     print_lines(console, problems)
     if typed.json:
-        keys = ("machine", "software", "cluster", "rates")
+        keys = ("machine", "software", "cluster")
         print_json(**dict(zip(keys, map(dict, found.values()), strict=True)), problems=problems)
     return ExitCode.not_all_measured if problems else ExitCode.ok
 
@@ -114,46 +94,6 @@ def _cluster() -> list[tuple[str, str]]:
     trouble = shown.stderr.strip().splitlines()[:1]
     answer = shown.stdout.strip() or f"installed, but no cluster answers: {' '.join(trouble)}"
     return [("Slurm", answer), ("missing commands", ", ".join(missing) or "none")]
-
-
-def _rates(machine: Machine) -> list[tuple[str, str]]:
-    """Return the rates that the ranks of the default cell reach; none where they fail."""
-    cell = plan_cell(Composer().compose([]), machine).spec
-    rates: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, rendezvous() as init_method:
-        answer = Path(folder) / "rates.json"
-        arguments, every = (cell, init_method, str(answer)), range(cell.resources.world_size)
-        ranks = LocalRanks(fork_server(), measure_rank, arguments, every, Path(folder))
-        try:
-            wait_for_ranks(ranks, RATES_TIMEOUT_S, grace_seconds=1.0)
-        finally:
-            ranks.kill()
-        with suppress(OSError, ValueError):
-            rates = json.loads(answer.read_text(encoding="utf-8"))
-    bandwidth, copy = rates.pop("all_reduce_gb_per_s", None), rates.pop("copy_gb_per_s", None)
-    rows = [(f"matmul {dtype}", f"{rate:.3g} TFLOP/s") for dtype, rate in rates.items()]
-    if copy:
-        rows.append(("memory copy, read and written", f"{copy:.3g} GB/s"))
-    if bandwidth:
-        rows.append((f"all-reduce, {cell.resources.world_size} ranks", f"{bandwidth:.3g} GB/s"))
-    return rows
-
-
-def measure_rank(cell: CellSpec, init_method: str, answer: str, rank: int, local_rank: int) -> None:
-    """Measure the rates as one rank; rank 0 writes them as JSON to the file `answer`."""
-    from vitsweep.rates.reached import calibrate
-
-    end_with_launcher()
-    own_limit = replace(cell.measurement, timeout_min=RATES_TIMEOUT_S / 60)
-    cell = replace(cell, measurement=own_limit)
-    try:
-        with joined_process_group(cell, rank, local_rank, init_method) as world:
-            rates = calibrate(world)
-            if rank == 0:
-                write_atomically(Path(answer), json.dumps(rates))
-    except Exception as error:  # `doctor` says that there are none
-        print(f"Rank {rank} measured no rates: {error}", file=sys.stderr)
-        exit_now(1)
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> RenderableType:

@@ -197,7 +197,7 @@ class Options(ArgumentParser):
 
 # `--json`: what a verb found, alone on stdout; docs/scripts.md says what scripts may rely on.
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised where a key of what is printed goes, or means something else."""
 OPTION = "--json"
 _outputs: list[TextIO] = []
