@@ -1,7 +1,6 @@
 """Which versions of torch and torchao go together, without importing either.
 
-`benchmarks/torch_versions.sh` runs each; `docs/torch_versions.md` has what it found. What one technique
-needs stands in its own file, as `needs_torch`.
+`benchmarks/torch_versions.sh` runs each; `docs/torch_versions.md` has what it found.
 """
 
 from collections.abc import Iterator

@@ -146,24 +146,6 @@ def test_what_hydra_refuses_is_a_sentence(typed: list[str], words: str, tmp_path
     assert "Traceback" not in done.stderr
 
 
-NOTED = [
-    "hydra/job_logging=none",
-    "hydra/hydra_logging=x",
-    "hydra.output_subdir=null",
-    "hydra.job.name=x",
-]
-
-
-def test_what_a_sites_wrapper_types_is_a_note(
-    calls: Calls, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["plan", "seed=1", "--no-predict", *NOTED]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split("`")[1] for line in said if line.startswith("Note: ")] == NOTED
-    assert _for_hydra(["hydra/launcher=basic", *NOTED]) == ["--multirun", "hydra/launcher=basic"]
-    assert len(calls.planned) == 1
-
-
 def test_run_is_hydras_default(calls: Calls) -> None:
     assert read_line(["--run", "precision=O1"]).overrides == ["precision=O1"]
     assert read_line(["-r", "precision=O1"]).of_hydra == ""

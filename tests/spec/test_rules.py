@@ -228,15 +228,6 @@ def test_fp8_is_refused_without_a_torchao_of_this_torch(
         assert reasons(*FP8_OF_ALL, "batch.images_per_step=128", machine=GPU_NODE) == ()
 
 
-def test_what_an_older_torch_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = entry(*TINY, "sharding=fsdp", machine=GPU_NODE).spec
-    monkeypatch.setattr(type(cell.sharding), "needs_torch", "2.12")
-    assert not [*rules.lacking_here(cell)]
-    versions(monkeypatch, torch="2.9.1")
-    [reason] = rules.lacking_here(cell)
-    assert "`sharding=fsdp`" in reason
-
-
 def test_a_torch_newer_than_was_tried_is_said_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch_is_untried" not in freeze.code_state()
     major, second = torch_compat.minor(torch_compat.NEWEST)

@@ -28,7 +28,6 @@ from vitsweep.composition.hydra import (
     sweep_override,
     unknown_choice,
     value_override,
-    without_noted,
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
@@ -188,7 +187,6 @@ def open_session(
         NotOursError: the launcher is not vitsweep's.
         BadValueError: an override is wrong, or a column of the user's cannot be computed.
     """
-    overrides = without_noted(overrides)
     adds_conf = config_dir is not None or config_name != CONFIG
     adds_conf = adds_conf or any(o.startswith("hydra.searchpath") for o in overrides)
     refuse_ignored(overrides, has_own_conf=not adds_conf)

@@ -33,7 +33,6 @@ from vitsweep.composition.hydra import (
     parse_overrides,
     refuse_ignored,
     value_override,
-    without_noted,
 )
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
@@ -106,11 +105,10 @@ def _for_hydra(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     check_words(arguments)
     typed = [a for a in arguments if is_override(a)]
-    overrides = without_noted(typed)
     adds_conf = any(a.startswith(("--config-", "hydra.searchpath")) for a in arguments)
-    refuse_ignored(overrides, has_own_conf=not adds_conf)
+    refuse_ignored(typed, has_own_conf=not adds_conf)
     flags = [a for a in arguments if a not in (*typed, *MULTIRUN, *ONE_RUN, *QUIET)]
-    return ["--multirun", *flags, *hide_from_hydra(overrides)]
+    return ["--multirun", *flags, *hide_from_hydra(typed)]
 
 
 def hide_from_hydra(overrides: Sequence[str]) -> list[str]:

@@ -487,37 +487,12 @@ def _quoted(value: Any) -> Any:
 # Overrides that nothing would read are refused, from the command line and from Python.
 
 
-NOTED = (
-    "hydra.job_logging", "hydra/job_logging", "hydra.hydra_logging", "hydra/hydra_logging",
-    "hydra.output_subdir", "hydra.job.name",
-)  # fmt: skip
-"""Settings of Hydra's that wrappers of a site type, and that change neither results nor their place."""
+READ = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweeper", "hydra.searchpath")
+"""Settings of Hydra's that vitsweep reads."""
 ENVIRONMENT = ("hydra.job.env_set", "hydra.job.env_copy")
-IGNORED = {
-    ("hydra.run", "hydra.sweep", "hydra.job.chdir"): "results go to `sweep.folder`/`sweep.name`",
-    ENVIRONMENT: "`'runtime.variables={NAME:value}'` sets environment variables of a cell",
-    ("hydra.job", "hydra.runtime"): "a cell has processes of its own",
-    (
-        "hydra.verbose", "hydra.help", "hydra/help", "hydra.hydra_help", "hydra/hydra_help",
-        "hydra.output", "hydra/output", "hydra.callbacks", "hydra/callbacks", "hydra.mode",
-    ): "Hydra prints and calls nothing here",
-}  # fmt: skip
-"""Settings of Hydra's that vitsweep does not read, and why; the first that fits is said."""
 OWN_SWEEPER = "hydra/sweeper=vitsweep"
 STOCK_LAUNCHERS = ("hydra/launcher=basic", "hydra/launcher=joblib", "hydra/launcher=submitit")
 """Hydra's own launchers do set the variables of `ENVIRONMENT` for their jobs."""
-
-
-def without_noted(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides without those of `NOTED`; each of these is a note."""
-    kept = []
-    for override in overrides:
-        if _is_below(key_of(override), NOTED):
-            print(f"Note: `{override}` changes nothing: vitsweep names, logs and keeps runs itself.",
-                  file=sys.stderr)  # fmt: skip
-        else:
-            kept.append(override)
-    return kept
 
 
 def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
@@ -536,10 +511,14 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             raise BadValueError(f"`{override}`: {fault}{meant}")
         if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)
-        for sections, why in IGNORED.items():
-            if _is_below(key.lstrip("~"), sections) and not (has_stock and sections == ENVIRONMENT):
-                meant = did_you_mean(override, (), str)
-                raise BadValueError(f"`{override}` changes nothing: {why}. Leave it out{meant}")
+        is_read = _is_below(key.lstrip("~"), (*READ, *(ENVIRONMENT if has_stock else ())))
+        if key.lstrip("~").startswith(("hydra.", "hydra/")) and not is_read:
+            meant = did_you_mean(override, (), str)
+            raise BadValueError(
+                f"`{override}` changes nothing: vitsweep runs cells itself, keeps them in `sweep.folder`/"
+                "`sweep.name`, and gives them `'runtime.variables={NAME:value}'`. Leave it out"
+                f"{meant}"
+            )
         if key == "hydra.launcher":
             raise BadValueError(f"`{override}` is a section; did you mean `hydra/launcher={name}`?")
         if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:

@@ -1,7 +1,6 @@
 """What cannot run, with every reason, before a process starts or a job is queued."""
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from math import prod
 from typing import Literal
 
@@ -10,7 +9,6 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import wrong_function
 from vitsweep.spec.resources import AXES, TOKEN_AXES
-from vitsweep.torch_compat import is_older_than
 
 
 def conflicts(cell: CellSpec) -> list[str]:
@@ -57,13 +55,8 @@ def lacking_here(cell: CellSpec) -> Iterator[str]:
     Raises:
         BadValueError: the rule of a technique raises.
     """
-    for group, technique in cell.techniques.items():
+    for group in cell.techniques:
         yield from said_by(cell, group, "lacking_here")
-        if (needed := technique.needs_torch) and is_older_than(needed):
-            yield (
-                f"`{group}={technique.name}` as set needs torch {needed} or newer, not {version('torch')}: "
-                f"install it, or choose another `{group}`."
-            )
 
 
 def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here"]) -> list[str]:

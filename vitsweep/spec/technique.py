@@ -87,11 +87,6 @@ class Technique(ABC):
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
 
     @property
-    def needs_torch(self) -> str | None:
-        """The first minor version of torch that has what it uses, such as "2.12"; None where all have."""
-        return None
-
-    @property
     def needs_transformer(self) -> bool:
         """Whether it works on tokens, heads or blocks of a transformer, and on no other model."""
         return False
