@@ -36,7 +36,7 @@ from vitsweep.tables.formatting import (
     with_interval,
 )
 from vitsweep.tables.notes import reason_lines
-from vitsweep.tables.render import TextTable, baseline_line, common_settings, pick, technique_notes
+from vitsweep.tables.render import TextTable, baseline_line, common_settings, technique_notes
 
 CORES_PER_GPU = 12
 """Of a node that is not here."""
@@ -87,7 +87,6 @@ _SHORT: dict[str, Column] = {
 def _show(
     rows: Sequence[Mapping[str, Any]],
     above: Sequence[str],
-    columns: Sequence[str],
     console: Console,
 ) -> None:
     """Print the cells, then the reasons of those that do not run.
@@ -95,18 +94,12 @@ def _show(
     Args:
         rows: of the plan, with or without predictions.
         above: lines above the table.
-        columns: names of columns to show; empty for the most important ones.
         console: where to print.
-
-    Raises:
-        BadValueError: there is no such column.
     """
     shown = [row for row in rows if not row["reasons"]]
     for line in above:
         console.print(line, style="italic", highlight=False)
-    if shown and columns:
-        console.print(TextTable(pick(as_columns(shown), ["cell", *columns])))
-    elif shown:
+    if shown:
         console.print(TextTable(text_columns(DataFrame(shown, dtype=object), _SHORT)))
     reasons = [f"{row['state']}: {' '.join(row['reasons'])}" * bool(row["reasons"]) for row in rows]
     lines = reason_lines([row["settings"] for row in rows], reasons) if any(reasons) else ()
@@ -136,7 +129,6 @@ def plan(
     *,
     predict: bool = True,
     hardware: Sequence[str] = (),
-    columns: Sequence[str] = (),
     parquet: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Print every cell with its state and prediction, and return one row per cell (see `overview`).
@@ -145,11 +137,10 @@ def plan(
         session: its machine is not used where `hardware` is named.
         predict: whether memory, communication and step time are predicted.
         hardware: devices or profile files to plan for; empty for this machine.
-        columns: of the table, in their order; empty for the most important ones.
         parquet: file for all columns, or None.
 
     Raises:
-        BadValueError: a device or a column is unknown.
+        BadValueError: a device is unknown.
     """
     nodes = {name: machine_with(profile_named(name)) for name in hardware}
     console, settings = open_console(), session.settings
@@ -166,7 +157,7 @@ def plan(
             found, lines = replace(found, rows=added), [*lines, *below]
         table = cell_table(found.plan)
         above = [" · ".join([title, *common_settings(table)]), *baseline_line(table)]
-        _show(found.rows, above, columns, console)
+        _show(found.rows, above, console)
         print_lines(console, lines)
         if found.store and not device:
             again = f"`vitsweep retry {found.store.name}` runs them again"

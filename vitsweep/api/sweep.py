@@ -5,7 +5,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import METHODS
 from vitsweep.extras import load as load_feature
@@ -134,16 +133,6 @@ class Sweep:
             )
         collect(self._store)
         return self
-
-    def cancel(self) -> None:
-        """End the live jobs of the sweep; what was measured is kept.
-
-        Raises:
-            VitsweepError: Slurm does not answer, refuses, or jobs are still live after a minute.
-        """
-        from vitsweep.launchers.slurm.state.status import cancel
-
-        cancel(self._store, open_console())
 
     def __repr__(self) -> str:
         counts = tally(self.cells.get("status", ())) or "no cells"

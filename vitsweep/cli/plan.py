@@ -52,7 +52,6 @@ def run(arguments: Sequence[str]) -> int:
         session,
         predict=not known.no_predict,
         hardware=_parts(known.hardware),
-        columns=_parts(known.columns),
         parquet=known.parquet,
     )
     if known.json:
@@ -73,7 +72,6 @@ def _add_own(options: Options) -> None:
     options.add_argument(
         "--hardware", metavar="A,B", help="plan for nodes of these GPUs, or profile files"
     )
-    options.add_argument("--columns", metavar="A,B", help="show these columns")
     options.add_argument("--parquet", type=Path, metavar="FILE", help="write all columns to it")
     options.flag("--no-predict", help="states only, without memory and step time")
     options.add_json()

@@ -164,12 +164,6 @@ def test_each_hardware_has_its_title_even_where_no_cell_can_run(
     assert "on NVIDIA GeForce RTX 4090" in shown
 
 
-@pytest.mark.usefixtures("traces")
-def test_chosen_columns_name_baselines_too(capsys: pytest.CaptureFixture[str]) -> None:
-    plan_of(("precision=bf16",), columns=("runs",))
-    assert "\nbaseline " in capsys.readouterr().out
-
-
 def test_a_cell_without_a_step_time_is_not_free() -> None:
     plan, settings = planned(*TWO)
     [fp32, bf16] = plan.entries

@@ -49,7 +49,6 @@ def test_a_plan_predicts_and_writes_all_columns(
     ("arguments", "words"),
     [
         (["--hardware", "h1000"], "did you mean"),
-        (["--columns", "peak_gb", "--no-predict"], "has no column `peak_gb`"),
         (["--frob"], "--frob"),
     ],
 )
