@@ -192,7 +192,7 @@ def test_a_mistake_ends_with_a_sentence_and_status_2(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         calls.multirun("precision=O1,o2")
-    assert "`precision=O2`" in capsys.readouterr().err
+    assert "`precision=O1,O2`" in capsys.readouterr().err
 
 
 def test_hidden_overrides_reach_the_cells_as_typed(calls: Calls) -> None:
