@@ -411,6 +411,23 @@ def test_rooms_that_state_results_have_no_sentence_of_their_own() -> None:
     assert found == set()
 
 
+def test_a_sentence_has_each_value_that_it_is_given() -> None:
+    """`str.format` takes a value that no field asks for: a figure would be lost without an error."""
+    seen = set()
+    for path in HOUSE.glob("**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "say":
+                if not isinstance(node.args[0], ast.Constant):
+                    continue
+                name = node.args[0].value
+                given = {keyword.arg for keyword in node.keywords}
+                fields = {field for _, field, _, _ in Formatter().parse(sentences()[name]["says"])}
+                assert given - {None} <= fields, (name, path)
+                assert None in given or given == fields - {None}, (name, path)
+                seen.add(name)
+    assert len(seen) > 40
+
+
 def words_on(page: str) -> list[str]:
     """Texts of a template with four words and more that may state a result."""
     text = re.sub(
