@@ -192,6 +192,18 @@ def test_after_screening_the_time_left_is_that_of_a_run_without_the_start_of_the
     assert "about 40 s left" in progress.line(), "5 runs of 4 + 1 + 2 s, and 1 s beside each"
 
 
+def test_the_proof_of_a_first_run_is_not_expected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    one, two = entry(), entry("precision=O1")
+    progress = Progress(Console(file=io.StringIO()), {one.cell_id: "a", two.cell_id: "b"}, 0)
+    for cell, setup, compiling in ((one, 1.0, 0.0), (two, 4.0, 10.0)):
+        seconds = {"setup_seconds": setup, "compile_seconds": compiling}
+        took = {"run_seconds": 3.0 + setup + compiling}
+        progress.ended(cell, run(cell.cell_id, "b0", 1.0, metrics=seconds, environment=took))
+    progress.expects({two.cell_id: 4})
+    assert "about 20 s left" in progress.line(), "4 runs of 3 + 1 s, and 1 s beside each"
+
+
 def test_loggers_are_quiet_within_the_block_only(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("torchao.some_kernel")
     with quiet_loggers("torchao"):

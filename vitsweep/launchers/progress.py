@@ -51,6 +51,7 @@ class Progress:
         self._started: dict[str, float] = {}
         self._left: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
+        self._setups: dict[str, list[float]] = {}
         self._speeds: dict[tuple[bool, str], dict[str, float]] = {}
         self._references: dict[str, float] = {}
         self._show: Callable[[str], None] = partial(
@@ -97,6 +98,8 @@ class Progress:
         is_look = record.is_screening
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):
+            parts = (record.metrics.get(f"{part}_seconds") or 0.0 for part in ("setup", "compile"))
+            self._setups.setdefault(entry.cell_id, []).append(sum(parts))
             beyond = seconds_beyond_screening(entry) if is_look else 0.0
             seconds = own + beyond + BESIDE_SECONDS
         self.reported(entry, record.status, record.reason, speed, is_look, seconds, record.block)
@@ -200,11 +203,17 @@ class Progress:
         return f"{self._done} of {self._total} runs"
 
     def _seconds_left(self) -> float:
-        """Estimate the rest from the latest run of each cell; of one that has not run, from their median."""
+        """Estimate the rest from the latest run of each cell; of one that has not run, from their median.
+
+        The first run of a cell proves and compiles it: its next one is set up like the fastest so far.
+        """
         now, left = time.monotonic(), +self._left
         if left.total() != self._total - self._done:
             return (now - self._begin) / self._done * (self._total - self._done)
-        usual = median(self._seconds.values())
-        seconds = {cell: self._seconds.get(cell, usual) for cell in left}
+        least = min((s for setups in self._setups.values() for s in setups), default=0.0)
+        once = {cell: setups[0] for cell, setups in self._setups.items() if len(setups) == 1}
+        known = {c: s - (once.get(c, least) - least) for c, s in self._seconds.items()}
+        usual = median(known.values())
+        seconds = {cell: known.get(cell, usual) for cell in left}
         running = (min(now - t, seconds.get(c, 0.0)) for c, t in list(self._started.items()))
         return sum(n * seconds[cell] for cell, n in left.items()) - sum(running)
