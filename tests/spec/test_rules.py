@@ -9,7 +9,6 @@ from tests.cells import GPU_NODE, LAPTOP, TINY, entry
 from tests.refusals import require
 from vitsweep import torch_compat
 from vitsweep.planning import freeze
-from vitsweep.spec import rules
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
 from vitsweep.training.twin import twin_of
@@ -204,7 +203,7 @@ def versions(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
             raise metadata.PackageNotFoundError(name)
         return found.get(name) or metadata.version(name)
 
-    for module in (torch_compat, rules, freeze):
+    for module in (torch_compat, freeze):
         monkeypatch.setattr(module, "version", version)
 
 
