@@ -245,7 +245,7 @@ FP8 = (*FP8_OF_ALL, "resources.ranks_per_node=2")
     [
         # 17 tokens, the class token among them: only a multiple of 16 images will do.
         (["batch.images_per_step=16"], "8 x 17", "batch.images_per_step=32"),
-        (["batch.images_per_step=72"], "36 x 17", "batch.images_per_step=64"),
+        (["batch.images_per_step=72"], "36 x 17", "batch.images_per_step=96"),
         (
             ["batch.images_per_step=10", "batch.scope=per_replica", "batch.accumulation_steps=2"],
             "5 x 17",

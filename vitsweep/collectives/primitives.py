@@ -31,12 +31,6 @@ def unpadded_length(length: int, part: int, index: int) -> int:
 def pad(x: Tensor, axis: int, ranks: int) -> Tensor:
     """Append zeros along `axis` until its length is a multiple of `ranks`."""
     missing = padded_share(x.shape[axis], ranks) * ranks - x.shape[axis]
-    return pad_to(x, axis, x.shape[axis] + missing)
-
-
-def pad_to(x: Tensor, axis: int, length: int) -> Tensor:
-    """Append zeros along `axis` up to `length`."""
-    missing = length - x.shape[axis]
     if not missing:
         return x
     return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, missing])
@@ -245,12 +239,11 @@ class RingPass:
     Args:
         tensor: what is sent; not to be changed until `arrived`.
         group: the ring; its last rank sends to its first.
-        by: 1 sends to the next rank, -1 to the one before.
     """
 
-    def __init__(self, tensor: Tensor, group: ProcessGroup, by: int = 1) -> None:
+    def __init__(self, tensor: Tensor, group: ProcessGroup) -> None:
         size, rank = group.size(), group.rank()
-        to, source = (dist.get_global_rank(group, (rank + i) % size) for i in (by, -by))
+        to, source = (dist.get_global_rank(group, (rank + i) % size) for i in (1, -1))
         self._sent = tensor.contiguous()
         self._received = torch.empty_like(self._sent)
         pair = [

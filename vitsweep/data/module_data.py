@@ -126,7 +126,7 @@ class ModuleData(Data):
             yield (
                 f"`data.target={self.target}` gives images of shape {found.shape}, and `data.num_channels="
                 f"{self.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
-                f"{_set(found.shape, wanted)}let the dataset resize."
+                "set both, or let the dataset resize."
             )
 
     def _looked_at(self) -> "Inspected":
@@ -208,12 +208,3 @@ class ModuleData(Data):
         return MapStyleBatches(
             cell, world, self.call, found, self.num_workers, self.prefetch_batches
         )
-
-
-def _set(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """Return the settings to type for images of a shape; "" where they are no squares."""
-    if len(found) != 3 or found[1] != found[2]:
-        return ""
-    keys = ("data.num_channels", "batch.resolution_px")
-    typed = [f"{k}={own}" for k, own, now in zip(keys, found, wanted, strict=False) if own != now]
-    return f"set `{' '.join(typed)}`, or "

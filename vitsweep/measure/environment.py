@@ -106,27 +106,13 @@ class AttentionKernels:
         return "math" if self._softmax else None
 
     def _note(self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = getattr(func, "_schema", None)
-        short = (
-            name.name.split("::")[-1] if name is not None else str(getattr(func, "__name__", ""))
-        )
+        schema = getattr(func, "_schema", None)
+        short = schema.name.split("::")[-1] if schema else str(getattr(func, "__name__", ""))
         kernel = KERNELS.get(short)
-        if kernel == "flash":
-            kernel = _flash()
         if kernel:
             self._found[kernel] = None
         elif short in SOFTMAX and args and isinstance(args[0], torch.Tensor) and args[0].ndim > 2:
             self._softmax = True
-
-
-def _flash() -> str:
-    """Return the implementation of flash attention that is registered, such as `flash (FA3)`."""
-    try:
-        from torch.nn.attention import current_flash_attention_impl
-    except ImportError:
-        return "flash"
-    found = current_flash_attention_impl()
-    return f"flash ({found})" if found else "flash"
 
 
 # How many graphs torch.compile has compiled, and for how long.
@@ -182,9 +168,6 @@ def converted_layers(model: nn.Module) -> str | None:
     ]
     found = Counter(re.sub(r"^(.*?blocks)\.\d+\.", r"\1.*.", plain_name(name)) for name in names)
     return ", ".join(f"{count} x {name}" for name, count in found.items()) or None
-
-
-# Whether something else used the machine, and what clock and power the device had.
 
 
 # Clock, power and throttling of this rank's GPU during the timed window.

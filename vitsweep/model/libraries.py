@@ -1,6 +1,5 @@
 """Factories for `model=timm` and `model=transformers`: models of these packages with random weights."""
 
-from os.path import isdir
 from typing import Any
 
 from torch import nn
@@ -47,16 +46,7 @@ def transformers_model(name: str, **arguments: Any) -> nn.Module:
             default = getattr(AutoConfig.for_model(name), "image_size", None)
             if isinstance(default, (list, tuple)):  # Hiera: one side per axis
                 arguments["image_size"] = [arguments["image_size"]] * len(default)
-        is_here = "/" in name and (isdir(name) or _is_cached(name))
-        kept = {"local_files_only": True} if is_here else {}
-        config = source(name, **arguments, **kept)
+        config = source(name, **arguments)
         config.architectures = config.architectures or []  # DeiT and LeViT have several
         model: nn.Module = AutoModelForImageClassification.from_config(config)
     return model
-
-
-def _is_cached(repository: str) -> bool:
-    """Return whether a configuration is on this machine: no hub is asked for it then."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(repository, "config.json"), str)

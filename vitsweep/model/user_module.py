@@ -326,16 +326,9 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any) -> Iterator[str]
         if given != (2, spec.num_classes):
             yield (
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
-                f"(2, {spec.num_classes}), (batch, classes of `data`): {_set(given)}"
-                "`model.arguments`, `model.shape_arguments` and `model.output`."
+                f"(2, {spec.num_classes}), (batch, classes of `data`): see `model.arguments`, "
+                "`model.shape_arguments`, `model.output` and `data.num_classes`."
             )
-
-
-def _set(given: tuple[int, ...] | str) -> str:
-    is_logits = len(given) == 2 and given[0] == 2
-    return (
-        f"set `data.num_classes={given[1]}` where it has so many, or see " if is_logits else "see "
-    )
 
 
 def _shape(outputs: Any) -> tuple[int, ...] | str:

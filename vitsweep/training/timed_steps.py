@@ -102,13 +102,6 @@ def undisturbed(trainer: Trainer) -> AbstractContextManager[None]:
     return nullcontext() if is_automatic else garbage_collector_off()
 
 
-def mean_step_ms(trainer: Trainer, stream: Iterator[MicroBatch], steps: int, lead_in: int) -> float:
-    """Return the mean time of some steps in milliseconds, after others that lead in."""
-    samples = TimedSteps()
-    _take(lead_in + steps, trainer, stream, samples)
-    return statistics.mean(samples.times_ms[lead_in:])
-
-
 def _timed_steps(
     trainer: Trainer, stream: Iterator[MicroBatch], measurement: Measurement, prefetched_steps: int
 ) -> TimedSteps:

@@ -21,7 +21,7 @@ from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.timed_steps import endless, mean_step_ms
+from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer, unwrapped
 from vitsweep.world import World
 
@@ -60,7 +60,7 @@ class Arm:
         return cls(trainer, stream, naps)
 
     def run(self) -> dict[str, Any]:
-        step_ms = mean_step_ms(self.trainer, self.stream, WINDOW_STEPS, 1)
+        step_ms = step_trace.mean_step_ms(self.trainer, self.stream, WINDOW_STEPS, 1)
         trace = step_trace.run(self.trainer, self.stream, 0)
         planted_ms = float(np.mean(self.naps_ms[-TRACED_STEPS:] or [0.0]))
         ranks = gathered([step_ms, planted_ms, trace])

@@ -30,7 +30,7 @@ from vitsweep.extras.explain.kernel_kinds import (
 )
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
 from vitsweep.measure.environment import machine
-from vitsweep.training.timed_steps import mean_step_ms, undisturbed
+from vitsweep.training.timed_steps import StepClock, undisturbed
 from vitsweep.training.trainer import MicroBatch, Trainer
 
 STEP = "vitsweep.step"
@@ -484,6 +484,16 @@ def _text(shapes: Sequence[Any]) -> str:
 
 COLUMNS = ("step", "class", "operator", "shapes", "calls", "ms")
 """Of the rows of a trace."""
+
+
+def mean_step_ms(trainer: Trainer, stream: Iterator[MicroBatch], steps: int, lead_in: int) -> float:
+    """Return the mean time of some steps in milliseconds, after others that lead in."""
+    clock = StepClock(trainer.world.device)
+    clock.mark()
+    for _ in range(lead_in + steps):
+        trainer.step(stream)
+        clock.mark()
+    return float(np.mean(clock.times_ms()[lead_in:]))
 
 
 def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -> dict[str, Any]:

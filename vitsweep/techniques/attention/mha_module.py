@@ -26,19 +26,12 @@ class MhaModule(AttentionKernel):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse what replaces `nn.Linear` modules: this module reads their weights only."""
-        for group in ("tensor_parallel", "sequence_parallel"):
-            choice = getattr(cell, group)
-            if choice.axes:
-                yield (
-                    f"`attention={self.name}` cannot run with `{group}={choice.name}`: "
-                    "nn.MultiheadAttention has neither linears to split nor a kernel to replace. "
-                    "Use `attention=sdpa_math`, which computes the same way."
-                )
-        if cell.precision.float8:
+        split = [g for g in ("tensor_parallel", "sequence_parallel") if getattr(cell, g).axes]
+        for group in [*split, *["precision"] * cell.precision.float8]:
             yield (
-                f"`attention={self.name}` would stay outside `precision={cell.precision.name}`, "
-                "which converts linears: nn.MultiheadAttention reads their weights directly. Use "
-                "`attention=sdpa_math`, which computes the same way."
+                f"`attention={self.name}` cannot run with `{group}={getattr(cell, group).name}`: "
+                "nn.MultiheadAttention has neither linears to split or convert nor a kernel to replace. "
+                "Use `attention=sdpa_math`, which computes the same way."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":

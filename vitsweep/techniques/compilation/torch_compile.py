@@ -82,29 +82,21 @@ class TorchCompile(Compilation):
             yield from self._graph_conflicts(cell)
 
     def _graph_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        default = "Use `compilation.mode=default`."
-        if cell.resources.device == "cpu":
+        """Refuse what torch's graphs cannot hold: the exchange of gradients (pytorch#128218), sums of them.
+
+        A graph per block would overwrite the results of the block before.
+        """
+        ranks, steps = cell.mesh.gradient_shares, cell.batch.accumulation_steps
+        unfit = {
+            "`resources.device=cpu`": cell.resources.device == "cpu",
+            f"`compilation={self.name}`": self.scope != "model",
+            f"`sharding={cell.sharding.name}` on {ranks} ranks": ranks > 1,
+            f"`batch.accumulation_steps={steps}`": steps > 1,
+        }
+        if found := [words for words, is_unfit in unfit.items() if is_unfit]:
             yield (
-                "`compilation.mode=reduce_overhead` needs `resources.device=cuda`; got cpu, which has no "
-                f"CUDA graphs. {default}"
-            )
-        if self.scope != "model":
-            yield (
-                f"`compilation.mode=reduce_overhead` with `compilation={self.name}` would replay a graph "
-                "per block, whose results the next replay overwrites: use `compilation=compile_model`, "
-                "or `compilation.mode=default`."
-            )
-        if cell.mesh.gradient_shares > 1:
-            yield (
-                f"`compilation.mode=reduce_overhead` with `sharding={cell.sharding.name}` on "
-                f"{cell.mesh.gradient_shares} ranks fails in torch, whose graphs cannot hold the exchange of "
-                f"gradients (pytorch#128218). {default}"
-            )
-        if cell.batch.accumulation_steps > 1:
-            yield (
-                "`compilation.mode=reduce_overhead` keeps gradients in memory that the next replay "
-                f"overwrites, and `batch.accumulation_steps={cell.batch.accumulation_steps}` adds to them. "
-                f"{default}"
+                "`compilation.mode=reduce_overhead` replays a graph of the whole model on one GPU, which "
+                f"does not go with {' and '.join(found)}: use `compilation.mode=default`."
             )
 
 

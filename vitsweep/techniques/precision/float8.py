@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from math import ceil, floor, gcd, lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
@@ -158,17 +158,9 @@ def _row_conflicts(cell: CellSpec) -> Iterator[str]:
     tokens = next(t for t in sorted(counts) if computed * t % MULTIPLE)
     replicas = 1 if cell.batch.scope == "per_replica" else cell.mesh.data_parallel_size
     per_image = parts * cell.batch.accumulation_steps * replicas
-    nearest = per_image * _nearest(cell.batch.images_per_step / per_image, unit, cell)
+    fits = next(n for n in count(images + 1) if cell.vit_block.kept(n) % unit == 0)
     yield (
         f"`precision={cell.precision.name}` multiplies matrices of images x tokens rows, which must "
         f"be divisible by {MULTIPLE}; got {computed} x {tokens}: try "
-        f"`batch.images_per_step={nearest}`."
+        f"`batch.images_per_step={per_image * fits}`."
     )
-
-
-def _nearest(images: float, unit: int, cell: CellSpec) -> int:
-    """Return how many images of a forward pass, near `images`, have a multiple of `unit` computed."""
-    kept = cell.vit_block.kept
-    fewer = next((n for n in range(floor(images), 0, -1) if kept(n) % unit == 0), None)
-    more = next(n for n in count(ceil(images)) if n and kept(n) % unit == 0)
-    return fewer if fewer is not None and images - fewer < more - images else more

@@ -121,18 +121,13 @@ def half_gradient_conflicts(
     sharding: Sharding, gradient_dtype: str, cell: CellSpec
 ) -> Iterator[str]:
     """Refuse a dtype for gradients that no other rank needs, or that are half precision anyway."""
-    if cell.mesh.gradient_shares == 1:
-        yield (
-            f"`sharding.gradient_dtype={gradient_dtype}` saves nothing, since no two ranks exchange "
-            "gradients: use `resources.ranks_per_node=2` or more, or `sharding.gradient_dtype=null`."
-        )
-    plan = cell.precision.plan()
+    plan, ranks = cell.precision.plan(), cell.mesh.gradient_shares
     held = "float32" if sharding.shards_parameters and plan.master_weights else plan.param_dtype
-    if held in ("float16", "bfloat16"):
+    if ranks == 1 or held in ("float16", "bfloat16"):
         yield (
-            f"`sharding.gradient_dtype={gradient_dtype}` makes gradients half as wide, and with "
-            f"`sharding={sharding.name}` and `precision={cell.precision.name}` they are exchanged in "
-            f"{held} already: use `sharding.gradient_dtype=null`."
+            f"`sharding.gradient_dtype={gradient_dtype}` makes gradients half as wide, which {ranks} ranks "
+            f"with `sharding={sharding.name}` and `precision={cell.precision.name}` exchange in {held} or "
+            "not at all: use `sharding.gradient_dtype=null`."
         )
 
 
