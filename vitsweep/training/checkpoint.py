@@ -13,7 +13,6 @@ import io
 import pickle
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
@@ -153,7 +151,7 @@ class ShardSavePlanner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """Return a box, or the copy of it that is written while training goes on."""
+        """Return a box."""
         found: Tensor = self.state_dict[_key(index.fqn, index.offset)]
         return found
 
@@ -406,6 +404,9 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError, CheckpointException: on all ranks, where it cannot be written.
     """
 
     folder, info, shards = _prepared(trainer, position, training)
@@ -416,53 +417,16 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
             planner=ShardSavePlanner(shards),
             no_dist=not dist.is_initialized(),
         )
-    if trainer.world.rank == 0:
-        _complete(folder, info)
-    if dist.is_initialized():
-        dist.barrier()  # no rank leaves before the checkpoint is whole
+    error: OSError | None = None
+    try:
+        if trainer.world.rank == 0:
+            _complete(folder, info)
+    except OSError as full_disk:
+        error = full_disk
+    # no rank leaves before the checkpoint is whole
+    if reason := first_of_all_ranks(str(error or "")):
+        raise error or OSError(reason)
     return folder
-
-
-def start_save(
-    trainer: Trainer, position: Position, training: Path, group: dist.ProcessGroup | None
-) -> Future[None]:
-    """Copy the state of a training to the host and write it while training goes on; all ranks call it.
-
-    As `save`, but it returns when the copy is made. The checkpoint is whole when the futures of all
-    ranks are done.
-
-    Args:
-        trainer: model, optimizer and scaler to save.
-        position: how far it has come.
-        training: folder of the training's checkpoints.
-        group: of all ranks, on the CPU, which nothing else uses: the writing threads talk over it.
-    """
-
-    folder, info, shards = _prepared(trainer, position, training)
-    with warnings.catch_warnings(action="ignore"):
-        written: Any = async_save(
-            state_dict_of(shards),
-            storage_writer=FileSystemWriter(folder),  # copies every tensor first, on the CPU too
-            planner=ShardSavePlanner(shards),
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
-    done: Future[None] = Future()
-
-    def complete(tensors: "Future[Any]") -> None:
-        error = tensors.exception()
-        try:
-            if error is None and trainer.world.rank == 0:
-                _complete(folder, info)
-        except OSError as full_disk:
-            error = full_disk
-        if error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    written.add_done_callback(complete)
-    return done
 
 
 def _prepared(

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from vitsweep.collectives.primitives import from_first
 from vitsweep.errors import VitsweepError, storage_error
@@ -98,7 +98,7 @@ class CheckpointManager:
         trainings: folders of other runs of the same cell whose training was broken off, newest first:
             what they measured belongs to their blocks, but their training goes on here.
         resume_from: `task.resume_from`: checkpoints of another cell, used where there are none of this one.
-        every_seconds: time between two checkpoints, written while training goes on; None writes none.
+        every_seconds: time between two checkpoints; None writes none while training goes on.
         resumed: what the training was resumed from, and which checkpoints could not be used; "" where
             it began at the beginning.
     """
@@ -110,10 +110,7 @@ class CheckpointManager:
     resume_from: str | None = None
     every_seconds: float | None = None
     resumed: str = ""
-    _written: Future[None] | None = None
-    _saved_step: int | None = None
     _saved_at: float = field(default_factory=time.monotonic)
-    _group: dist.ProcessGroup | None = None
 
     def load_measurement(self) -> dict[str, Any] | None:
         """Return what an earlier attempt measured before it trained; the same on every rank."""
@@ -137,8 +134,6 @@ class CheckpointManager:
                 other that would replace what was loaded of it; or none of those that
                 `task.resume_from` names could be used.
         """
-        from torch.distributed.checkpoint.api import CheckpointException
-
         folders = (*self.earlier, *self.trainings)
         own = [path for folder in folders for path in whole_checkpoints(folder)]
         others = checkpoints_in(self.resume_from) if self.resume_from else []
@@ -184,12 +179,15 @@ class CheckpointManager:
         return self.stop.agreed(save_due=self._is_save_due(), at_once=at_once)
 
     def save(self, trainer: Trainer, position: Position) -> None:
-        """Begin to write a checkpoint; training may go on at once. Every rank calls it."""
-        self.finish()
-        if self._group is None and dist.is_initialized():
-            self._group = dist.new_group(backend="gloo")
-        self._written = checkpoint.start_save(trainer, position, self.folder, self._group)
-        self._saved_step, self._saved_at = position.step, time.monotonic()
+        """Write a checkpoint; every rank calls it.
+
+        One that cannot be written (a full disk) is given up: training goes on without it.
+        """
+        try:
+            checkpoint.save(trainer, position, self.folder)
+        except (OSError, CheckpointException):  # the same on every rank
+            print(f"A checkpoint could not be written to `{self.folder}`.")
+        self._saved_at = time.monotonic()
 
     def save_and_stop(self, trainer: Trainer, position: Position) -> NoReturn:
         """Save a checkpoint and end the training.
@@ -197,27 +195,13 @@ class CheckpointManager:
         Raises:
             TrainingInterrupted: always.
         """
-        self.finish()
-        if self._saved_step != position.step:
-            checkpoint.save(trainer, position, self.folder)
+        checkpoint.save(trainer, position, self.folder)
         raise TrainingInterrupted(f"Training is saved after {position.step} steps.")
-
-    def finish(self) -> None:
-        """Wait until the checkpoint that is being written is whole, on every rank.
-
-        One that cannot be written (a full disk) is given up: training goes on without it.
-        """
-        written, self._written = self._written, None
-        failed = written is not None and written.exception() is not None
-        if written is not None and first_of_all_ranks("failed" if failed else ""):
-            self._saved_step = None
-            print(f"A checkpoint could not be written to `{self.folder}`.")
 
     def _is_save_due(self) -> bool:
         """Whether this rank wants a checkpoint; the first that does decides for all."""
-        if self.every_seconds is None or (self._written and not self._written.done()):
-            return False
-        return time.monotonic() - self._saved_at >= self.every_seconds
+        since = time.monotonic() - self._saved_at
+        return self.every_seconds is not None and since >= self.every_seconds
 
     def _note(self, where: str, refused: Sequence[str]) -> None:
         self.resumed = " ".join([f"Training went on {where}.", *refused])

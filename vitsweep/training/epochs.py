@@ -73,13 +73,17 @@ def train_epochs(
         return replace(done, step=step, seconds=time.perf_counter() - begin)
 
     def save_if_agreed(step: int) -> None:
+        nonlocal begin
         if not checkpoints:
             return
         decision = checkpoints.decide(at_once=step == total)
         if decision == Decision.stop:
             checkpoints.save_and_stop(trainer, at(step))
         if decision == Decision.save and step < total:
-            checkpoints.save(trainer, at(step))
+            _wait_for_device(trainer)
+            position = at(step)
+            checkpoints.save(trainer, position)
+            begin = time.perf_counter() - position.seconds  # writing does not count
 
     step = done.step
     while step < total:
@@ -101,8 +105,6 @@ def train_epochs(
             if bool(trainer.non_finite):
                 break
     save_if_agreed(step)
-    if checkpoints:
-        checkpoints.finish()
     if dist.is_initialized():
         dist.barrier()
     seconds = time.perf_counter() - begin
