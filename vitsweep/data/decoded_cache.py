@@ -2,7 +2,7 @@
 
 What is checked, since a disk can lose what was written and people copy files: the size of the file and the
 checksums of `SAMPLE` images spread over it whenever a process opens it; the checksum of every image
-when a process first reads it; all of them where `loader.remake=true` asks for a repair.
+when a process first reads it.
 """
 
 import fcntl
@@ -16,12 +16,13 @@ import socket
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -122,8 +123,8 @@ UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
 """What JSON, NumPy and zipfile raise for damaged files."""
-OF_FILES, OF_PIXELS = ("names", "labels", "bytes", "changed"), ("starts", "sizes", "checksums")
-"""Arrays of the index: what was decoded, and what came of it."""
+ARRAYS = ("starts", "sizes", "checksums")
+"""Of the index: one number of each image."""
 
 
 class DecodedImages:
@@ -167,7 +168,9 @@ class DecodedImages:
     @cached_property
     def _found(self) -> "_Found":
         try:
-            index = arrays_of(self.folder, OF_PIXELS)
+            # np.load alone leaves a damaged file open
+            with (self.folder / INDEX).open("rb") as file, np.load(file) as kept:
+                index = {name: kept[name] for name in ARRAYS}
             path, damaged = self.folder / PIXELS, facts_of(self.folder)["damaged"]
             empty = not path.stat().st_size  # nothing can be mapped
             pixels = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
@@ -195,16 +198,9 @@ class _Found(NamedTuple):
 
 def _damage(folder: Path, what: str) -> BadValueError:
     return BadValueError(
-        f"`loader.folder`: the decoded images in {folder} are damaged ({what}): `loader.remake=true` "
-        "decodes them anew, once."
+        f"`loader.folder`: the decoded images in {folder} are damaged ({what}): remove that folder to decode "
+        "anew."
     )
-
-
-def arrays_of(folder: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return some arrays of the index; raises any of `UNREADABLE`."""
-    # np.load alone leaves a damaged file open
-    with (folder / INDEX).open("rb") as file, np.load(file) as index:
-        return {name: index[name] for name in names}
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -216,7 +212,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 LOG = logging.getLogger(__name__)
-LAYOUT = 2
+LAYOUT = 3
 """Number of the layout of these files; another one is refused, or made anew."""
 SAMPLE = 64
 """Images whose checksums are compared whenever a process opens the files."""
@@ -228,36 +224,30 @@ def decoded_images(files: Files, cache: PixelCache) -> DecodedImages:
     Finished pixels are read without a lock, so that their folder may be read-only.
 
     Raises:
-        BadValueError: what is kept is damaged or of other images than are there now, and `cache.remake` is
-            False; or `cache.folder` cannot hold it.
+        BadValueError: what is kept is damaged or of other images than are there now, or `cache.folder`
+            cannot hold it.
         OSError: the pixels cannot be written.
     """
     folder = Path(cache.folder).expanduser() / _name(files, cache.shorter_side_px)
-    difference = _difference(folder, files, cache.remake)
-    if not difference:
+    if not (difference := _difference(folder, files)):
         return DecodedImages(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = open(folder.with_name(folder.name + ".lock"), "a", encoding="utf-8")
-    except (FileExistsError, NotADirectoryError) as error:
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise BadValueError(
-            f"`loader.folder={cache.folder}` is a file, or lies below one, and decoded images need a "
-            "folder: name another."
-        ) from error
-    except PermissionError as error:
-        raise BadValueError(
-            f"`loader.folder={cache.folder}`: the decoded images in {folder} cannot be used ("
-            f"{difference}), and none can be written there ({error}): name a `loader.folder` that can "
-            "be written."
+            f"`loader.folder={cache.folder}`: the decoded images in {folder} cannot be used ({difference}), "
+            f"and none can be written there ({error}): name a folder that can be written."
         ) from error
     with lock:
-        _wait_for(lock)
-        difference = _difference(folder, files, cache.remake)  # another process may have made it
-        if difference and folder.exists() and not cache.remake:
+        with suppress(OSError):  # without locks two may decode, one of them in vain
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        difference = _difference(folder, files)  # another process may have made it
+        if difference and folder.exists():
             raise BadValueError(
                 f"`loader.folder={cache.folder}`: the decoded images in {folder} are not those of "
-                f"{files.folder} as it is now: {difference}. `loader.remake=true` decodes them anew, "
-                "another `loader.folder` keeps both."
+                f"{files.folder} as it is now: {difference}. Remove that folder to decode anew; another "
+                "`loader.folder` keeps both."
             )
         if difference:
             _remove_leftovers(folder)
@@ -272,70 +262,40 @@ def _name(files: Files, shorter_side_px: int | None) -> str:
     return f"{split.parent.name}-{split.name}-{shorter_side_px or 'all'}px-{place}"
 
 
-def _wait_for(lock: TextIO) -> None:
-    """Let one process at a time make a folder."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:  # a file system without locks: two may decode, one of them in vain
-        LOG.warning("%s cannot be locked (%s).", lock.name, error)
-
-
 def _remove_leftovers(folder: Path) -> None:
     """Remove what decodings of this host left that were killed half way."""
-    name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)(\.old)?")
+    name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)")
     for path in folder.parent.iterdir():
         if (match := name.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _difference(folder: Path, files: Files, all_pixels: bool) -> str:
-    """Return how the decoded images differ from the files or from what was written, "" where they do not.
-
-    Args:
-        folder: of the decoded images.
-        files: to be decoded.
-        all_pixels: compare the checksums of all images, not of a sample.
-    """
+def _difference(folder: Path, files: Files) -> str:
+    """Return how the decoded images differ from the files or from what was written, "" where they do not."""
     try:
         facts = facts_of(folder)
-        kept = arrays_of(folder, OF_FILES)
         if facts.get("layout") != LAYOUT:
             return "another version of vitsweep decoded them"
         num_bytes, found = int(facts["pixel_bytes"]), (folder / PIXELS).stat().st_size
         damaged = dict(facts["damaged"])
     except UNREADABLE as error:
         return f"they cannot be read ({type(error).__name__}: {error})"
-    if facts.get("classes") != list(files.classes):
-        return "they are of other classes"
     if found != num_bytes:
         return f"{PIXELS} has {found} bytes, and {num_bytes} were written"
-    now = _state(files)
-    if len(kept["names"]) != len(files):
-        return f"{len(kept['names'])} images were decoded, and there are {len(files)}"
-    differs = np.zeros(len(files), bool)
-    for key, value in kept.items():
-        differs |= value != now[key]
-    if differs.any():
-        first = files.path(int(np.flatnonzero(differs)[0]))
-        return f"{int(differs.sum())} of {len(files)} differ, such as {first}"
-    step = 1 if all_pixels else max(1, len(files) // SAMPLE)
+    if facts.get("files") != _state(files):
+        return "files were added, removed or changed, or classes are others"
+    step = max(1, len(files) // SAMPLE)
     readable = (row for row in range(0, len(files), step) if str(row) not in damaged)
-    try:
-        return DecodedImages(folder).difference(readable)
-    except (BadValueError, *UNREADABLE) as error:
-        return str(error)
+    return DecodedImages(folder).difference(readable)
 
 
-def _state(files: Files) -> dict[str, NDArray[Any]]:
-    """Return names, labels, sizes in bytes and times of change of all files."""
-    found = np.array([size_and_time(files.path(row)) for row in range(len(files))], np.int64)
-    found = found.reshape(-1, 2)
-    return {
-        "names": files.names,
-        "labels": files.labels,
-        "bytes": found[:, 0],
-        "changed": found[:, 1],
-    }
+def _state(files: Files) -> str:
+    """Return a hash of classes, names, labels, sizes in bytes and times of change of all files."""
+    found = hashlib.sha256(repr(files.classes).encode())
+    states = np.array([size_and_time(files.path(row)) for row in range(len(files))], np.int64)
+    for array in (files.names, files.labels, states):
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def size_and_time(path: str) -> tuple[int, int]:
@@ -358,21 +318,17 @@ def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
         sizes, checksums, damaged = _write_pixels(beside / PIXELS, files, shorter_side_px)
         ends = np.cumsum(sizes.prod(1, dtype=np.int64) * CHANNELS)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(files)]
-        arrays: dict[str, Any] = {"starts": starts, "sizes": sizes, "checksums": checksums}
-        np.savez(beside / INDEX, **(state | arrays))
+        np.savez(beside / INDEX, starts=starts, sizes=sizes, checksums=checksums)
         num_bytes = (beside / PIXELS).stat().st_size
         facts = {
             "layout": LAYOUT,
-            "classes": files.classes,
+            "files": state,
             "damaged": damaged,
             "pixel_bytes": num_bytes,
         }
         (beside / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        old = beside.with_name(beside.name + ".old")
-        if folder.exists():
-            folder.rename(old)  # who has mapped it keeps its pixels
-        beside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        if not folder.exists():  # without locks another process may have made it
+            beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

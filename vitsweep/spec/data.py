@@ -132,12 +132,10 @@ class PixelCache:
     Attributes:
         folder: one folder per data set and split lies in it; made where missing.
         shorter_side_px: larger images are shrunk to it before they are kept; None keeps all pixels.
-        remake: True decodes anew where the kept pixels are of other images; False refuses them.
     """
 
     folder: str
     shorter_side_px: int | None
-    remake: bool
 
 
 @dataclass(frozen=True, kw_only=True)

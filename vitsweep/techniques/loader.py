@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 
@@ -25,20 +25,17 @@ class DecodedCache(Loader):
         folder: where the files of pixels are kept, one folder per data set and split; made where missing.
         shorter_side_px: larger images are shrunk to it (bilinear) before they are kept; None keeps all
             pixels.
-        remake: True compares the checksums of all kept pixels, and decodes anew where they are damaged or of
-            other images; False compares a sample, and refuses such files.
+        remake: False; it keeps the ids of cells from when damaged pixels could be decoded anew by it.
     """
 
     folder: str
     shorter_side_px: Annotated[int, Gt(0)] | None
-    remake: bool
+    remake: Literal[False] = False
 
     @property
     def pixel_cache(self) -> PixelCache:
         """Where decoded images are kept."""
-        return PixelCache(
-            folder=self.folder, shorter_side_px=self.shorter_side_px, remake=self.remake
-        )
+        return PixelCache(folder=self.folder, shorter_side_px=self.shorter_side_px)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse kept images that are smaller than what is cut out of them."""
