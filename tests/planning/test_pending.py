@@ -11,7 +11,6 @@ from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.planning.pending import CellState, ResumeState, has_screening, resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
-from vitsweep.rates.profile import LIMITED_TO, LIMITS
 from vitsweep.results.record import SCREENING, RunRecord, Status
 
 TORCH = "2.13.0"
@@ -328,23 +327,6 @@ def test_a_cell_whose_screening_run_is_slow_is_pruned(
     all_slow = missing(plan, settings, *screened(plan, 3, 5))
     assert all_slow.missing_blocks == {}
     assert all_slow.cell_state(plan.entries[baseline]) is CellState.measured
-
-
-def test_runs_with_other_instructions_do_not_count_where_they_were_measured_by_hand(
-    plan: SweepPlan, settings: SweepSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable, _ in LIMITS.values():
-        monkeypatch.delenv(variable, raising=False)
-    limited = f"AMD EPYC 7B13{LIMITED_TO}AVX2 (oneDNN)"
-    runs = measured(*plan.entries)
-    for launcher, lacking in (("local", 5), ("slurm", 0)):
-        facts = {"device": limited, "launcher": launcher}
-        other = [replace(r, environment=r.environment | facts) for r in runs]
-        fsdp, zero2, _ = plan.entries
-        wanted = {fsdp: lacking, zero2: lacking} if lacking else {}
-        assert missing(plan, settings, *other).missing_blocks == wanted
-    here = [replace(r, environment=r.environment | {"launcher": "local"}) for r in runs]
-    assert not missing(plan, settings, *here).missing_blocks
 
 
 def in_block(plan: SweepPlan, block: str, *speeds: float) -> list[RunRecord]:

@@ -29,7 +29,6 @@ from rich.console import Console
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
-from vitsweep.rates.profile import LIMITED_TO, cpu_limits
 from vitsweep.results.record import (
     CHOOSING,
     SCHEMA_VERSION,
@@ -133,16 +132,8 @@ def usable_runs(
 
 
 def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
-    """Tell whether a run was measured on the same kind of machine and with the same torch.
-
-    Of a run that was measured by hand, not by a job, the instructions that the environment leaves a
-    processor must be the present ones: without them a format may be emulated.
-    """
+    """Tell whether a run was measured on the same kind of machine and with the same torch."""
     of_run = str(run.environment.get("torch") or torch_version)
-    if run.environment.get("launcher") == "local" and entry.spec.resources.device == "cpu":
-        _, limited, left = str(run.environment.get("device")).partition(LIMITED_TO)
-        if f"{limited}{left}" != cpu_limits():
-            return False
     return (
         run.schema_version == SCHEMA_VERSION
         and run.environment.get("device_type", entry.spec.resources.device)

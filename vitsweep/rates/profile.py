@@ -12,10 +12,6 @@ A profile is a YAML file (`profiles/*.yaml`, or one of your own):
 from others, or taken from a similar device) or `assumed`. What a file leaves out is taken from
 `profiles/generic_gpu.yaml`. Profiles without `memory_gib` are no choice of `--hardware`: of these devices
 only the denominators of MFU and roofline are known.
-
-Kernels ask the processor which instructions it has, and the environment may take some away:
-`ONEDNN_MAX_CPU_ISA` from oneDNN (products, convolutions), `ATEN_CPU_CAPABILITY` from PyTorch's own
-kernels. Such a processor is another device: its rates are others.
 """
 
 import os
@@ -235,10 +231,6 @@ def published_peak(device: str, dtype: str) -> tuple[float | None, str]:
         device: name as the driver reports it.
         dtype: dtype of the matrix products: `float32`, `tf32`, `bfloat16`, `float16`, `float8`.
     """
-    if " MIG " in device:
-        return None, (
-            f"`{device}` is a MIG slice: no peak of its own is published, and the full chip's is not its own"
-        )
     profile = profile_of(device)
     peaks: Mapping[Any, float] = profile.peak_tflops if profile else {}
     if profile and dtype in peaks:
@@ -347,16 +339,6 @@ def _no_profile(path: Path, faults: str) -> BadValueError:
 CPUINFO = Path("/proc/cpuinfo")
 HALF_PRECISION = ("amx_bf16", "avx512_bf16", "amx_fp16", "avx512_fp16", "bf16")
 """Flags of /proc/cpuinfo; the last one is ARM's."""
-ONEDNN = {
-    "SSE41": "sse4_1", "AVX": "avx", "AVX2": "avx2", "AVX2_VNNI": "avx_vnni",
-    "AVX2_VNNI_2": "avx_ne_convert", "AVX512_CORE": "avx512bw", "AVX512_CORE_VNNI": "avx512_vnni",
-    "AVX512_CORE_BF16": "avx512_bf16", "AVX512_CORE_FP16": "avx512_fp16",
-    "AVX512_CORE_AMX": "amx_bf16", "AVX512_CORE_AMX_FP16": "amx_fp16",
-}  # fmt: skip
-ATEN = {"default": "sse4_1", "avx2": "avx2", "avx512": "avx512bw"}
-"""Value of the variable -> flag of a processor that has these instructions; each includes those before it."""
-LIMITED_TO = ", limited to "
-LIMITS = {"oneDNN": ("ONEDNN_MAX_CPU_ISA", ONEDNN), "ATen": ("ATEN_CPU_CAPABILITY", ATEN)}
 
 
 def cpu_model() -> str:
@@ -378,31 +360,21 @@ def processor() -> str:
 
 
 def cpu_half_precision() -> str:
-    """Return the instructions for bfloat16 and float16 that oneDNN may use, `none` where there are none."""
-    usable = _flags() - {*_above_limit("ONEDNN_MAX_CPU_ISA", ONEDNN)}
-    return ", ".join(name for name in HALF_PRECISION if name in usable) or "none"
-
-
-def cpu_limits() -> str:
-    """Return the end of a processor's name where the environment takes instructions away, else ""."""
-    limits = [
-        f"{max((n for n in levels if levels[n] in _flags() - above), key=[*levels].index)} ({library})"
-        for library, (variable, levels) in LIMITS.items()
-        if (above := {*_above_limit(variable, levels)})
-    ]
-    return f"{LIMITED_TO}{' and '.join(limits)}" if limits else ""
+    """Return the instructions for bfloat16 and float16, `none` where there are none."""
+    text = CPUINFO.read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)", text, re.M)
+    flags = {flag for line in lines for flag in line.split()}
+    return ", ".join(name for name in HALF_PRECISION if name in flags) or "none"
 
 
 def device_name(device: str) -> str | None:
     """Return the device's name as in the `device` column of records; None without a driver.
 
-    A processor's name says which instructions are used where the environment takes some away.
-
     Args:
         device: `cpu` or `cuda`.
     """
     if device == "cpu":
-        return cpu_model() + cpu_limits()
+        return cpu_model()
     name = _of_first_gpu(lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu))
     return name.decode() if isinstance(name, bytes) else name
 
@@ -426,17 +398,3 @@ def _of_first_gpu(ask: Callable[[Any, Any], Any]) -> Any:
         )
     except Exception:  # no driver, no library, no permission
         return None
-
-
-def _flags() -> set[str]:
-    text = CPUINFO.read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)", text, re.M)
-    return {flag for line in lines for flag in line.split()}
-
-
-def _above_limit(variable: str, levels: Mapping[str, str]) -> list[str]:
-    """Return the flags that this processor has and the environment takes away."""
-    limit, flags = os.environ.get(variable, ""), _flags()
-    known = {name.lower(): place for place, name in enumerate(levels)}
-    above = [*levels.values()][known.get(limit.lower(), len(levels)) + 1 :]
-    return [flag for flag in above if flag in flags]
