@@ -71,15 +71,11 @@ def class_names(folder: str | None) -> tuple[str, ...]:
         )
     names = _folders(root / "train")
     empty = [name for name in names if not any(True for _ in _images(root / "train" / name))]
-    if len(empty) == len(names):
+    if empty or not names:
+        first = f"train/{empty[0] if empty else '<class>'}"
         raise BadValueError(
-            f"`data.folder={folder}` holds no images: `train/<class>/` should hold files that end "
-            f"in {', '.join(SUFFIXES)}."
-        )
-    if empty:
-        raise BadValueError(
-            f"`data.folder={folder}`: the class `train/{empty[0]}` holds no images ({len(empty)} of "
-            f"{len(names)} classes), so that it cannot be learnt. Fill the folder, or remove it."
+            f"`data.folder={folder}`: `{first}` holds no images ({len(empty)} of {len(names)} classes): let "
+            f"it hold files that end in {', '.join(SUFFIXES)}, or remove it."
         )
     return names
 

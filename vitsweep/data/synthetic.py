@@ -63,15 +63,15 @@ class Synthetic(Data):
 
     def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
         """Return images (count, C, side_px, side_px) and labels (count,), on the generator's device."""
-        return self._labelled((count, self.num_channels, side_px, side_px), generator)
-
-    def _labelled(self, shape: tuple[int, ...], generator: "Generator") -> "tuple[Tensor, Tensor]":
         import torch
 
-        device = generator.device
+        device, shape = generator.device, (count, *self._frames(), side_px, side_px)
         images = torch.randn(shape, generator=generator, device=device)
-        labels = torch.randint(self.num_classes, shape[:1], generator=generator, device=device)
+        labels = torch.randint(self.num_classes, (count,), generator=generator, device=device)
         return images, labels
+
+    def _frames(self) -> tuple[int, ...]:
+        return (self.num_channels,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,5 @@ class SyntheticVideo(Synthetic):
 
     num_frames: Annotated[int, Gt(0)]
 
-    def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
-        """Return videos (count, C, T, side_px, side_px) and labels (count,)."""
-        shape = (count, self.num_channels, self.num_frames, side_px, side_px)
-        return self._labelled(shape, generator)
+    def _frames(self) -> tuple[int, ...]:
+        return self.num_channels, self.num_frames

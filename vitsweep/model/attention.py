@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitsweep.errors import BadValueError
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """softmax(q k^T / sqrt(K)) v: (B, H, T, K) three times -> (B, H, T, K)."""
 
@@ -58,18 +56,8 @@ class Attention(nn.Module):
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that call `self.attend(q, k, v)`, ours and those of a user.
-
-    Raises:
-        BadValueError: there is none.
-    """
-    found = [m for m in model.modules() if callable(getattr(m, "attend", None))]
-    if not found and not any(isinstance(m, nn.MultiheadAttention) for m in model.modules()):
-        raise BadValueError(
-            "`model.seams=[attend]`: no module of the model has an attribute `attend`. Let its attention "
-            "modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
-        )
-    return found
+    """Return the modules that call `self.attend(q, k, v)`, ours and those of a user."""
+    return [m for m in model.modules() if callable(getattr(m, "attend", None))]
 
 
 # Along which axes a model's tokens lie, and which blocks attend along which of them.

@@ -326,8 +326,8 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any) -> Iterator[str]
         if given != (2, spec.num_classes):
             yield (
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
-                f"(2, {spec.num_classes}), (batch, classes of `data`): see `model.arguments`, "
-                "`model.shape_arguments`, `model.output` and `data.num_classes`."
+                f"(2, {spec.num_classes}), (batch, classes of `data`): see `data.num_classes`, "
+                "`model.arguments`, `model.shape_arguments` and `model.output`."
             )
 
 

@@ -64,7 +64,7 @@ class Batch:
 
 WITHOUT_EFFECT = {
     "evaluate_every_epochs": 1, "target_accuracy": None, "checkpoint_minutes": 10.0,
-    "keep": "none", "held_out": None,
+    "keep": "none", "held_out": None, "resume_from": None,
 }  # fmt: skip
 """Settings that nothing reads without a training, as `task=measure` has them."""
 

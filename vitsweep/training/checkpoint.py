@@ -349,20 +349,13 @@ def other_state(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str
     names = [shard.name for shard in shards_of_training(trainer)]
     kinds, there = _kinds(names), _kinds(saved)
     if there and kinds - there:
-        return (
-            f"`{folder}` is of another optimizer: it holds {_quoted(there)}, and `optimizer="
-            f"{trainer.cell.optimizer.name}` needs {_quoted(kinds)}."
-        )
+        return f"`{folder}` is of another optimizer than `optimizer={trainer.cell.optimizer.name}`."
     return ""
 
 
 def _kinds(names: Iterable[str]) -> set[str]:
     """Return what an optimizer keeps of each parameter: `exp_avg`, `step`."""
     return {name.split(".")[1] for name in names if name.startswith(OPTIMIZER)}
-
-
-def _quoted(kinds: set[str]) -> str:
-    return ", ".join(f"`{kind}`" for kind in sorted(kinds))
 
 
 def _described(size: int, mesh: Mapping[str, int], sharding: str) -> str:

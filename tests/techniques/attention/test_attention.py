@@ -131,21 +131,10 @@ def test_half_precision_kernels_are_refused_in_float32_on_cuda(name):
     assert not reasons("sdpa_efficient", precision="fp32")
 
 
-def test_cudnn_refuses_odd_heads():
-    odd = replace(NANO, width=36, num_heads=3)
-    (reason,) = reasons("sdpa_cudnn", model=odd)
-
-    assert "`model.width=36` over `model.num_heads=3` gives 12" in reason
-    assert not reasons("sdpa_flash", model=odd)
-
-
 def test_flex_refuses_what_it_cannot_train():
     (reason,) = reasons("flex", device="cpu")
     require(reason, "`attention=flex`")
     assert "got cpu" in reason
-
-    (reason,) = reasons("flex", model=replace(NANO, num_heads=4))
-    assert "`model.width=32` over `model.num_heads=4` gives 8" in reason
 
     assert not reasons("flex")
 

@@ -10,18 +10,12 @@ def reasons(*overrides: str, machine: Machine = LAPTOP) -> list[str]:
     return list(asked.optimizer.conflicts(asked))
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "zero2", "hsdp"])
+@pytest.mark.parametrize("sharding", ["fsdp", "zero1", "zero2", "hsdp"])
 @pytest.mark.parametrize("name", ["adamw_contiguous", "sgd_contiguous"])
 def test_contiguous_refuses_shards(name, sharding):
     (reason,) = reasons(f"optimizer={name}", f"sharding={sharding}")
 
     require(reason, f"`optimizer={name}` `sharding={sharding}` `sharding=ddp`")
-
-
-def test_contiguous_refuses_zero1_which_keeps_parameters_in_buckets():
-    (reason,) = reasons("optimizer=adamw_contiguous", "sharding=zero1")
-
-    require(reason, "`optimizer=adamw_contiguous` `sharding=zero1` `optimizer=adamw_fused`")
 
 
 def test_contiguous_refuses_gradients_in_ddp_buckets():

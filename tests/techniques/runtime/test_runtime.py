@@ -57,13 +57,6 @@ def test_a_rank_is_bound_to_its_cores() -> None:
         os.sched_setaffinity(0, before)
 
 
-def test_more_threads_than_cores_are_refused() -> None:
-    told = refusals("runtime=bind_cores", "resources.threads_per_rank=2")
-    assert all(
-        name in told for name in ("`resources.ranks_per_node=2`", "`resources.threads_per_rank=2`")
-    )
-
-
 def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "numa_nodes", lambda: {0: {0, 1}})
     assert "`runtime=bind_cores`" in refusals("runtime=bind_numa")

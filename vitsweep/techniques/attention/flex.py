@@ -28,19 +28,11 @@ class Flex(AttentionKernel):
         return flash, f"`attention={self.name}` is counted as flash attention."
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse a device without a backward pass, and heads that are too narrow."""
+        """Refuse a device without a backward pass."""
         if cell.resources.device == "cpu":
             yield (
                 f"`attention={self.name}` needs `resources.device=cuda`; got cpu, where torch's "
                 "FlexAttention has no backward pass. Use `attention=sdpa_flash`."
-            )
-            return
-        head_width = cell.transformer.width // cell.transformer.num_heads
-        if head_width < 16:
-            yield (
-                f"`attention={self.name}` needs a head width of at least 16; `model.width="
-                f"{cell.transformer.width}` over `model.num_heads={cell.transformer.num_heads}` gives "
-                f"{head_width}. Use fewer heads, or `attention=sdpa_auto`."
             )
 
     def apply(self, model: "nn.Module") -> "nn.Module":

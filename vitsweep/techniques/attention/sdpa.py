@@ -74,8 +74,6 @@ class ScaledDotProduct(AttentionKernel):
                 f"`precision={cell.precision.name}` computes in {dtype}. Use a half precision such "
                 "as `precision=O1`, or `attention=sdpa_efficient`."
             )
-        if self.backend == "cudnn":
-            yield from _uneven_heads(cell, self.name)
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
@@ -88,14 +86,3 @@ def compute_dtype(cell: "CellSpec") -> str:
     """Return the number format in which attention computes."""
     plan = cell.precision.plan()
     return plan.autocast_dtype or plan.param_dtype
-
-
-def _uneven_heads(cell: "CellSpec", choice: str) -> Iterator[str]:
-    """cuDNN takes heads in steps of 8."""
-    width, heads = cell.transformer.width, cell.transformer.num_heads
-    if (width // heads) % 8:
-        yield (
-            f"`attention={choice}` needs a head width divisible by 8; `model.width={width}` over "
-            f"`model.num_heads={heads}` gives {width // heads}. Use `attention=sdpa_flash`, which "
-            "pads."
-        )

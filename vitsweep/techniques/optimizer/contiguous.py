@@ -50,17 +50,10 @@ class ContiguousSGD(SGD):
 
 def flat_buffer_conflicts(name: str, cell: CellSpec, instead: str) -> Iterator[str]:
     """Yield why parameters cannot be views of a flat buffer under a sharding."""
-    sharding = cell.sharding.name
-    way_out = f"use `optimizer={instead}`, or `sharding=ddp`."
-    if cell.sharding.shards_parameters:
+    if cell.sharding.shards_parameters or cell.sharding.shards_optimizer:
         yield (
-            f"`optimizer={name}` moves whole parameters into one buffer, but `sharding={sharding}` "
-            f"keeps a slice of each (DTensor) in storage of its own: {way_out}"
-        )
-    if cell.sharding.shards_optimizer:
-        yield (
-            f"`optimizer={name}` moves parameters into a buffer of its own, and `sharding={sharding}` "
-            f"keeps them in buckets, of which each rank updates a part: {way_out}"
+            f"`optimizer={name}` moves whole parameters into one buffer, but `sharding={cell.sharding.name}` "
+            f"lets a rank update slices of them: use `optimizer={instead}`, or `sharding=ddp`."
         )
     if getattr(cell.sharding, "gradient_as_bucket_view", False) is True:
         yield (

@@ -65,18 +65,6 @@ class BoundCores(Runtime):
 
     to: Literal["cores", "numa_node"]
 
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse fewer cores than threads."""
-        resources = cell.resources
-        threads = resources.ranks_per_node * resources.threads_per_rank
-        if threads > resources.cores_per_node:
-            yield (
-                f"`runtime={self.name}` gives each rank cores of its own, and "
-                f"`resources.ranks_per_node={resources.ranks_per_node}` x `resources.threads_per_rank="
-                f"{resources.threads_per_rank}` is more than the {resources.cores_per_node} cores of a "
-                "node: use fewer threads, or `runtime=plain`."
-            )
-
     def lacking_here(self, cell: "CellSpec") -> Iterator[str]:
         """Say where there is one NUMA node."""
         if self.to == "numa_node" and cell.resources.device == "cpu" and len(numa_nodes()) < 2:

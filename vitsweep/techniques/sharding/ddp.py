@@ -125,9 +125,9 @@ def half_gradient_conflicts(
     held = "float32" if sharding.shards_parameters and plan.master_weights else plan.param_dtype
     if ranks == 1 or held in ("float16", "bfloat16"):
         yield (
-            f"`sharding.gradient_dtype={gradient_dtype}` makes gradients half as wide, which {ranks} ranks "
-            f"with `sharding={sharding.name}` and `precision={cell.precision.name}` exchange in {held} or "
-            "not at all: use `sharding.gradient_dtype=null`."
+            f"`sharding.gradient_dtype={gradient_dtype}` halves what ranks exchange in float32, and "
+            f"`sharding={sharding.name}` with `precision={cell.precision.name}` exchanges nothing in float32 "
+            f"over {ranks} of them: use `sharding.gradient_dtype=null`."
         )
 
 

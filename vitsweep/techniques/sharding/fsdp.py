@@ -1,6 +1,6 @@
 """Fully sharded data parallel (FSDP2): parameters, gradients and optimizer state in shards."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -52,17 +52,6 @@ class Fsdp(Sharding):
 
     axes: ClassVar[tuple[str, ...]] = ("shard",)
     shards_parameters: ClassVar[bool] = True
-
-    @classmethod
-    def note(cls, row: Mapping[Any, Any]) -> str:
-        """Say that float32 is gathered although products are computed in half precision."""
-        alone = super().note(row)
-        if alone or row.get("precision.patch_torch_functions") is not True:
-            return alone
-        return (
-            f"Under autocast (`precision={row['precision']}`) `sharding={row['sharding']}` gathers float32 "
-            "parameters: `precision=bf16_masters` gathers half the bytes."
-        )
 
     def apply(self, model: "nn.Module", plan: PrecisionPlan, world: "World") -> "nn.Module":
         """Shard blocks, then the rest; float32 norms inside a half model form units of their own."""

@@ -58,11 +58,9 @@ class DropSamples(BlockVariant):
         me, images = f"vit_block={self.name}", cell.images_per_forward
         if round(images * (1 - self.rate)) in (0, images):
             least = -(-self.least_images * cell.images_per_step // images)
-            way_out = f"use at least `batch.images_per_step={least}`, or another `vit_block.rate`"
-            what = "none" if round(images * (1 - self.rate)) else "all"
             yield (
-                f"`vit_block.rate={self.rate:g}` of the {images} images of a forward pass drops {what} of "
-                f"them: {way_out}."
+                f"`vit_block.rate={self.rate:g}` of the {images} images of a forward pass drops none or all: "
+                f"use at least `batch.images_per_step={least}`, or another `vit_block.rate`."
             )
         if isinstance(cell.model, TransformerSpec) and not isinstance(cell.model, ViTSpec):
             yield (
