@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.choices import choice
 from tests.refusals import require
-from tests.shapes import CASES, NANO, assert_equal_step, build, replace, step
+from tests.shapes import CASES, NANO, assert_equal_step, build, step
 from vitsweep.model.initialize import plain_name
 from vitsweep.spec.technique import PrecisionPlan
 
