@@ -43,10 +43,7 @@ START_MINUTES = 2.0
 """What importing torch and building a model may take beside the budget, before a side counts as stuck."""
 FOLDER = "sweep.name=judge"
 ONE_RANK = "resources.ranks_per_node=1"
-MEASURE = (
-    "import json; from vitsweep.rates.reached import matmul_gflops_per_core as f; "
-    "print(json.dumps(f()))"
-)
+RATES = "vitsweep.extras.judge.half_rates"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +276,7 @@ def _most_flops(cell: CellSpec, device: str) -> float:
     if cell.resources.device == "cuda":
         profile = profile_of(device)
         return 1e12 * max(profile.peak_tflops.values(), default=0.0) if profile else 0.0
-    command = [sys.executable, "-c", MEASURE]  # torch is not loaded here
+    command = [sys.executable, "-m", RATES]  # torch is not loaded here
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=120)
         rates: dict[str, float] = json.loads(done.stdout)

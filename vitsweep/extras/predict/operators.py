@@ -21,10 +21,11 @@ from torch import Tensor
 
 from vitsweep.collectives.primitives import all_gather_single, reduce_scatter_single
 from vitsweep.extras.predict.step_time import BY_WEIGHT, FRESH, Exchanges, Shapes
-from vitsweep.rates.reached import CHUNKS, SMALL_SIDE
 from vitsweep.world import World
 
-CHUNK_SECONDS = 0.001
+CHUNKS, CHUNK_SECONDS = 5, 0.001
+"""The fastest of so many chunks of calls counts: what else runs here slows most of them."""
+SMALL_SIDE = 256
 LARGEST_FLOPS = 4e9
 LONGEST_SECONDS = 0.02
 """Of larger products, and of those that take longer (a processor may emulate a format), a part is timed."""
