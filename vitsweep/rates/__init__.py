@@ -1,1 +1,1 @@
-"""What a device can do: published figures, and rates measured now."""
+"""What a device can do: published figures, and names of what is here."""
