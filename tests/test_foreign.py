@@ -20,6 +20,7 @@ from vitsweep.foreign import (
     parsed_json,
     parsed_lines,
     parsed_yaml,
+    size_of,
 )
 
 LAUGHS = "".join(f"l{i + 1}: &l{i + 1} [{', '.join([f'*l{i}'] * 9)}]\n" for i in range(12))
@@ -75,6 +76,10 @@ def test_json_that_asks_for_much_is_refused_before_it_is_parsed() -> None:
             parsed_json(text)
     with pytest.raises(ValueError, match="sections"):
         parsed_lines(b"{}\n" * 1_500_000, OF_SWEEP)
+
+
+def test_the_size_of_a_section_is_that_of_all_that_it_holds() -> None:
+    assert size_of({"a": "xy", "b": [1, "z", {"c": "four"}]}) == 2 + 2 + (3 + 1 + (1 + 4))
 
 
 def test_a_json_of_many_steps_is_read() -> None:

@@ -1,5 +1,7 @@
 """The sentence at the end of a command, and what it says to type next."""
 
+from math import log, sqrt
+
 import numpy as np
 
 from tests.builders import from_runs, run, table
@@ -65,6 +67,24 @@ def test_what_is_unsure_gets_as_many_blocks_as_would_show_it() -> None:
     )
     unsure = measured(1.2, 0.95, 1.1, 1.02, 1.14, any_look=True).cells
     assert next_command(unsure, TYPED) == f"To be surer: `{TYPED}`."
+
+
+def test_the_proposed_blocks_are_the_fewest_whose_interval_leaves_out_no_difference() -> None:
+    """A half interval shrinks as one over the root of the blocks."""
+    for ratios in (
+        (1.2, 0.98, 1.1, 1.02, 1.14),
+        (1.3, 0.9, 1.1, 1.05),
+        (1.4, 0.85, 1.2, 0.97, 1.1),
+    ):
+        cells = measured(*ratios).cells
+        row, blocks = cells.set_index("cell_id").loc["cell"], len(ratios)
+        half, difference = (
+            log(row[c] / by) for c, by in (("speedup_high", row["speedup"]), ("speedup", 1))
+        )
+        wanted = int(next_command(cells, TYPED).split("blocks=")[1].split("`")[0])
+        assert wanted >= blocks + 3
+        assert half * sqrt(blocks / wanted) <= difference
+        assert wanted == blocks + 3 or half * sqrt(blocks / (wanted - 1)) > difference
 
 
 def test_nothing_is_said_where_the_fastest_cell_is_known() -> None:

@@ -98,6 +98,16 @@ def test_a_name_is_the_difference_from_the_baseline_whichever_cells_are_beside()
     assert cell_names(cells(table(two[-1]), {})).tolist() == ["O1"]
 
 
+def test_tokens_are_part_of_a_name_where_no_other_choice_changed_them() -> None:
+    cells_ = [
+        run("base", num_tokens=17),
+        run("a", num_tokens=16, classifier="pooled"),
+        run("b", num_tokens=65),
+    ]
+    names = names_by_id(cells(table(*cells_), dict.fromkeys(("base", "a", "b"), "base")))
+    assert names == {"base": "baseline", "a": "pooled", "b": "65 tokens"}
+
+
 def test_a_plan_names_cells_as_the_tables_do() -> None:
     composed = [("precision=O1",), ("precision=O1", "model.depth=3"), ()]
     entries = [replace(entry(*o), baseline_id=entry().cell_id) for o in composed]
