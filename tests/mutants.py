@@ -191,13 +191,8 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tuple[list[str], int]:
     """Return the tests that may find a bug, the likely and quick ones first, and how many reach it."""
-    source = (ROOT / mutant.path).read_text(encoding="utf-8")
-    block = block_of(source, mutant.path, mutant.line) or f"{mutant.path}:"
-
-    def is_reached(name: str) -> bool:  # of a line outside functions: by what reaches its module
-        return name == block or (block[-1] == ":" and name.startswith(block))
-
-    reaching = {row["test"] for row in rows if any(map(is_reached, row["reached"]))}
+    near = _blocks(mutant)
+    reaching = {row["test"] for row in rows if not near.isdisjoint(row["reached"])}
     files = {test.split("::")[0] for test in reaching}
     room, own = (
         str(Path("tests", *Path(mutant.path).parts[1:-1])),
@@ -206,8 +201,8 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         file = row["test"].split("::")[0]
-        near = (not file.endswith(own)) + (not file.startswith(room))
-        return row["test"] not in reaching and file not in reaching, near, row["seconds"]
+        far = (not file.endswith(own)) + (not file.startswith(room))
+        return row["test"] not in reaching and file not in reaching, far, row["seconds"]
 
     chosen, seconds = [], 0.0
     for row in sorted(rows, key=order):
@@ -218,6 +213,21 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
             name, parameters, rest = row["test"].partition("[")
             chosen.append(name if "/" in rest else name + parameters + rest)  # of the copy's folder
     return list(dict.fromkeys(chosen)), len(reaching)
+
+
+def _blocks(mutant: Mutant) -> set[str]:
+    """Return the block of a bug; of a field of a class, the blocks that read it."""
+    source = (ROOT / mutant.path).read_text(encoding="utf-8")
+    if block := block_of(source, mutant.path, mutant.line):
+        return {block}
+    field = re.match(r"\s+(\w+)\b", source.splitlines()[mutant.line - 1])
+    reads = re.compile(rf"\.{field[1]}\b(?! = )" if field else r"(?!)")
+    found = set()
+    for path in (ROOT / "vitsweep").rglob("*.py"):
+        text, place = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
+        lines = [text.count("\n", 0, match.start()) + 1 for match in reads.finditer(text)]
+        found |= {block_of(text, place, line) for line in lines}
+    return found
 
 
 def copied(folder: Path) -> Path:

@@ -24,17 +24,21 @@ def test_dropping_tokens_is_the_loop_over_images(kwargs: dict[str, Any]) -> None
 
 def test_class_token_and_registers_stay_and_each_image_keeps_patches_of_its_own() -> None:
     spec = replace(NANO, registers=2)
-    whole, found = build(spec), drawing("drop", group="tokens", spec=spec)
     images = torch.randn(4, 3, 8, 8, dtype=torch.float64)
-    every, kept = whole.embedding(images), found.embedding(images)
-    assert kept.shape == (4, 3 + 8, 32)  # half of 16 patches
-    torch.testing.assert_close(kept[:, :3], every[:, :3], rtol=0, atol=0)
-    chosen = [
-        tuple(int((row == patch).all(-1).nonzero()) for patch in patches)
-        for row, patches in zip(every, kept[:, 3:], strict=True)
-    ]
-    assert all(places == tuple(sorted(set(places))) for places in chosen)
-    assert len(set(chosen)) == 4
+    for batch_first in (True, False):
+        whole = build(spec, batch_first=batch_first)
+        found = drawing("drop", group="tokens", spec=spec, batch_first=batch_first)
+        every, kept = whole.embedding(images), found.embedding(images)
+        if not batch_first:
+            every, kept = every.transpose(0, 1), kept.transpose(0, 1)
+        assert kept.shape == (4, 3 + 8, 32)  # half of 16 patches
+        torch.testing.assert_close(kept[:, :3], every[:, :3], rtol=0, atol=0)
+        chosen = [
+            tuple(int((row == patch).all(-1).nonzero()) for patch in patches)
+            for row, patches in zip(every, kept[:, 3:], strict=True)
+        ]
+        assert all(places == tuple(sorted(set(places))) for places in chosen)
+        assert len(set(chosen)) == 4
 
 
 def test_nothing_is_dropped_in_evaluation() -> None:
