@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -18,6 +19,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import waterfall as waterfall_table
 from vitsweep.tables.scaling import PURPOSES
 from vitsweep.tables.scaling import communication as communication_of
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -98,6 +100,14 @@ def test_no_ideal_line_is_drawn_through_one_point(curves):
 
     assert len(dotted(curves)) == 2
     assert not dotted(curves[curves["world_size"] != 2])
+
+
+def test_bars_by_ranks_compare_several_curves():
+    tables, alone = sweep("scaling"), SimpleNamespace()
+    assert scaling.GPU_SCALING.table(tables).equals(tables.scaling)
+    alone.scaling = tables.scaling[tables.scaling["claim"] == Claim.baseline]
+    assert len(alone.scaling)
+    assert scaling.GPU_SCALING.table(alone).empty
 
 
 def test_speedups_by_ranks_stand_behind_the_bars(curves):

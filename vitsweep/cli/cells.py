@@ -51,7 +51,6 @@ class Line:
 
     Attributes:
         overrides: what sets or sweeps a key.
-        sweeps: whether several cells may be asked for.
         config_dir: of `--config-dir`.
         config_name: of `--config-name`.
         is_quiet: whether progress is left out.
@@ -59,7 +58,6 @@ class Line:
     """
 
     overrides: list[str]
-    sweeps: bool = False
     config_dir: str | None = None
     config_name: str = CONFIG
     is_quiet: bool = False
@@ -103,9 +101,7 @@ def read_line(arguments: Sequence[str], options: Collection[str] = ()) -> Line:
     line, words = Line([]), iter(arguments)
     for word in words:
         flag, equals, value = word.partition("=")
-        if word in MULTIRUN:
-            line.sweeps = True
-        elif word in ONE_RUN:
+        if word in (*MULTIRUN, *ONE_RUN):
             continue
         elif word in QUIET:
             line.is_quiet = True
