@@ -77,13 +77,6 @@ def test_gate(results: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.slow
-def test_doctor(vitsweep: Command) -> None:
-    done = vitsweep("doctor", "--json", quick=False)
-    tree = json.loads(done.stdout)
-    assert {*tree} == {"schema", "machine", "software", "cluster", "problems"}
-
-
-@pytest.mark.slow
 def test_progress_goes_to_stderr_and_a_quiet_sweep_has_none(vitsweep: Command) -> None:
     done = vitsweep("precision=O2", "sweep.baseline=null", "sweep.report=true")
     for said in ("1 cell in results/", "[1/", "Drawing the charts"):

@@ -28,7 +28,6 @@ def test_what_is_mistyped_is_refused_by_name(capsys: pytest.CaptureFixture[str])
         (["status", "--wach"], "--wach"),
         (["collect", "--synch"], "--synch"),
         (["report", "one", "two", "three"], "three"),
-        (["doctor", "--all"], "--all"),
         (["cancel", "--yes"], "--yes"),
         (["retry", "--statsu", "failed"], "--statsu"),
         (["retry", "one", "two"], "`one` and `two`"),

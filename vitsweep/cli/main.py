@@ -82,7 +82,6 @@ _CORE = {
     "cancel": "end the jobs of a sweep; what was measured is kept",
     "pack": "put the files of a sweep's cells into one; every verb reads it",
     "show": "say what the choices of a group are, and what one sets",
-    "doctor": "say what this machine can do, what is missing, and how to get it",
 }
 _ADDED = {name: Verb(name, *of_feature) for name, of_feature in extras.VERBS.items()}
 VERBS = {name: Verb(name, summary) for name, summary in _CORE.items()} | _ADDED

@@ -73,6 +73,9 @@ class Feature:
 
 
 KNOWN: dict[str, Feature] = {
+    "doctor": Feature(
+        verbs={"doctor": "say what this machine can do, what is missing, and how to get it"},
+    ),
     "predict": Feature(
         admission="admission",
         columns="admission:predicted",

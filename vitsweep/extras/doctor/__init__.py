@@ -1,0 +1,1 @@
+"""What this machine can do for sweeps, and what is missing."""
