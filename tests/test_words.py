@@ -129,7 +129,7 @@ optim=adafactor -> `python -m vitsweep show optimizer` lists all.
 -p gpu -> `hydra/launcher=slurm hydra.launcher.partition=gpu`?
 model=module model.arguments.fail=3 -> `++model.arguments.fail=3` adds it.
 precision/O1 -> `precision=O1`?
-precision =O1 -> no space beside `,` or `=`: `precision=O1`.
+precision =O1 -> no space next to `,` or `=`: `precision=O1`.
 epochs=3 gpus=2 -> `task=train task.epochs=3`?
 compile=true -> whole model: `compilation=compile_model` or each block: `compilation=compile_blocks`?
 precision=amp -> mixed: `precision=O1` or no loss scale: `precision=bf16`?
@@ -157,7 +157,7 @@ precision:O1 -> `precision=O1`?
 sharding=ddp/fsdp -> `sharding=ddp,fsdp`?
 precision=01,02 -> `precision=O1,O2`?
 sharding=ddp,fsdpp -> `sharding=ddp,fsdp`?
-precision = O1, O2 -> no space beside `,` or `=`: `precision=O1,O2`.
+precision = O1, O2 -> no space next to `,` or `=`: `precision=O1,O2`.
 measurement.blocks=three -> `measurement.blocks=3`?
 limit_train_batches=0.1 -> `measurement=smoke`?
 limit_train_batches=20 -> `measurement.measured_steps=20`?

@@ -68,7 +68,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What a run needs to know beside its cell.
+    """What a run needs to know besides its cell.
 
     Attributes:
         proved: how the cell was proved equal to reference training before ("" where it was not).
@@ -93,7 +93,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
     Every rank calls it; the first one returns the summary of all, the others an empty one.
 
     Raises:
-        WrongResultError: the techniques do not compute what the plain model computes.
+        WrongResultError: the techniques do not compute what the reference model computes.
         DivergedError: the loss became inf or NaN.
         StoppedError: a rank did not run for a part of the timed window.
         TrainingInterrupted: a stop was requested during training. The measurement and a checkpoint

@@ -111,7 +111,7 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
 
     The first twin computes in float64 (float32 on GPUs), so that whatever is wrong in any
     precision is far outside of its bounds. The second one has the cell's precision, and is compared
-    with the plain model in that precision. The plain model begins each step at the weights that
+    with the reference in that precision. The reference model begins each step at the weights that
     the twin has then: what differs is due to this one step. Compared are
 
     - the loss and, tensor by tensor, the averaged, unscaled and clipped gradients,
@@ -155,19 +155,19 @@ def _prove_optimizer(twin: CellSpec, world: World) -> None:
     """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
     choice = twin.optimizer
     large = nn.Linear(*MANY_NUMBERS)
-    many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks apart
+    many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks separately
     many.to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
     agree([(ALONE, fault)], "alone", twin)
 
 
 class _Leg:
-    """One twin beside the plain model in its precision.
+    """One twin and the reference model in its precision.
 
     Attributes:
-        parts: how the plain model computes a batch.
+        parts: how the reference model computes a batch.
         worst: largest relative difference of a loss.
-        bit_for_bit: whether its gradients in float64 were the plain model's to the last bit.
+        bit_for_bit: whether its gradients in float64 were the reference model's to the last bit.
     """
 
     def __init__(self, twin: CellSpec, world: World, parts: Parts, same_bits: bool = False) -> None:
@@ -188,7 +188,7 @@ class _Leg:
         self._skipped = 0
 
     def _definitions(self) -> list[Update]:
-        """The optimizer's equations; where these are unknown or rounded, its plain implementation."""
+        """The optimizer's equations; where these are unknown or rounded, its reference implementation."""
         choice, stored = self._twin.optimizer, self._stored_dtype
         implementation = PlainImplementation(choice, names_in_blocks(self._plain.model))
         if not is_elementwise(choice):
@@ -253,7 +253,7 @@ class _Leg:
         if isinstance(self._twin.model, ModuleSpec):
             first = {plain_name(n): b for n, b in self._plain.model.named_buffers()}
             faults.insert(0, (START, self._buffers_apart(first)))
-        # moves the plain model's running statistics
+        # moves the reference model's running statistics
         faults.append((MODULE, self._half_apart(seen)))
         agree(faults, "before the first step", self._twin)
         inside = BACKWARD if self._is_exact else EITHER
@@ -312,7 +312,7 @@ class _Leg:
     def _references(
         self, weights: Named, buffers: Named, batch: MicroBatch, step: int
     ) -> tuple[PlainStep, PlainStep | None]:
-        """Return the plain step, and one under rounding noise; the first and the last rank compute them."""
+        """Return the reference step, and one under rounding noise; the first and last rank compute them."""
         rank, last = self._world.rank, self._world.size - 1
         draws = not self._is_exact and step == 0
         plain = noisy = None
@@ -324,7 +324,7 @@ class _Leg:
         return self._shared(plain, 0), self._shared(noisy, last) if draws else None
 
     def _shared(self, found: PlainStep | None, owner: int) -> PlainStep:
-        """Send a plain step from the rank that computed it to all others."""
+        """Send a reference step from the rank that computed it to all others."""
         if not dist.is_initialized() or self._world.size == 1:
             assert found is not None
             return found
@@ -387,7 +387,7 @@ class _Leg:
         return told or self._digits_lost(found, wanted)
 
     def _orders_apart(self) -> str:
-        """Compare all gradients with rounding where the twin computes in the plain model's order.
+        """Compare all gradients with rounding where the twin computes in the reference model's order.
 
         It does where the float64 of a CPU was the same bit for bit; a GPU may have kernels of another order
         in half precision, a compiler keeps more digits between operations, shards of masters are given more
@@ -477,7 +477,7 @@ class _Leg:
     def _half_apart(self, weights: Named) -> str:
         """Compare a module of the user's in half precision with itself in float32.
 
-        It may compute something else under autocast, or where it is cast, and so does the plain model then.
+        It may compute something else under autocast, or where it is cast; the reference model does so then.
         """
         twin, plan = self._twin, self._plan
         in_half = plan.autocast_dtype or (plan.param_dtype if plan.master_weights else None)
@@ -493,7 +493,7 @@ class _Leg:
         typical = typical_norm(norms)
         bounds = {n: HALF_TIMES * noise[n] + self._own_rounding * typical for n in norms}
         apart = norms_of(minus(plain.gradients, exact))
-        return furthest("plain gradient in half", apart, bounds, norms)
+        return furthest("reference gradient in half", apart, bounds, norms)
 
     def _buffers_apart(self, wanted: Named) -> str:
         """Compare the buffers of the first replica; other replicas may be given its own."""

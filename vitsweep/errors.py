@@ -66,4 +66,4 @@ class ImpossibleCellError(VitsweepError):
 
 
 class SweepStopped(KeyboardInterrupt):
-    """The user stopped a sweep, or detached from its jobs, and was told what is kept."""
+    """The user stopped a sweep, or detached from its jobs, and got the message on what is kept."""

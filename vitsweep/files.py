@@ -226,7 +226,7 @@ def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
 
 @contextmanager
 def _draft(folder: int, path: Path) -> Iterator[tuple[BinaryIO, str]]:
-    """Yield a new hidden file beside `path`, and its name; it is removed if it is left there."""
+    """Yield a new hidden file next to `path`, and its name; it is removed if it is left there."""
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
     with _naming(path), open(_made(folder, draft, os.O_WRONLY), "wb") as handle:
         try:

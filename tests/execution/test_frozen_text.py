@@ -8,7 +8,7 @@ import yaml
 from tests.cells import LAPTOP, entry
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run, frozen_document, read_cell, request_for
-from vitsweep.execution.runner import LocalPlace, supervise
+from vitsweep.execution.runner import LocalExecutor, supervise
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
@@ -28,7 +28,7 @@ def test_a_cell_that_was_changed_since_it_was_frozen_does_not_run(tmp_path: Path
 
     document["cell"]["optimizer"]["learning_rate"] = 0.5
     path.write_text(yaml.safe_dump(document))
-    record = supervise(request, cell.spec, LocalPlace(store, {}).start)
+    record = supervise(request, cell.spec, LocalExecutor(store, {}).start)
     assert record.status == Status.failed
     assert f"{cell.cell_id}/cell.yaml`" in record.reason
     for refusing in (of_worker, Store(store.root, {cell.cell_id: ""})):

@@ -175,7 +175,7 @@ def plan(
         settings: as for `sweep`.
 
     Returns:
-        One row per cell, baselines included: `cell_id`, `cell` (what tells it apart), one column per
+        One row per cell, baselines included: `cell_id`, `cell` (what distinguishes it), one column per
         setting that varies, `state` (`runnable`, `measured`, `invalid`, ...), `runs` that it lacks,
         `is_baseline`, and `reasons` why it is not run.
 

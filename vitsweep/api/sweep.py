@@ -25,7 +25,7 @@ SPEEDUP = (
     "images_per_second", "speedup", "speedup_low", "speedup_high", "claim", "num_pairs", "status",
     "sweep", "cell_id",
 )  # fmt: skip
-"""Columns of `Sweep.speedups`, after those that tell the cells apart; `apply` reads the last two."""
+"""Columns of `Sweep.speedups`, after those that distinguish the cells; `apply` reads the last two."""
 
 
 class Sweep:
@@ -71,7 +71,7 @@ class Sweep:
         """Return the cells with the largest speedup first.
 
         Returns:
-            `cell` (what tells it apart), the settings that vary, throughput in images/s, the speedup
+            `cell` (what distinguishes it), the settings that vary, throughput in images/s, the speedup
             over the baseline with its 95 % interval, the claim adjusted over all cells of the
             question, the number of paired blocks, the status, and what `vitsweep.apply` needs.
         """

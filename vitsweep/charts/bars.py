@@ -64,7 +64,7 @@ class Bars:
     reference: float | None = None
 
     def draw(self, table: DataFrame, names: Sequence[str], width: float = 8.4) -> Figure:
-        """Draw the rows of a table in its order, labelled with names, or what tells these apart."""
+        """Draw the rows of a table in its order, labelled with names, or what distinguishes them."""
         figure, axes = style.new_figure(width, style.height(len(table)))
         self.on(axes, table, apart(names))
         style.legend(axes, self.group if self._choices(table) else "")
@@ -122,7 +122,7 @@ class Bars:
             axes.plot([], [], label=text, **HOLLOW)
 
     def _choices(self, table: DataFrame) -> list[str]:
-        """Return the choices that colours tell apart; a single one needs no legend."""
+        """Return the choices that colours distinguish; a single one needs no legend."""
         every = [row for _, row in table.iterrows() if self.group]
         found = dict.fromkeys(plain(r[self.group]) for r in every if self._colour(r) != BASELINE)
         return [choice for choice in found if choice] if len(found) > 1 else []

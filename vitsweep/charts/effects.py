@@ -23,7 +23,7 @@ KEY = ("technique", "device")
 def table_of(tables: SweepTables) -> DataFrame:
     """Return the effects of the techniques that were crossed: measured with several choices of another.
 
-    With one other choice only, an average is the plain speedup, which has a chart of its own.
+    With one other choice only, an average is the speedup, which has a chart of its own.
     """
     table = tables.effects
     given = table[(table["kind"] == "given") & table["effect"].notna()]

@@ -52,7 +52,7 @@ PHASES = Chart("phases", "Where the step's time goes", draw_phases, needs=("forw
 
 
 def optimizer_steps(cells: DataFrame) -> DataFrame:
-    """Return the measured cells with the time of their optimizer step, beside the whole step.
+    """Return the measured cells with the time of their optimizer step, next to the whole step.
 
     `optimizer` is split into `family` and `implementation` (`adamw_foreach`: adamw, foreach).
     `step_ratio` is the loop implementation's optimizer time / this one's with everything else the

@@ -65,11 +65,11 @@ MARKERS = "osD^vPX*"
 """Markers besides the colour, for print in grey."""
 
 LONGEST_LABEL, LONGEST_LINE = 120, 44
-"""Characters of a label beside an axis, and of one of its lines."""
+"""Characters of a label next to an axis, and of one of its lines."""
 
 
 _FIRST = {field.name: getattr(field.type, "colour", None) for field in fields(CellSpec)}
-"""Group -> place of its plain choice in the palette."""
+"""Group -> place of its default choice in the palette."""
 
 
 def place(group: str, choice: str) -> int:
@@ -152,7 +152,7 @@ def key(
 
 
 def shorten(labels: Iterable[str], limit: int = LONGEST_LABEL) -> list[str]:
-    """Leave out parts of long labels that tell none apart, the last ones first, then cut in the middle."""
+    """Leave out parts of long labels that distinguish none, the last ones first, then cut in the middle."""
     rows = [label.split(" · ") for label in labels]
     last = min(map(len, rows), default=1) - 1  # parts that all have, after what each changes
     for place in range(last):
@@ -228,7 +228,7 @@ class Chart:
         reading: its caption, of `tables/sentences.yaml`; may depend on the table.
         needs: columns of which so many cells as `least` have all.
         varies: columns that have several values among the cells.
-        num_varied: least number of settings that tell the cells apart.
+        num_varied: least number of settings that distinguish the cells.
         one_device: the measured cells ran on one kind of device.
     """
 

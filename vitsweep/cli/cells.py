@@ -41,7 +41,7 @@ SHORT_FLAGS = ("-c", "-i", "-sc", "-cp")
 
 _SEPARATORS = (",", "=")
 _JOINED = re.compile("[^ ,=]+( *[,=] *[^ ,=]+)+")
-"""What is one word without spaces beside `,` and `=`."""
+"""What is one word without spaces next to `,` and `=`."""
 _ALL = "`python -m vitsweep show` lists all"
 
 
@@ -83,7 +83,7 @@ class Line:
 
 
 def read_line(arguments: Sequence[str], options: Collection[str] = ()) -> Line:
-    """Tell flags and overrides of a command line apart.
+    """Separate the flags and overrides of a command line.
 
     Args:
         arguments: as typed.
@@ -229,7 +229,7 @@ def _refuse_words(arguments: Sequence[str]) -> None:
         apart = _JOINED.match(" ".join(arguments[max(0, place - is_end) :]))
         if apart and " " in apart[0]:
             whole = re.sub(" *([,=]) *", r"\1", apart[0])
-            raise VitsweepError(f"`{apart[0]}`: no space beside `,` or `=`: `{whole}`.")
+            raise VitsweepError(f"`{apart[0]}`: no space next to `,` or `=`: `{whole}`.")
         if word in VERBS:
             rest = " ".join(a for a in arguments if a != word)
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")

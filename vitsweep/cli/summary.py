@@ -46,10 +46,10 @@ def summarize(
 
     Args:
         result: of the launcher.
-        progress: where it is said that charts are drawn; all else is a result, and goes to stdout.
+        progress: where the message on charts goes; all else is a result, and goes to stdout.
         tracker: the composed `tracker` node; its mirror is made last, from the records.
         with_report: draw the charts and the page as well.
-        said: the result in sentences, in place of the answer and what to type next.
+        said: the result as sentences, in place of the answer and what to type next.
 
     Raises:
         ImpossibleCellError: every cell is refused.

@@ -170,7 +170,7 @@ def start_sum(x: Tensor, group: ProcessGroup) -> Finish:
 
 
 def _apart() -> bool:
-    """Whether a collective runs beside what follows; a compiler refuses that, and orders them itself."""
+    """Whether a collective overlaps with what follows; a compiler refuses that, and orders them itself."""
     return not torch.compiler.is_compiling()
 
 

@@ -312,7 +312,7 @@ class Composer:
 
     @property
     def words(self) -> list[str]:
-        """What is typed beside overrides of cells: folder and name of the configuration, Hydra's node."""
+        """What is typed besides overrides of cells: folder and name of the configuration, Hydra's node."""
         name = [] if self.config_name == "config" else ["--config-name", self.config_name]
         return [*hydra.config_dir(self.loader), *name, *self.hydra_overrides]
 

@@ -354,7 +354,7 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
         if not choices or "sweep.baseline" in str(error):
             raise
         raise BadValueError(
-            f"`{_typed(settings.baseline)}`: {error} It takes choices instead of the plain "
+            f"`{_typed(settings.baseline)}`: {error} It takes choices instead of the default "
             "ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
         ) from error
 

@@ -542,7 +542,7 @@ def _refuse_settings_of_what_is_not_chosen(
         return
     raise BadValueError(
         f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
-        f"`hydra/launcher=slurm` beside them{gone(f'hydra.launcher.{setting}') or '.'}"
+        f"`hydra/launcher=slurm` with them{gone(f'hydra.launcher.{setting}') or '.'}"
     )
 
 

@@ -308,7 +308,7 @@ def size_and_time(path: str) -> tuple[int, int]:
 
 
 def _make(folder: Path, files: Files, shorter_side_px: int | None) -> None:
-    """Decode all files into a folder beside, and rename it: nobody sees half of it."""
+    """Decode all files into a folder next to it, and rename it: nobody sees half of it."""
     state = _state(files)  # before: a file that changes meanwhile is found to differ later
     beside = folder.with_name(f"{folder.name}.{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(beside, ignore_errors=True)

@@ -126,7 +126,7 @@ def append_event(request: RunRequest, event: str, **facts: Any) -> None:
     Args:
         request: the attempt.
         event: `start`, `end`, or `warm_up` of a run that leaves no record.
-        facts: beside which attempt it is, where and when.
+        facts: besides which attempt it is, where and when.
     """
     entry = {
         "event": event,

@@ -10,7 +10,7 @@ Two runs of a cell may be taken together only if this hash is the same. It cover
 Left out are the standard library, what lies in a folder of `sys.path` that holds a `*.dist-info` (pip
 installed it), and the packages that vitsweep requires (`REQUIRED`), wherever they lie: a class or
 function that the cell names is its code all the same, with all of its package. torch's version is
-compared by itself. An import that finds nothing is said once.
+compared by itself. An import that finds nothing is reported once.
 
 Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import, and the
 lists of what the package and its optional features offer. What is typed, planned, submitted and drawn is
@@ -44,7 +44,7 @@ REQUIRED = frozenset(
     "pyarrow pydantic pydantic_core pynvml rich safetensors scipy sklearn submitit timm torch "
     "torchao torchgen torchvision transformers triton typing_extensions wandb yaml".split()
 )
-"""Top modules of what vitsweep requires, of its extras, and of what these bring beside it."""
+"""Top modules of what vitsweep requires, of its extras, and of what these bring besides it."""
 
 
 class MissingImportWarning(UserWarning):
@@ -158,7 +158,7 @@ def _reached(module: str) -> dict[str, str]:
     return found
 
 
-@cache  # Python's own memory of what was said ends with each `catch_warnings`
+@cache  # Python's own memory of what was reported ends with each `catch_warnings`
 def _say_missing(path: str, missing: str) -> None:
     warnings.warn(
         f"`{path}` imports `{missing}`, which is not found: no edit of it makes a measurement "

@@ -103,7 +103,7 @@ class LocalRanks:
         arguments: the same for all ranks.
         ranks: global ranks of this node, in the order of their local ranks.
         folder: where a failing rank writes `failure-<rank>.json`.
-        environment: variables that new processes start with, beside those of this one.
+        environment: variables that new processes start with, besides those of this one.
     """
 
     def __init__(

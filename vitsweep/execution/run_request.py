@@ -46,7 +46,7 @@ class Run:
 
     @property
     def facts(self) -> dict[str, object]:
-        """Columns that its record has beside what is measured."""
+        """Columns that its record has besides what is measured."""
         return {"purpose": self.purpose} if self.purpose else {}
 
     def run_id(self, attempt: int) -> str:

@@ -152,7 +152,7 @@ def _drop_checkpoints(attempts: Iterable[Path]) -> None:
         remove(attempt / CHECKPOINT_FOLDER)
 
 
-class Place(Protocol):
+class Executor(Protocol):
     """Where the ranks of runs are started."""
 
     @property
@@ -171,7 +171,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalExecutor:
     """This machine.
 
     Attributes:
@@ -184,7 +184,7 @@ class LocalPlace:
 
     @property
     def scratch(self) -> Path:
-        """A folder beside the temporary files of this machine."""
+        """A folder next to the temporary files of this machine."""
         return Path(tempfile.mkdtemp(prefix="vitsweep-warm-up-"))
 
     def start(self, request: RunRequest, cell: CellSpec) -> Ranks:
@@ -200,16 +200,16 @@ class LocalPlace:
 
 @dataclass
 class Runner:
-    """Runs cells of one sweep in one place.
+    """Runs cells of one sweep on one executor.
 
     Attributes:
         store: where the records go.
-        place: where the ranks start.
+        executor: starts the ranks.
         on_wait: called about five times a second while ranks run; may raise `RunEnding`.
     """
 
     store: Store
-    place: Place
+    executor: Executor
     on_wait: Callable[[], None] = lambda: None
     _proved: dict[str, str] = field(default_factory=dict)
     _proved_exactly: dict[str, str] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class Runner:
             proved=self.proof(run.cell_id, code.hash),
             proved_exactly=self._proved_exactly.get(cell.id_without("precision"), ""),
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
-            environment={**self.place.facts, **run.facts},
+            environment={**self.executor.facts, **run.facts},
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
@@ -271,7 +271,7 @@ class Runner:
         """
         cell = replace(cell, measurement=cell.measurement.for_screening())
         request = replace(request, run_id=f"{request.run_id}-warm-up")
-        scratch = self.place.scratch
+        scratch = self.executor.scratch
         remove(scratch)
         discarded = Store(scratch.absolute()).create()
         try:
@@ -286,9 +286,9 @@ class Runner:
         return record
 
     def _supervised(self, request: RunRequest, cell: CellSpec) -> RunRecord:
-        with self.place.rendezvous() as init_method:
+        with self.executor.rendezvous() as init_method:
             request = replace(request, init_method=init_method)
-            record = supervise(request, cell, self.place.start, self.on_wait)
+            record = supervise(request, cell, self.executor.start, self.on_wait)
         if record.status == Status.measured:
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
             if proved:

@@ -40,7 +40,7 @@ class LaunchRequest:
         metrics: definitions of the user's columns (see `results.user_metrics`).
         rounds: chooses the blocks in place of a grid; called with plan, settings, earlier records and code.
         facts: further entries of the command's line in the store.
-        hydra: what was typed beside the overrides of cells (`Composer.words`).
+        hydra: what was typed besides the overrides of cells (`Composer.words`).
     """
 
     plan: SweepPlan

@@ -18,7 +18,7 @@ from vitsweep.errors import (
 )
 from vitsweep.execution.attempts import Attempt, record_unfinished
 from vitsweep.execution.run_request import Run, RunRequest
-from vitsweep.execution.runner import LocalPlace, RunEnding, Runner
+from vitsweep.execution.runner import LocalExecutor, RunEnding, Runner
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -82,14 +82,14 @@ class BlockRunner:
             "launcher": "local",
             **({"any_look": True} if self.any_look else {}),
         }
-        place = LocalPlace(self.store, facts)
-        self._runner = Runner(self.store, place, self._stop_if_interrupted)
+        executor = LocalExecutor(self.store, facts)
+        self._runner = Runner(self.store, executor, self._stop_if_interrupted)
 
     def resume(
         self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int
     ) -> list[Block]:
         """Continue the trainings that were interrupted; return the blocks that they belong to."""
-        lacking = runs_per_cell(plan, missing, cells_per_block)  # with the baselines beside them
+        lacking = runs_per_cell(plan, missing, cells_per_block)  # with their baselines
         interrupted = interrupted_trainings(
             self.store,
             {cell_id: plan.entries[cell_id].code.hash for cell_id in lacking},

@@ -286,7 +286,7 @@ def transfers_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> list[
 def communication_ms(ranks: Sequence[Collectives], machines: Sequence[str]) -> float:
     """Return the milliseconds of all transfers, see `transfers_ms`.
 
-    Where ranks run different collectives, waiting for late ranks cannot be told apart: it is in the mean
+    Where ranks run different collectives, waiting for late ranks cannot be distinguished: it is in the mean
     over ranks, which is returned.
     """
     transfers = transfers_ms(ranks, machines)
@@ -304,7 +304,7 @@ MODULE = "vitsweep.module."
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the parts of a model by name: its blocks, and whatever lies beside them."""
+    """Return the parts of a model by name: its blocks, and all that is outside of them."""
     blocks = {id(block) for block in blocks_of(model)}
 
     def parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -144,7 +144,7 @@ class Compiled:
             return cls(0, 0.0, 0)
         counters = getattr(dynamo, "counters", None)
         spent = getattr(dynamo, "cumulative_time_spent_ns", None)
-        # the first contains the forward graph's compilation by TorchInductor, the second is apart
+        # the first contains the forward graph's compilation by TorchInductor, the second is not
         parts = ("entire_frame_compile", "entire_backward_compile")
         return cls(
             None if counters is None else int(counters["aot_autograd"]["total"]),

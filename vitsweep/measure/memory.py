@@ -141,7 +141,7 @@ def _tensor_tracker() -> Any:
 
 
 def optimizer_tensors(trainer: Any) -> Iterator[Tensor]:
-    """Yield what the optimizer holds on this rank beside the model's own parameters."""
+    """Yield what the optimizer holds on this rank besides the model's own parameters."""
     for state in trainer.optimizer.state.values():
         for value in state.values():
             yield from _stored(value) if isinstance(value, Tensor) else ()

@@ -1,4 +1,4 @@
-"""From a cell to its plain model, before any technique wraps it."""
+"""From a cell to its reference model, before any technique wraps it."""
 
 import torch
 from torch import nn

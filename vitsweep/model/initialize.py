@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vitsweep.collectives.parallel_linear import SplitLinear
 from vitsweep.spec.generators import named_seed, seeded_generators
 
-# Names of parameters as the plain model has them.
+# Names of parameters as the reference model has them.
 
 
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
@@ -35,7 +35,7 @@ PLAIN = {
 
 
 def plain_name(name: str) -> str:
-    """Return the plain model's name of the parameter that a wrapped model calls `name`."""
+    """Return the reference model's name of the parameter that a wrapped model calls `name`."""
     name = ".".join(part for part in name.split(".") if part not in WRAPPERS)
     for other, plain in PLAIN.items():
         name = name.replace(other, plain)
@@ -65,7 +65,7 @@ def draw_transformer_weight(
     step; the first loss still lies near log(num_classes).
 
     Args:
-        name: in the plain model.
+        name: in the reference model.
         weight: whole, float32.
         generator: for the random numbers.
         layer_scale: first value of LayerScale's factors.

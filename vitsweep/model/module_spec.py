@@ -17,7 +17,7 @@ OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
     "tensor_parallel": ("none", "splits heads and MLPs"),
     "pipeline_parallel": ("none", "deals out transformer blocks"),
 }
-"""Group -> its plain choice, which does nothing here, and what all others do."""
+"""Group -> its default choice, which does nothing here, and what all others do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def cast_model(model: nn.Module, plan: PrecisionPlan, *, sharded_masters: bool) 
     if half or separate:
         for norm in norms:
             if not isinstance(norm, nn.LayerNorm):
-                continue  # BatchNorm takes half inputs beside float32 weights
+                continue  # BatchNorm takes half inputs with float32 weights
             if type(norm).forward is nn.LayerNorm.forward:
                 become(norm, HalfLayerNorm if half else Float32LayerNorm)
             elif not half:
@@ -140,7 +140,7 @@ def cast_floating(module: nn.Module, dtype: torch.dtype) -> None:
     """Cast floating-point parameters and buffers in place; complex ones stay complex.
 
     `nn.Module.to` would drop the imaginary parts. Complex numbers have no half precision here: they
-    are complex128 beside float64, complex64 beside everything else.
+    are complex128 with float64, complex64 with everything else.
     """
     beside = torch.complex128 if dtype == torch.float64 else torch.complex64
 

@@ -23,9 +23,9 @@ class MemoryParts:
         parameters: held between steps; shards where they are sharded.
         gradients: held before the update.
         optimizer: moments, and float32 copies of parameters in lower precision.
-        activations: alive at the peak of forward and backward beside all others.
+        activations: alive at the peak of forward and backward besides all others.
         gathered: parameters gathered from the shards of all ranks, alive at that peak.
-        buffers: held for the whole run beside these: buckets of DDP.
+        buffers: held for the whole run besides these: buckets of DDP.
         peak: largest sum of all that is alive at one moment of the step.
     """
 
@@ -125,7 +125,7 @@ class Sizes:
         return replace(sizes, edge_parameters=edge)._with_formats(cell)
 
     def _with_formats(self, cell: CellSpec) -> "Sizes":
-        """Add the bytes of numbers: sharded masters are in float32 except under O3, whole ones lie beside."""
+        """Add the bytes of numbers: sharded masters are in float32 except under O3, whole ones extra."""
         plan = cell.precision.plan()
         param, compute = BYTES[plan.param_dtype], plan.autocast_dtype or plan.param_dtype
         moments = 2 if cell.optimizer.name.startswith("adam") else 1
@@ -229,7 +229,7 @@ def _kept(s: Sizes) -> float:
 
 
 def _working(s: Sizes) -> float:
-    """Bytes that the block at work needs beside what is kept."""
+    """Bytes that the block at work needs besides what is kept."""
     tokens, d, m, t = s.rank_tokens, s.width, s.mlp_width, s.mesh.tensor
     working = tokens * (2 * d * s.stream + s.inner * (2 * m / t + 3 * d / t))
     if s.recompute != "none":

@@ -82,7 +82,7 @@ def code_folder(store: Store, *, snapshot: bool) -> Path:
 
     Args:
         store: of the sweep.
-        snapshot: copy the code beside the cells, once per state of the code, so that later edits do
+        snapshot: copy the code next to the cells, once per state of the code, so that later edits do
             not reach jobs that are still waiting.
     """
     if not snapshot:

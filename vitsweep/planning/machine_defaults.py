@@ -31,7 +31,7 @@ GROUP = "machine"
 FOR_CPUS = "_nano"
 """Ending of the models that a CPU trains in minutes."""
 LARGE_DATA = ("synthetic", "image_folder")
-"""Data beside which the models of a GPU are trained where nothing else is typed."""
+"""Data with which the models of a GPU are trained where nothing else is typed."""
 OF_THE_BATCH = ("batch", "batch.images_per_step", "batch.scope")
 Says = Callable[[SweepPlan], str]
 """Returns what follows from the machine, of the plan of the cells, in a sentence; "" where nothing does."""

@@ -89,7 +89,7 @@ def usable_runs(
 
     A run counts if cell, device type, torch's minor version, schema and code are the same, if it was
     proved where the command wants a proof, and if its window was as long as the command wants.
-    Runs of other code are kept apart: they count where the user accepts that, and only if they are
+    Runs of other code are kept separately: they count where the user accepts that, and only if they are
     all that a cell needs. They are never taken together with runs of the present code.
 
     Args:
@@ -195,9 +195,9 @@ class ResumeState:
         not_measured: cell id -> its latest run, of cells that are not repeated.
         slowdowns: cell id -> how many times slower than its baseline the cell was in its latest screening
             run, or in its first block where it has none.
-        pruned: cells that stay at it because they are so slow, and baselines of such cells alone.
+        pruned: cells without blocks because they are so slow, and baselines of such cells alone.
         first: cells without a run so far, whose first block takes the place of a screening run.
-        used_again: baselines that run again beside cells that lack blocks.
+        used_again: baselines that run again with cells that lack blocks.
         changed_code: cell id -> hash of the code that measured it; the code has changed since, so
             that the cell is measured anew.
         accepted_code: the same for cells that count as measured nevertheless; the hash is "" where
@@ -454,7 +454,7 @@ def print_notices(
         plan: the cells of the command.
         store: names the files of earlier states of the code.
         how_to_repeat: what measures again the cells that are not repeated.
-        console: where it is said.
+        console: where messages go.
     """
     for line in _lines(state, plan, store, how_to_repeat):
         console.print(line)  # rich reads a list in brackets as a style

@@ -57,7 +57,7 @@ class Rounds(Protocol):
         """Return the blocks in which interrupted trainings may go on.
 
         Returns:
-            Cell id -> number of blocks, and the cells of such a block beside its baseline.
+            Cell id -> number of blocks, and the cells of such a block besides its baseline.
         """
 
     def stopped(self, records: Sequence[RunRecord]) -> None:
@@ -93,7 +93,7 @@ def blocks_in_turn(
         rounds: chooses them.
         records: of this command, oldest first; grows while the blocks run.
         first: blocks before those of the rounds.
-        expect: is told before each block how many runs of each cell are still to come.
+        expect: is called before each block with how many runs of each cell are still to come.
     """
     blocks = first or rounds.next(records)
     while blocks:

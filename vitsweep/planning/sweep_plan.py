@@ -234,9 +234,9 @@ def cell_table(plan: SweepPlan) -> "DataFrame":
 
 
 def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
-    """Return cell id -> key -> value of the overrides that tell the cells of a plan apart.
+    """Return cell id -> key -> value of the overrides that distinguish the cells of a plan.
 
-    Where cells have the same override, `+experiment=NAME` say, their techniques tell them apart.
+    Where cells have the same override, `+experiment=NAME` say, their techniques distinguish them.
     """
     typed = {entry.cell_id: _overrides(entry) for entry in plan.entries.values()}
     everywhere = set.intersection(*(set(o.items()) for o in typed.values())) if typed else set()
@@ -253,7 +253,7 @@ def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
 
 
 def _techniques(entry: PlannedCell) -> dict[str, str]:
-    """Return the choices of techniques that are not the plain ones."""
+    """Return the choices of techniques that are not the default ones."""
     chosen = entry.composed.choices
     return {g: str(chosen[g]) for g in GROUPS if g in chosen and chosen[g] != plain_choice(g)}
 

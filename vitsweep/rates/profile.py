@@ -99,7 +99,7 @@ class Figures(Checked):
     def _priced(self) -> Self:
         if (self.price_low_usd_per_hour is None) != (self.price_high_usd_per_hour is None):
             raise ValueError(
-                "`price_low_usd_per_hour` needs `price_high_usd_per_hour` beside it, and the other way "
+                "`price_low_usd_per_hour` needs `price_high_usd_per_hour` with it, and the other way "
                 "round; they may be the same"
             )
         return self

@@ -1,4 +1,4 @@
-"""`write_report`: one self-contained page, with its charts, Markdown and CSV beside it."""
+"""`write_report`: one self-contained page, with its charts, Markdown and CSV next to it."""
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
@@ -55,13 +55,13 @@ from vitsweep.tables.valid_runs import checked_cells
 
 FEW_VALUES = 3
 FIRST_SCREEN = ("cell", "img/s", "speedup", "claim")
-"""Columns of the table beside the first chart."""
+"""Columns of the table next to the first chart."""
 
 
 def write_report(source: SweepTables | Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
-    Beside it: `table.md`, `cells.csv`, every chart as PNG and SVG, `limits.csv` where the
+    Next to it: `table.md`, `cells.csv`, every chart as PNG and SVG, `limits.csv` where the
     sweep looked for a limit, `replicates.csv` where it repeated settings, `exposed_communication.csv` where
     scaling was measured, and files of optional features.
 

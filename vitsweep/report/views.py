@@ -25,7 +25,7 @@ _READ = (
     "accuracy_difference_low accuracy_difference_high accuracy_claim train_seconds seconds_to_target "
     "flags device torch git_commit started_at"
 ).split()
-"""Columns of a CSV, beside what varies and the user's own."""
+"""Columns of a CSV, besides what varies and the user's own."""
 MOST_COLUMNS = 45
 """Of a CSV: a person reads no more. The parquet has all."""
 SAMPLES: dict[str, Type | None] = {

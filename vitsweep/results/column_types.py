@@ -138,7 +138,7 @@ def _own_type(values: "Series[Any]") -> Type:
 
 
 def _typed(values: "Series[Any]", kind: Type) -> "Series[Any]":
-    if kind == "string":  # whole numbers became floats where one is missing beside them
+    if kind == "string":  # whole numbers became floats where one is missing among them
         values = values.map(_text, na_action="ignore")
     try:
         with np.errstate(invalid="raise"):  # of a number beyond 64 bits

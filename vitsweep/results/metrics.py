@@ -365,6 +365,6 @@ RESERVED = frozenset(
     (*COLUMNS, *GROUPS, *GROUPS_WITH_NAME, *GONE,
      "spec", "metrics", "validity", "environment", "samples")
 )  # fmt: skip
-"""Names that a column of a user's cannot have, beside those of metrics."""
+"""Names that a column of a user's cannot have, besides those of metrics."""
 RESERVED_PATTERN = re.compile(r"predicted_.*|.*_reason")
-"""Columns that stand beside another one."""
+"""Columns that stand next to another one."""

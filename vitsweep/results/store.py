@@ -261,7 +261,7 @@ class Store:
         return (self.cell(cell_id) / name).exists() or f"{cell_id}/{name}" in self._pack()
 
     def put_back(self, cell_id: str) -> None:
-        """Write a packed `cell.yaml` beside the pack, which is too large for each rank to read."""
+        """Write a packed `cell.yaml` next to the pack, which is too large for each rank to read."""
         name, packed = f"{cell_id}/cell.yaml", self._pack()
         if name in packed and not (self.cells / name).exists():
             with suppress(ValueError):

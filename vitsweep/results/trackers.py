@@ -21,7 +21,7 @@ from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.store import Store
 
 WANDB_CONFIG = ("cell_id", "device", "torch", "cuda", "git_commit", "started_at")
-"""Columns beside the spec; the last is when the latest run began."""
+"""Columns besides the spec; the last is when the latest run began."""
 WANDB_SUMMARY = ("status", "claim", "speedup_note", "blocks", "baseline")
 LONGEST_TAG = 64
 """Characters; W&B refuses a longer one."""

@@ -365,7 +365,7 @@ GROUPS: Mapping[str, type[Technique]] = {
     for field in fields(CellSpec)
     if isinstance(field.type, type) and issubclass(field.type, Technique) and field.type is not Data
 }
-"""Config group -> class of its choices, for all groups whose default choice is the plain one."""
+"""Config group -> class of its choices, for all groups whose choice in `config.yaml` changes nothing."""
 
 
 def _digits(named: dict[str, Any]) -> str:

@@ -142,7 +142,7 @@ class PixelCache:
 class Loader(Technique):
     """How image files are read and decoded while the model trains.
 
-    Itself the plain choice: worker processes of torch's DataLoader, each of which reads a micro-batch.
+    Itself the default choice: worker processes of torch's DataLoader, each of which reads a micro-batch.
 
     Images, their order and their random cuts are the same with every loader. `data.num_workers` is the
     number of processes per rank, `data.prefetch_batches` how far they are ahead.

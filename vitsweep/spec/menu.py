@@ -1,7 +1,7 @@
 """What conf/ offers: its groups, their choices in the order of the menu, and what each is.
 
-A group is a line of `config.yaml`: its plain choice, and what the group is about as a comment. A
-choice is a YAML that begins with a comment. Choices follow the plain one by the number in their line
+A group is a line of `config.yaml`: its default choice, and what the group is about as a comment. A
+choice is a YAML that begins with a comment. Choices follow the default one by the number in their line
 `# @order 20`; those without such a line come last, by name. Hydra is not needed to read them.
 """
 
@@ -22,7 +22,7 @@ _ORDER = re.compile(r"^# @order (\d+)$", re.MULTILINE)
 
 
 class Group(NamedTuple):
-    """A line of the menu: which choice is plain, what the group is about, and the heading above it."""
+    """A line of the menu: which choice is the default, what the group is about, and the heading above it."""
 
     plain: str
     caption: str
@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 def conf_dir() -> Path:
-    """Return the folder of `config.yaml` and the config groups: in an installed package, or beside it.
+    """Return the folder of `config.yaml` and the config groups: in an installed package, or next to it.
 
     Raises:
         FileNotFoundError: the installation is damaged.
@@ -40,7 +40,7 @@ def conf_dir() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise FileNotFoundError(
-        f"vitsweep's conf/ is neither in {package} nor beside it: install it again."
+        f"vitsweep's conf/ is neither in {package} nor next to it: install it again."
     )
 
 
@@ -60,7 +60,7 @@ def groups() -> dict[str, Group]:
 
 @cache
 def choices(group: str) -> tuple[str, ...]:
-    """Return the choices of a group (or of a folder of conf/ like `sweep`), the plain one first."""
+    """Return the choices of a group (or of a folder of conf/ like `sweep`), the default one first."""
     plain = groups()[group].plain if group in groups() else None
     places = {
         path.stem: _ORDER.search(text_of(path)) for path in (conf_dir() / group).glob("*.yaml")

@@ -24,7 +24,7 @@ class ModelParallel(Technique):
 
 
 class SequenceParallel(ModelParallel):
-    """Splits the tokens of one image over mesh axes; itself the plain choice, which splits none."""
+    """Splits the tokens of one image over mesh axes; itself the default choice, which splits none."""
 
     colour = 6
 
@@ -60,7 +60,7 @@ class TensorParallel(ModelParallel):
 
 
 class PipelineParallel(ModelParallel):
-    """Splits the blocks over the `pipeline` axis of the mesh; itself the plain choice, one stage.
+    """Splits the blocks over the `pipeline` axis of the mesh; itself the default choice, one stage.
 
     Attributes:
         microbatches: parts of a batch that follow one another through the stages.

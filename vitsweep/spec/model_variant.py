@@ -30,7 +30,7 @@ class ModelVariant(Technique):
 
     @property
     def needs_transformer(self) -> bool:
-        """All but the plain choice."""
+        """All but the default choice."""
         return self.changes_model
 
     def shape(self, spec: "ModelSpec", cell: "CellSpec") -> "ModelSpec":
@@ -58,14 +58,14 @@ class ModelVariant(Technique):
         return model
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Do the same in one process, by slow and plain code; without such code the record says so."""
+        """Do the same in one process, by slow reference code; without such code the record says so."""
         return self.apply(model) if self.changes_model else model
 
 
 class BlockVariant(ModelVariant):
     """How the branches of a transformer block, attention and MLP, are put together.
 
-    Itself the plain choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
+    Itself the default choice: the pre-norm block of ViT (arXiv:2010.11929, eq. 2 and 3), on every image.
     """
 
     colour = 2
@@ -78,7 +78,7 @@ class BlockVariant(ModelVariant):
 
 
 class TokenVariant(ModelVariant):
-    """Which tokens go through the blocks in training; itself the plain choice, all of them."""
+    """Which tokens go through the blocks in training; itself the default choice, all of them."""
 
     colour = 3
 
@@ -88,7 +88,7 @@ class TokenVariant(ModelVariant):
 class Averaging(Technique):
     """A second copy of the weights, averaged over optimizer steps, which evaluation reads.
 
-    Itself the plain choice: no copy, evaluation reads the weights of the last step.
+    Itself the default choice: no copy, evaluation reads the weights of the last step.
     """
 
     touches: ClassVar[tuple[str, ...]] = ("optimizer",)

@@ -56,7 +56,7 @@ DType = Literal["float64", "float32", "float16", "bfloat16"]
 
 
 PHASES = ("data", "forward", "backward", "optimizer")
-"""Phases of a step that are timed apart."""
+"""Phases of a step that are timed separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Technique(ABC):
     """True where the choice changes what is computed (pooled classifier, linear attention)."""
 
     rounds_apart: ClassVar[bool] = False
-    """True where its kernels round to half precision in other places than the plain operations do."""
+    """True where its kernels round to half precision in other places than the reference operations do."""
 
     part_of_training: ClassVar[bool] = False
     """True where every choice of the group decides what a training learns: a checkpoint is of one choice."""
@@ -81,7 +81,7 @@ class Technique(ABC):
     """Phases that the choices of the group change."""
 
     colour: ClassVar[int]
-    """Place in the palette of charts (0 to 7) of a group's plain choice; the others of its menu follow."""
+    """Place in the palette of charts (0 to 7) of a group's default choice; the others of its menu follow."""
 
     axes: ClassVar[tuple[str, ...]] = ()
     """Mesh axes whose degree this technique takes when it is left at `auto`."""
@@ -119,7 +119,7 @@ class Technique(ABC):
         return self, ""
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Let a plain model in one process compute what this technique does, if it changes that.
+        """Let a reference model in one process compute what this technique does, if it changes that.
 
         The result is what the technique is proved equal to, so it shares no code with `apply`. Most have
         nothing to do.
@@ -215,7 +215,7 @@ class Sharding(Technique):
         """Finish the exchange of gradients that backward passes began, before the update."""
 
     def drop_gradients(self, model: "nn.Module") -> None:
-        """Drop what a step that was broken off has left beside the gradients that the optimizer drops."""
+        """Drop what a step that was broken off has left besides the gradients that the optimizer drops."""
 
     def complete_update(self, model: "nn.Module") -> None:
         """Exchange what the optimizer updated."""
@@ -359,12 +359,12 @@ class AttentionKernel(Technique):
         """Replace the `attend` seam (or the attention module) of every block."""
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Compute another function by plain code; without such code the record says so."""
+        """Compute another function by reference code; without such code the record says so."""
         return self.apply(model) if self.changes_model else model
 
 
 class Memory(Technique):
-    """What is kept of the forward pass for the backward pass; itself the plain choice, everything."""
+    """What is kept of the forward pass for the backward pass; itself the default choice, everything."""
 
     colour = 1
 
@@ -386,7 +386,7 @@ class Memory(Technique):
 
 
 class Compilation(Technique):
-    """How much of the step is compiled; itself the plain choice, nothing.
+    """How much of the step is compiled; itself the default choice, nothing.
 
     Attributes:
         scope: what is compiled: nothing, each block by itself, or the whole model.
@@ -478,7 +478,7 @@ Variables = Annotated[dict[str, Any], BeforeValidator(_texts), AfterValidator(_a
 class Runtime(Technique):
     """Settings of a rank's process and of its host, under which the same model trains.
 
-    Itself the plain choice: cores, memory and garbage collection are as the system gives them, but that
+    Itself the default choice: cores, memory and garbage collection are as the system gives them, but that
     Python collects no garbage within the timed steps.
 
     Attributes:

@@ -54,7 +54,7 @@ COLUMNS = (
     "num_cells num_blocks note"
 ).split()
 BASELINE = "baseline"
-"""Factor that tells apart cells with different baselines: other sizes, models, data."""
+"""Factor that distinguishes cells with different baselines: other sizes, models, data."""
 
 
 def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
@@ -138,7 +138,7 @@ def _grid(
             of_baselines = texts[is_baseline] if is_baseline.any() else texts
             usual[column] = str(of_baselines.value_counts().index[0])
     if len(grid.columns) and stratum.nunique() > 1:
-        names = names_by_id(cells[is_baseline])  # named by what tells the baselines apart
+        names = names_by_id(cells[is_baseline])  # named by what distinguishes the baselines
         grid[BASELINE] = stratum.map(lambda cell: str(names.get(cell, cell)))
     return grid, usual
 
@@ -311,7 +311,7 @@ def waterfall(
 def _keyed_cells(cells_: DataFrame, known: KeyedRuns) -> DataFrame:
     """Add `changes`, `_key` (the number of the row) and `_baseline` (that of its baseline).
 
-    A cell whose baseline has older code, or no run, stands beside the newest row of the baseline.
+    A cell whose baseline has older code, or no run, stands next to the newest row of the baseline.
     """
     rows = known.numbers(cells_)
     base = rows.map(known.rows["baseline"])

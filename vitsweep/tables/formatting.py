@@ -56,7 +56,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters, cut in its middle: both ends tell names apart."""
+    """Return a text of at most `limit` characters, cut in its middle: both ends distinguish names."""
     half = (limit - 1) // 2
     return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
 

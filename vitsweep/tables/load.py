@@ -21,7 +21,7 @@ from vitsweep.tables.names import in_menu_order
 from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked, in_order
 
-# The first timed steps beside those of the baseline: a cell that leaves them is wrong.
+# The first timed steps against those of the baseline: a cell that leaves them is wrong.
 
 SAME = {1: "same_first_loss", 2: "same_losses", 3: "same_losses"}
 """Step -> column that is equal for two cells whose losses in that step are alike."""

@@ -180,14 +180,14 @@ def cell_names(cells: DataFrame) -> Series:
     """Return the name of each cell: what differs from its baseline, `O1 + adamw_foreach`, or `baseline`.
 
     Where baselines differ, what a cell shares with its own follows: `O1 · 2 ranks`. Without a baseline in
-    the table a name has every varying column: `O1 · fsdp`. Cells that no column tells apart, such as two
+    the table a name has every varying column: `O1 · fsdp`. Cells that no column distinguishes, such as two
     classes of one choice, have their ids as well.
     """
     return name_parts(cells)["name"]
 
 
 def series_names(cells: DataFrame, columns: Sequence[str]) -> Series:
-    """Return the name of each cell by some spec columns; cells that these do not tell apart share one."""
+    """Return the name of each cell by some spec columns; cells that these do not distinguish share one."""
     return _joined_parts(_parts(cells, columns))
 
 
@@ -254,7 +254,7 @@ def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
         texts.append((change or BASELINE, match) if is_named else (_joined(row, named, " · "), ""))
     if {change for change, _ in texts} == {
         BASELINE
-    }:  # each is its own: what tells them apart is left
+    }:  # each is its own: what distinguishes them is left
         texts = [(match or change, "") for change, match in texts]
     unnamed = _alone(cells.iloc[0]) if len(cells) else ""
     texts = [(change or ("" if match else unnamed), match) for change, match in texts]
@@ -262,7 +262,7 @@ def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def _alone(cell: Series) -> str:
-    """Return the name of a cell that nothing is told apart from: its techniques but the plain ones."""
+    """Return the name of a cell that stands alone: its techniques but the default ones."""
     row = {c: plain(cell.get(c)) for c in ("model", *GROUPS)}
     return _joined(row, [c for c in GROUPS if row[c] != plain_choice(c)], " · ") or row["model"]
 
@@ -316,7 +316,7 @@ def _changes(row: Row, base: Row) -> Changes:
 def find_cell(cells: DataFrame, text: str) -> str:
     """Return the id of the cell that a text names: an id, a name as in tables, or settings.
 
-    Of several cells that have the settings, the one counts that changes least beside them.
+    Of several cells that have the settings, the one counts that changes least besides them.
 
     Args:
         cells: one row per cell.

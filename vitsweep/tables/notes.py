@@ -1,4 +1,4 @@
-"""Sentences beside a table: why cells were not measured, and why metrics are empty."""
+"""Sentences next to a table: why cells were not measured, and why metrics are empty."""
 
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +57,7 @@ def unmeasured_lines(cells: DataFrame) -> list[str]:
 
 
 def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
-    """Return one line per status and reason of the chosen cells; the others tell them apart."""
+    """Return one line per status and reason of the chosen cells; the others distinguish them."""
     if not chosen.any():
         return []
     columns = varying_columns(cells)
@@ -93,7 +93,7 @@ def reason_lines(settings: Sequence[Settings], reasons: Sequence[str]) -> list[s
 
 
 def _common(settings: Sequence[Settings], members: Sequence[int]) -> str:
-    """Return the fewest settings that all members share and that tell them from other cells.
+    """Return the fewest settings that all members share and that distinguish them from other cells.
 
     Each setting is the one that leaves out most of the cells which fit so far; where no setting
     tells the members from the rest, those that come nearest are named.

@@ -1,4 +1,4 @@
-"""Published figures with their sources, and how to show them beside measured rows."""
+"""Published figures with their sources, and how to show them next to measured rows."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -93,7 +93,7 @@ def _whole(text: str) -> str | int:
     return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]] if match else text
 
 
-# The figures that a sweep names under `sweep.published`, beside its cells.
+# The figures that a sweep names under `sweep.published`, next to its cells.
 
 
 Entry = Mapping[str, Any]
@@ -150,7 +150,7 @@ def _with_all_conditions() -> DataFrame:
 
 
 def beside_cells(cells: DataFrame, entries: Iterable[Entry]) -> DataFrame:
-    """Return the figures that entries of `sweep.published` name, each beside the cells that match.
+    """Return the figures that entries of `sweep.published` name, each next to the cells that match.
 
     A row has the columns of `published`, `cell_id`, the name of the measured `column`, its `measured` value
     with `measured_low` and `measured_high`, `note` (the claim, or why there is no value), and two lists:
@@ -215,9 +215,9 @@ def _here(column: str, cell: Mapping[Any, Any], base: Mapping[Any, Any]) -> str:
 
 
 def with_published(cells: DataFrame, figures: DataFrame, column: str) -> DataFrame:
-    """Add `published` and `published_by`, the first figure beside a cell's `column` and its source.
+    """Add `published` and `published_by`, the first figure next to a cell's `column` and its source.
 
-    `attrs["unmeasured"]` has experiment, figure, reason and source of those that stand beside nothing.
+    `attrs["unmeasured"]` has experiment, figure, reason and source of those that stand next to nothing.
     """
     shown = figures[figures["column"] == column]
     is_measured = shown["measured"].notna()
@@ -234,7 +234,7 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
 
     Args:
         table: of the figures.
-        cells: that they stand beside; their names are shown.
+        cells: that they stand next to; their names are shown.
     """
     if table.empty:
         return DataFrame(), ""

@@ -69,7 +69,7 @@ LONGEST_REASON = 300
 """Characters of a footnote; `cells.csv` has the whole reason."""
 
 COMMON = ("model", "data", "world_size", "images_per_step")
-"""Besides techniques that are not the plain ones: what the title says where it is the same everywhere."""
+"""Besides techniques that are not the default ones: what the title says where it is the same everywhere."""
 
 COLOURS: Mapping[str, str] = {
     Claim.faster: "green",
@@ -86,7 +86,7 @@ COLOURS: Mapping[str, str] = {
 class TextTable:
     """A table of text for a terminal, its numbers to the right.
 
-    Numbers are whole where they fit beside each other; text is folded first.
+    Numbers are whole where they fit next to each other; text is folded first.
 
     Attributes:
         text: all of it.
@@ -271,14 +271,14 @@ def ranked(cells: DataFrame) -> DataFrame:
     )
 
 
-# The table of cells in a terminal: what is equal in all rows is said once.
+# The table of cells in a terminal: what is equal in all rows stands in the title.
 
 
 @dataclass(frozen=True)
 class CellTable:
     """A table that fits the console it is printed on, with its footnotes below.
 
-    Columns that are empty are left out, and numbers that are the same in all rows are said once.
+    Columns that are empty are left out, and numbers that are the same in all rows stand in the title.
     There are seven columns at most, and those that fit the terminal; the others are named. Refused cells
     stand below the table, one line per reason.
 
@@ -460,7 +460,7 @@ def baseline_line(cells: DataFrame) -> list[str]:
 
 
 def common_settings(ran: DataFrame) -> list[str]:
-    """Return the settings that are the same in all rows: the techniques but the plain ones, and sizes."""
+    """Return the settings that are the same in all rows: the techniques but the default ones, and sizes."""
     same = [c for c in (*COMMON, *GROUPS) if c in ran and ran[c].nunique(dropna=False) == 1]
     told = [c for c in same if c in COMMON or str(ran[c].iloc[0]) != plain_choice(c)]
     labels = {c: value_label(c, value) for c in told if (value := plain(ran[c].iloc[0]))}
@@ -486,11 +486,11 @@ def _tally(cells: DataFrame, more: str = "") -> str:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """The figures that a sweep names beside what it measured; nothing where it names none.
+    """The figures that a sweep names next to what it measured; nothing where it names none.
 
     Attributes:
         figures: of `published.beside_cells`.
-        cells: that they stand beside.
+        cells: that they stand next to.
     """
 
     figures: DataFrame

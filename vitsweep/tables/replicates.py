@@ -42,7 +42,7 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
 
     The repetitions are the sample: standard deviations (`speedup_sd`, `images_per_second_sd`,
     `accuracy_top1_sd`) are over them, and so are the 95 % intervals (`_low`, `_high`; Student's t, empty
-    below three repetitions). Whether accuracy was lost is said as in `accuracy_claims`.
+    below three repetitions). The claim on accuracy is that of `accuracy_claims`.
     `speedup` is the geometric mean of the speedups, each over the baseline of
     the same repetition and within blocks. Claims are those of `speedup_over`, to which a repetition is a
     block; the family is all settings of one baseline.
@@ -82,7 +82,7 @@ def replicates(cells: DataFrame, key: str) -> DataFrame:
 
 
 def _settings(cells: DataFrame, key: str) -> Iterator[DataFrame]:
-    """Yield the rows of each setting, apart by device; cells that never ran are of every device."""
+    """Yield the rows of each setting, by device; cells that never ran are of every device."""
     same = ["sweep", *(c for c in spec_columns(cells) if c not in (key, *OF_COMMAND))]
     setting = comparable(cells[same]).agg("|".join, axis=1)
     for _, rows in cells.groupby(setting, sort=False):
@@ -92,7 +92,7 @@ def _settings(cells: DataFrame, key: str) -> Iterator[DataFrame]:
 
 
 def _row(group: DataFrame, key: str) -> dict[str, Any]:
-    """Return the row of one setting, its comparison apart."""
+    """Return the row of one setting, its comparison separately."""
     good = group[group["status"] == Status.measured]
     tried = group[group["status"].isin([Status.measured, *NEVER_ARRIVES])]
     known = good if len(good) else group

@@ -72,7 +72,7 @@ def scaling_efficiency(
     """Return one row per cell of every scaling curve, smallest world first.
 
     `scaling` is `strong` (images per step constant) or `weak` (images per rank constant). A curve has the
-    same spec otherwise and at least two world sizes; `curve` names it by what tells it apart. Where
+    same spec otherwise and at least two world sizes; `curve` names it by what distinguishes it. Where
     several meshes have the same world size, the fastest is taken; where several numbers of threads have,
     each has a curve of its own. With n ranks and the smallest world n0, efficiency = throughput(n) / (n /
     n0 x throughput(n0)), which for strong scaling is T(n0) n0 / (n T(n)). The ratio is paired within
@@ -173,7 +173,7 @@ def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> 
 
 
 def _curve_names(points: DataFrame, kind: str) -> Series:
-    """Return a name per point, shared by its curve: the kind of scaling, and what tells curves apart."""
+    """Return a name per point, shared by its curve: the kind of scaling, and what distinguishes curves."""
     columns = [
         c for c in varying_columns(points) if c not in SIZES and not c.startswith(SIZE_FIELDS)
     ]

@@ -201,7 +201,7 @@ def _with_screened(table: DataFrame, known: KeyedRuns) -> DataFrame:
 
 
 EQUAL_WHEN_SCREENED = 1.05
-"""A ratio below this is told as equal, of a single short run."""
+"""A ratio below this is reported as equal, of a single short run."""
 MOST_DIGITS = 99.5
 """From here on a factor is written without an exponent."""
 ENDED = {
@@ -354,7 +354,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
 
 
 def further(row: Mapping[Any, Any] | Series) -> str:
-    """Return what the note of a row says beside its ratio and claim."""
+    """Return what the note of a row says next to its ratio and claim."""
     note = plain(row["speedup_note"])
     return note.partition("; ")[2] if row["claim"] == Claim.screened else note
 

@@ -37,7 +37,7 @@ def assigned(costs: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class Claim(StrEnum):
-    """What is said of a difference; see `speedup.speedup_over`."""
+    """The claim on a difference; see `speedup.speedup_over`."""
 
     faster = "faster"
     slower = "slower"
@@ -147,7 +147,7 @@ def any_look_half_width(spread: Any, number: Any, level: Any = LEVEL) -> Any:
 
     Wherever somebody looks at the values as they come and stops when he likes, the interval misses the
     truth with probability `level` at most; Student's t, looked at after each of 3 to 60 values, misses
-    in 28 %. Beside Student's t it is about 1.9 times as wide. With s the root of the mean squared
+    in 28 %. Compared with Student's t it is about 1.9 times as wide. With s the root of the mean squared
     deviation, n the number of values and R = ((n + g) / (g level^2))^(1/n), the half width is
     s sqrt((n + g)(R - 1) / (n + g - g R)); it is infinite where g R >= n + g, such as below 3 values
     (t-mixture of Wang and Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means

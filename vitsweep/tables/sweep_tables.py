@@ -157,7 +157,7 @@ class SweepTables:
 
     @cached_property
     def published(self) -> DataFrame:
-        """The published figures that the commands name, beside the cells that match."""
+        """The published figures that the commands name, next to the cells that match."""
         named = {str(e): e for command in self.commands for e in command.get("published") or ()}
         return beside_cells(self.settings, named.values())
 

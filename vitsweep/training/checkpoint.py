@@ -1,7 +1,7 @@
 """Checkpoints: all tensors and numbers that further training steps depend on, saved and loaded.
 
 Written with torch.distributed.checkpoint: all ranks write at once, and what several ranks hold only
-once. Model, optimizer state and averaged weights are whole tensors under the plain model's names
+once. Model, optimizer state and averaged weights are whole tensors under the reference model's names
 (`shards`), so that another number of ranks and another sharding can read them.
 
 `torch.distributed.checkpoint` unpickles `.metadata`, and a pickle calls whatever it names. Here it may
@@ -76,7 +76,7 @@ WRITTEN_BY_TORCH = {
     "torch": {"Size"},
     "pathlib": {"PosixPath", "PurePosixPath"},
 }
-"""Module -> what a checkpoint's `.metadata` names of it, beside the dtypes (torch 2.11 to 2.13)."""
+"""Module -> what a checkpoint's `.metadata` names of it, besides the dtypes (torch 2.11 to 2.13)."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -371,7 +371,7 @@ def first_of_all_ranks(reason: str) -> str:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training has come, beside its tensors.
+    """How far a training has come, besides its tensors.
 
     Attributes:
         step: optimizer steps done; the position in the data follows from it.

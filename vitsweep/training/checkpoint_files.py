@@ -53,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """Numbers of a checkpoint beside its tensors; written when all tensors are on disk.
+    """Numbers of a checkpoint besides its tensors; written when all tensors are on disk.
 
     Attributes:
         step: optimizer steps done.
@@ -239,7 +239,7 @@ def checkpoints_in(given: str) -> list[Path]:
     """Return the whole checkpoints that `task.resume_from` names, newest first.
 
     Args:
-        given: a checkpoint, with which the older ones beside it are meant too; or a folder of checkpoints, of
+        given: a checkpoint, which stands for the older ones next to it too; or a folder of checkpoints, of
             an attempt, or of a cell.
     """
     root = Path(given).expanduser()

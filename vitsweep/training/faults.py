@@ -1,4 +1,4 @@
-"""How far two trainings are apart, where that shows first, and which choices may be at fault."""
+"""How far two trainings differ, where that shows first, and which choices may be at fault."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ EITHER = Place(
 UPDATE = Place("in the update, where loss and gradients agree", ("optimizer",))
 ALONE = Place("in the optimizer alone", ("optimizer",), ("optimizer",))
 ACTING = ("sharding", "optimizer")
-"""Groups whose plain choice does something too."""
+"""Groups whose default choice does something too."""
 
 
 class WrongResultError(VitsweepError):

@@ -1,4 +1,4 @@
-"""Plain training in one process without techniques: the reference that techniques must equal."""
+"""Reference training in one process without techniques, which techniques must equal."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +22,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import MicroBatch, at_least_float32, labels_of
 
 LEAST_SHARES, MOST_SHARES = 8, 64
-"""Different shares of a batch: of 2,048 replicas, the plain model would compute 8,192 images at once."""
+"""Different shares of a batch: of 2,048 replicas, the reference model would compute 8,192 images at once."""
 FIRST_SCALE = 2.0**16
 """Of a dynamic loss scale, which halves until no gradient overflows."""
 
@@ -34,10 +34,10 @@ ROUNDED = 1000
 
 
 def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
-    """Build the cell's model with plain attention and layout, from the cell's seed.
+    """Build the cell's model with reference attention and layout, from the cell's seed.
 
     Techniques that change the model (classifier, linear or segmented attention) stay: they are
-    compared with a plain implementation of the same model.
+    compared with a reference implementation of the same model.
     """
     torch.manual_seed(cell.seed)
     layout = replace(
@@ -54,11 +54,11 @@ def plain_model(cell: CellSpec, device: torch.device) -> nn.Module:
 
 @dataclass(frozen=True)
 class PlainStep:
-    """What the plain model gives for a global batch.
+    """What the reference model gives for a global batch.
 
     Attributes:
         loss: mean over all images, float64.
-        gradients: of it, unscaled and clipped, by the plain model's names.
+        gradients: of it, unscaled and clipped, by the reference model's names.
         buffers: as the forward passes of the first replica leave them.
     """
 
@@ -68,7 +68,7 @@ class PlainStep:
 
 
 class PlainModel:
-    """A cell's plain model in the cell's own precision, without any code of its techniques.
+    """A cell's reference model in the cell's own precision, without any code of its techniques.
 
     Args:
         cell: gives the model, its seed, the precision, and the norm at which gradients are clipped.
@@ -121,7 +121,7 @@ class PlainModel:
         return found
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters by their plain names."""
+        """Return the parameters by their names in the reference model."""
         return {plain_name(n): p for n, p in self.model.named_parameters()}
 
     def _named_buffers(self) -> dict[str, Tensor]:

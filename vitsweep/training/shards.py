@@ -1,6 +1,6 @@
 """Which boxes of the model's whole tensors lie in a rank's memory, whatever techniques split them.
 
-A checkpoint holds whole tensors under the plain model's names, in boxes. So it can be read by any
+A checkpoint holds whole tensors under the reference model's names, in boxes. So it can be read by any
 number of ranks under any sharding: each reads the boxes that overlap with its own.
 """
 
@@ -64,7 +64,7 @@ class _Part:
     blocks: tuple[Block, ...] = ()
 
     def in_whole(self, offsets: Offsets, values: Tensor) -> Iterator[tuple[Offsets, Tensor]]:
-        """Cut a box of the part where its blocks lie apart in the whole, and yield each with its place."""
+        """Cut a box of the part whose blocks are not contiguous in the whole; yield each with its place."""
         if not self.blocks:
             yield offsets, values
         for block in self.blocks:
@@ -86,7 +86,7 @@ class Updated:
 
     Attributes:
         tensor: a parameter or a shard of it, a slice of it (ZeRO-1), or many in a flat buffer.
-        names: plain names of these parameters.
+        names: names in the reference model of these parameters.
         views: a tensor of this rank's, of the shape of `tensor` -> the shards in it.
     """
 
@@ -247,7 +247,7 @@ def _in_row(
         yield (row, *offsets), (1, *sizes)
 
 
-# Whole tensors by the plain model's names, joined from shards, split matrices and pipeline stages.
+# Whole tensors by the reference model's names, joined from shards, split matrices and pipeline stages.
 
 
 Named = dict[str, Tensor]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MicroBatch = tuple[Tensor, Tensor]
 """Images (B, C, H, W) and labels (B,) or shares of classes (B, classes)."""
 Criterion = Callable[[Any, Any], Tensor]
-"""(outputs, batch) -> mean loss, or the sum beside a count."""
+"""(outputs, batch) -> mean loss, or the sum with a count."""
 Count = Callable[[Any], Any]
 """(batch) -> over how many values its loss is a mean: a number, or a tensor of one."""
 IGNORED = -100
@@ -182,7 +182,7 @@ class Trainer:
         return self.criterion(outputs, batch)
 
     def criterion(self, outputs: Any, batch: Any) -> Tensor:
-        """Return the mean loss of what the model returned, or the sum beside a count of the loss's own.
+        """Return the mean loss of what the model returned, or the sum with a count of the loss's own.
 
         Raises:
             VitsweepError: a loss of the user's is no number.

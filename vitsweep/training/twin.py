@@ -124,7 +124,7 @@ def _patterns(shape: tuple[int, ...], classes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Parts:
-    """How the plain model computes a batch.
+    """How the reference model computes a batch.
 
     Attributes:
         are_computed: in the parts that ranks see, and not whole.
@@ -150,7 +150,7 @@ def parts_of(twin: CellSpec, world: World) -> Parts:
         world: its ranks, which all find the same.
 
     Raises:
-        VitsweepError: the loss beside a count is no sum.
+        VitsweepError: the loss with a count is no sum.
     """
     model = twin.model
     parts = shares_of(twin) * twin.batch.accumulation_steps * twin.pipeline_parallel.microbatches
@@ -163,7 +163,7 @@ def parts_of(twin: CellSpec, world: World) -> Parts:
     if model.loss_count and not adds_up:
         raise VitsweepError(
             f"`model.loss={model.loss}` returned for the twin's whole batch not the sum over its parts, and "
-            f"beside `model.loss_count={model.loss_count}` it must be a sum: return `losses.sum()`."
+            f"with `model.loss_count={model.loss_count}` it must be a sum: return `losses.sum()`."
         )
     told = (IN_PARTS,) * (not alike) + (MEAN_OVER_PARTS,) * (not adds_up)
     # The sum of two has one order; in half precision those of a module round in each part.
@@ -212,7 +212,7 @@ def not_proved(cell: CellSpec) -> list[str]:
 
 
 def _is_compared_with_itself(choice: Technique) -> bool:
-    """Whether a choice changes the model and brings no plain code of the same."""
+    """Whether a choice changes the model and brings no reference code of the same."""
     no_code = type(choice).plain_twin in (ModelVariant.plain_twin, AttentionKernel.plain_twin)
     does_nothing = getattr(type(choice), "apply", None) is ModelVariant.apply  # a shape alone
     return choice.changes_model and no_code and not does_nothing

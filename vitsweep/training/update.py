@@ -27,7 +27,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     at least two axes and a name that ends in `weight`; the table of an `nn.Embedding` is one, as in timm.
     Works on wrapped and sharded models.
 
-    Each group holds the plain model's `names` of its parameters, and which of them lie `in_blocks`.
+    Each group holds the reference model's `names` of its parameters, and which of them lie `in_blocks`.
     Parts of matrices that are split over tensor ranks form groups of their own, marked by
     `split_over_tensor`: a norm over all parameters adds them up over these ranks.
     """

@@ -29,7 +29,7 @@ from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.node import coordinator
-from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobPlace
+from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobExecutor
 from vitsweep.launchers.slurm.node.signals import JobEnding
 from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment, Nodes
 from vitsweep.launchers.slurm.state import poll, status
@@ -248,7 +248,7 @@ def restarted(job: ArrayJob, store: Store) -> Coordinator:
     coordinator = Coordinator(env, job, b"key")
     _, connection = multiprocessing.Pipe()
     nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)], lambda: None)
-    place = JobPlace(store, job.array.folder, env, nodes, {})
+    place = JobExecutor(store, job.array.folder, env, nodes, {})
     coordinator.runner = Runner(store, place)
     return coordinator
 

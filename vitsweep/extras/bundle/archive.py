@@ -81,7 +81,7 @@ def _sums(lines: Iterable[str]) -> dict[str, str]:
 
 
 def checksum_faults(folder: Path) -> list[str]:
-    """Return what a folder holds beside what its list of checksums says."""
+    """Return what a folder holds besides what its list of checksums says."""
     try:
         lines = read_text(folder / SUMS, MOST_JSON_BYTES).splitlines()
     except (OSError, ValueError):
@@ -236,7 +236,7 @@ def write_bundle(store: Store, to: Path) -> tuple[list[Claim], list[str]]:
 
 
 def _copy(store: Store, to: Path, records: Iterable[RunRecord]) -> list[str]:
-    """Copy the intact records of a sweep and what was written beside them; return what was left out."""
+    """Copy the intact records of a sweep and what was written next to them; return what was left out."""
     left = []
     intact = {f"cells/{r.cell_id}/runs/{r.run_id}.json": r for r in records}
     kept = (f"cells/{c}/{name}" for c in store.cell_ids() for name in OF_CELL if store.has(c, name))

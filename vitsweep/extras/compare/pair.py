@@ -31,7 +31,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 
 DEFAULT_WIDTH, DEFAULT_MINUTES = 0.05, 30.0
 FOLDER = "sweep.name=compare"
-"""Where the runs go unless the user says otherwise: blocks of two, apart from ordinary sweeps."""
+"""Where the runs go unless the user says otherwise: blocks of two, separate from ordinary sweeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ComparisonRequest:
 
 
 class PlannedPair(NamedTuple):
-    """The two cells, the baseline last, the settings of their sweep, its tracker, what is said of sizes."""
+    """The two cells, the baseline last, the settings of their sweep, its tracker, the message on sizes."""
 
     plan: SweepPlan
     settings: SweepSettings

@@ -45,7 +45,7 @@ MOST_NAMED = 3
 SMALL_SHARE = 0.002
 """Operators below this share of a step are shown as one row of their class."""
 LATE = 0.02
-"""Waiting for one rank above this share of a step is said."""
+"""Waiting for one rank above this share of a step is reported."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ DIFFERENCE = with_interval("ms", signed, signed, "{}")
 def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
     """Return why A takes another time per step than B, with paired intervals over blocks.
 
-    In each block, with U the time of a step in the untraced window, P that of plain steps beside the
+    In each block, with U the time of a step in the untraced window, P that of untraced steps next to the
     traced ones, and T that of traced steps, which the classes partition:
 
         U_A - U_B = sum of (class_A - class_B)  +  [(P - T)_A - (P - T)_B]  +  [(U - P)_A - (U - P)_B],

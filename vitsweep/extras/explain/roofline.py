@@ -1,4 +1,4 @@
-"""The roofline of one cell: the rate of each phase of a step, beside what its device can do."""
+"""The roofline of one cell: the rate of each phase of a step, next to what its device can do."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ class CellRoofline:
 
     @property
     def figure(self) -> Figure:
-        """The rate of each phase as a bar, beside it the attainable one as a hollow mark."""
+        """The rate of each phase as a bar, next to it the attainable one as a hollow mark."""
         bars = Bars(
             column="tflops_per_rank", label="Rate per rank (TFLOP/s)",
             mark="attainable_tflops", marked="attainable, at most",

@@ -199,7 +199,7 @@ def step_rows(
     Args:
         events: of one rank.
         steps: how many of the last are wanted; those before led in.
-        transfers: of `transfers_ms`; None where waiting for ranks cannot be told apart.
+        transfers: of `transfers_ms`; None where waiting for ranks cannot be distinguished.
     """
     found = TraceReader(events)
     segments = [*found.segments(), *of_collectives(events, transfers)]
@@ -349,7 +349,7 @@ class TraceReader:
         self.borders = self._borders()
 
     def segments(self) -> list[Segment]:
-        """Return what claims time beside collectives."""
+        """Return what claims time besides collectives."""
         waits = [
             Segment(start=e.start, end=e.end, level=_LEVEL[TimeClass.data]) for e in self.waits
         ]
@@ -497,7 +497,7 @@ def mean_step_ms(trainer: Trainer, stream: Iterator[MicroBatch], steps: int, lea
 
 
 def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -> dict[str, Any]:
-    """Take plain and traced steps; both empty the loader's queue first, which a pause fills.
+    """Take untraced and traced steps; both empty the loader's queue first, which a pause fills.
 
     Returns:
         `plain_ms`, the mean duration of as many steps without the profiler, just before the traced ones; and

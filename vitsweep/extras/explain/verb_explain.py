@@ -46,7 +46,7 @@ profiler; at least {MIN_BLOCKS} blocks give intervals.
   python -m vitsweep explain O2 fp32 --operators 10
   python -m vitsweep explain O2 fp32 --json
 
-With one cell: the rate of each phase beside the highest that its FLOPs and bytes
+With one cell: the rate of each phase against the highest that its FLOPs and bytes
 allow on this device (its roofline); nothing is measured.
 
   python -m vitsweep explain O2 --sweep vit_nano-precision

@@ -182,7 +182,7 @@ def _limit(metric: Metric, tolerance: float) -> float:
 
 
 def verdicts(table: DataFrame) -> Series:
-    """Return what is said of each row, by its statuses, ratio with its interval, limit and missing blocks."""
+    """Return the message on each row, by its statuses, ratio with its interval, limit and missing blocks."""
     was = table["status_kept"] == Status.measured
     low, high = table["ratio_low"], table["ratio_high"]
     up = table["better"] == "higher"

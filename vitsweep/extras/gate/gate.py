@@ -121,7 +121,7 @@ def gate(
 
     A cell fails where the whole interval of now / kept (see `diff`) lies beyond the tolerance on the bad side
     of a metric, or where it was measured and now is not. The metric `speedup`, a ratio within blocks, does
-    not contain differences between days; for another metric the tolerance must cover them. Beside ratios the
+    not contain differences between days; for another metric the tolerance must cover them. Besides ratios the
     baselines are compared by images per second, unless the hardware is mixed. A cell that is worse, but whose
     interval reaches within the tolerance, leaves the gate undecided.
 

@@ -137,7 +137,7 @@ def _measure_again(kept: "DataFrame", blocks: int) -> str:
     commits = kept["git_commit"].dropna().unique() if "git_commit" in kept else ()
     at = f" ({', '.join(map(str, commits))})" if len(commits) else ""
     return (
-        "More blocks beside the kept ones decide little. Measure both sides again with "
+        "More blocks in addition to the kept ones decide little. Measure both sides again with "
         f"`measurement.blocks={blocks} sweep.name=NAME`, in fresh blocks and no more: one with the kept "
         f"code{at}, one with the code of now; then compare those."
     )

@@ -144,14 +144,14 @@ STORED = (
 
 
 def predicts() -> bool:
-    """Whether predictions are made beside runs."""
+    """Whether predictions are made along with runs."""
     return os.environ.get("VITSWEEP_PREDICT", "always") != "never"
 
 
 def keep_predictions(found: Predictions, store: Store) -> None:
     """Keep predictions of cells that have no run.
 
-    Beside what is measured stands only what was predicted before.
+    Next to what is measured stands only what was predicted before.
 
     Args:
         found: predictions.
@@ -285,7 +285,7 @@ def _surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
     return SAFETY * memory(sizes).peak < limit_bytes
 
 
-# Predictions beside the cells of a plan, and their sums.
+# Predictions next to the cells of a plan, and their sums.
 
 WILL_NOT_FIT = "will not fit"
 OVER_BUDGET = "over budget"

@@ -260,7 +260,7 @@ SHIMS = (
     Shim(pipelining.stage, "DistributedDataParallel", Replica,
          "a stage knows by this class that gradients wait for the last micro-batch"),
     Shim(FakeTensor, "data_ptr", _address,
-         "a fake tensor has no address; views of one buffer are told apart by it"),
+         "a fake tensor has no address; views of one buffer are distinguished by it"),
     Shim(nn.Module, "_apply", _apply(nn.Module._apply),
          "fake parameters cannot change their dtype in place, nor those on the meta device become fake"),
     Shim(_fsdp_param, "_chunk_with_empty", _Chunks,

@@ -86,7 +86,7 @@ GIB = 2**30
 PROCESS_GIB = 0.41
 """Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
 MEMORY_LOG_ERROR = 0.05
-"""Largest error of a traced peak beside torch's trackers, as a share (see `benchmarks/README.md`)."""
+"""Largest error of a traced peak against torch's trackers, as a share (see `benchmarks/README.md`)."""
 PURPOSES = ("parameter", "gradient", "activation")
 HOURS = "hours device_hours device_hours_low device_hours_high cost_low_usd cost_high_usd".split()
 
@@ -314,7 +314,7 @@ def _predict(
 
 
 def process_bytes(cell: CellSpec) -> float:
-    """Memory of a rank's process beside its tensors, on a CPU; what a GPU holds is tensors."""
+    """Memory of a rank's process besides its tensors, on a CPU; what a GPU holds is tensors."""
     return PROCESS_GIB * GIB if cell.resources.device == "cpu" else 0.0
 
 

@@ -176,7 +176,7 @@ class Rates(ABC):
             computing another happen at once. On a CPU the times add up, and communication takes
             cores from computing.
         title: of which device these are, and where they come from.
-        dispatch_us: host time of one dispatched operator in microseconds, beside what it computes.
+        dispatch_us: host time of one dispatched operator in microseconds, besides what it computes.
         update_dispatch: the same of an operator of the optimizer, over that of the others.
         step_overhead: whole steps over the sum of their parts.
         compiled_memory: bytes that element-wise kernels move when a compiler fuses them, relative to eager.
@@ -222,7 +222,7 @@ class Rates(ABC):
         """Host time of a compiled step relative to eager."""
 
     def overlap_charge(self, collective: CollectiveTotal) -> float:
-        """Share by which computing slows down while this collective runs beside it."""
+        """Share by which computing slows down while this collective overlaps with it."""
         return 0.0
 
     def notes(self, dtypes: set[str]) -> tuple[str, ...]:
@@ -310,7 +310,7 @@ back what lies above all that is in use: none to all of it in 30 trainings, half
 def fresh_bytes(trace: StepTrace) -> float:
     """Return the bytes that a step on a CPU writes in memory that the system has to provide anew.
 
-    What forward, backward and the optimizer need beside what is held between steps is freed in each step.
+    What forward, backward and the optimizer need besides what is held between steps is freed in each step.
     """
     if trace.device != "cpu":
         return 0.0
@@ -376,7 +376,7 @@ def _exposed(
         return exposed, 0.0
     first = hidden_at_most / max(
         1.0, messages
-    )  # nothing computes yet (or any more) beside one message
+    )  # nothing computes yet (or any more) besides one message
     rest = hidden_at_most - first
     room = computing_us * (1 - 1 / (messages + 1))
     hidden = min(rest, room)

@@ -180,7 +180,7 @@ def _measure(
     Args:
         cell: whose ranks.
         shapes: of products and attentions.
-        others: dtypes whose element-wise operators are timed beside them.
+        others: dtypes whose element-wise operators are timed besides them.
         exchanges: collectives.
     """
     with TemporaryDirectory() as folder, rendezvous() as init_method:

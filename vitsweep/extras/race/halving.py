@@ -123,7 +123,7 @@ def within_reach(
 ) -> list[int]:
     """Return which other cells may be faster than the leader by more than a margin, fastest first.
 
-    The leader was chosen by its runs, which flatter it, so its ratio to the reference is that of the fresh
+    The leader was chosen by its runs (selection bias), so its ratio to the reference is that of the fresh
     blocks. Another cell's is the mean of its runs. The noise of a run is that of all runs together, and each
     cell has an interval with the error `LEVEL` of its own.
 

@@ -313,7 +313,7 @@ class Applied:
             )
 
     def weights(self) -> "dict[str, Tensor]":
-        """Return whole weights and buffers under the plain model's names; every rank calls it.
+        """Return whole weights and buffers under the reference model's names; every rank calls it.
 
         `model.load_state_dict` of a plain model takes them.
         """

@@ -31,7 +31,7 @@ WRITTEN = {
 }
 """Group -> classes of choices that a template is there for; their subclasses do something else.
 
-Of other groups the plain choice alone is written.
+Of other groups the default choice alone is written.
 """
 WHOLLY_WRITTEN = ("layout", "classifier", "loader")
 """Groups of which every choice is written."""

@@ -21,7 +21,7 @@ HELP = """\
 Write a cell as one file of plain PyTorch that trains as it does, and prove that it does.
 
 The file needs torch alone (and timm, transformers or your package, where the model is theirs). It is
-started beside the cell from equal weights and batches, on a small twin and in its own size; losses,
+started with the cell from equal weights and batches, on a small twin and in its own size; losses,
 gradients and weights are compared. What was found stands in its header.
 
   python -m vitsweep export first --cell best --to train.py

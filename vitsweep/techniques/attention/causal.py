@@ -44,7 +44,7 @@ class CausalScaledDotProduct(AttentionKernel):
         return put_into_blocks(model, CausalAttend())
 
     def plain_twin(self, model: "nn.Module") -> "nn.Module":
-        """Let every attention be told which tokens a token sees."""
+        """Give every attention the mask of which tokens a token sees."""
         import torch
 
         from vitsweep.model.attention import attention_modules

@@ -19,7 +19,7 @@ class FlatBuffer:
     Attributes:
         parameter: the flat parameter, for the optimizer; padding stays zero.
         originals: the model's parameters, all of one dtype on one device.
-        names: of the originals, in the plain model.
+        names: of the originals, in the reference model.
     """
 
     def __init__(self, originals: list[nn.Parameter], names: list[str]) -> None:

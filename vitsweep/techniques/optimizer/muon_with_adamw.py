@@ -18,7 +18,7 @@ class MuonWithAdamW(Optimizer):
     treat it like any other optimizer; Muon itself works on views of them.
 
     Args:
-        groups: parameter groups with `names`, the plain model's, which of them lie `in_blocks`, and
+        groups: parameter groups with `names`, the reference model's, which of them lie `in_blocks`, and
             `weight_decay`.
         learning_rate: of both.
         muon: more arguments of torch.optim.Muon.

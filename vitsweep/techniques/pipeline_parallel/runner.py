@@ -56,7 +56,7 @@ class PipelineRunner:
             images: of this replica.
             labels: of these images.
             scale: of the loss.
-            mark: told after every chunk of a stage which phase it was (`forward`, `backward`), and
+            mark: called after every chunk of a stage which phase it was (`forward`, `backward`), and
                 before it that the stage has waited until then (`bubble`).
             divisor: of the sums of all micro-batches; None for means, of which the mean is taken.
         """

@@ -26,7 +26,7 @@ class MegatronSp(SequenceParallel):
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse `tensor_parallel` beside it: this technique splits the same matrices."""
+        """Refuse `tensor_parallel` together with it: this technique splits the same matrices."""
         yield from tensor_split_conflicts(cell, f"sequence_parallel={self.name}")
         if cell.tensor_parallel.axes:
             yield (

@@ -1,4 +1,4 @@
-"""Learned tokens beside the patches."""
+"""Learned tokens besides the patches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Registers(TokenVariant):
     Another model than a ViT.
 
     Attributes:
-        count: of registers, beside those that the model has itself (`model.registers`).
+        count: of registers, besides those that the model has itself (`model.registers`).
     """
 
     count: Annotated[int, Gt(0)]

@@ -142,12 +142,12 @@ class JobEventWriter:
 
 
 @dataclass
-class JobPlace:
+class JobExecutor:
     """The nodes of a job.
 
     Attributes:
         store: of the sweep.
-        folder: of the job array, for what ranks leave beside their runs.
+        folder: of the job array, for what ranks leave besides their runs.
         env: of this process in the job.
         nodes: agents of the job.
         facts: columns of every record.
@@ -244,11 +244,11 @@ class Coordinator:
         self.event_log.write("job_start", **ids, nodes=list(env.nodes))
         agents = AgentListener(env, self._key).accept_agents(env.nodes, SECONDS_TO_CONNECT)
         self._nodes = Nodes(agents, self._on_wait)
-        self.runner = Runner(self.store, self._place(self._nodes))
+        self.runner = Runner(self.store, self._executor(self._nodes))
         self._leave_cells_taken_over()
         self._record_orphan()
 
-    def _place(self, nodes: Nodes) -> JobPlace:
+    def _executor(self, nodes: Nodes) -> JobExecutor:
         """Return the nodes of the job, and what every record of it says."""
         queued_s = self._started_at - self.facts["time"]
         facts = {
@@ -257,7 +257,7 @@ class Coordinator:
             "slurm_job_id": self.env.shown_id,
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
         }
-        return JobPlace(self.store, self.folder, self.env, nodes, facts)
+        return JobExecutor(self.store, self.folder, self.env, nodes, facts)
 
     def _cell(self, cell_id: str) -> CellSpec:
         """Return a cell as it was frozen, measured as the submitting command wants it."""

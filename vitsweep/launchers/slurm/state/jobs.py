@@ -376,7 +376,7 @@ class ArrayJob:
 
     @property
     def baselines(self) -> set[str]:
-        """The baselines beside which cells are judged."""
+        """The baselines that cells are compared with."""
         first = (block.get("look") or {} for block in self.task["blocks"])
         return {baseline for one in first for baseline in one.get("baselines", {}).values()}
 

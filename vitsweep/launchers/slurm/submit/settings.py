@@ -84,7 +84,7 @@ def _check_texts(settings: SlurmSettings) -> None:
 
 
 OVERHEAD_GIB_PER_RANK = 1.0
-"""Interpreter, torch and its libraries, beside a rank's budget of model memory."""
+"""Interpreter, torch and its libraries, besides a rank's budget of model memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
