@@ -1,12 +1,10 @@
 import numpy as np
-import pytest
 import torch
 
 from tests.choices import choice
 from tests.data.cells_and_worlds import cell, world
 from tests.refusals import require
 from vitsweep.data import digits
-from vitsweep.errors import VitsweepError
 
 
 def opened(rank: int = 0, replicas: int = 1, **asked):
@@ -81,10 +79,3 @@ def test_a_batch_larger_than_the_data_is_refused():
         "`batch.images_per_step=2048` (`batch.scope=total`) 1198 `data=digits` `data=synthetic`",
     )
     assert not list(digits.conflicts(cell(digits, images_per_step=1198, epochs=1)))
-
-
-def test_missing_scikit_learn_is_a_sentence(monkeypatch):
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
-
-    with pytest.raises(VitsweepError, match="`pip install scikit-learn`, or use `data=synthetic`"):
-        digits.read_digits()

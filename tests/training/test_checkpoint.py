@@ -411,7 +411,7 @@ def _periodic(
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_is_written_while_training_goes_on_holds_its_own_step(
+def test_a_checkpoint_that_training_waits_for_holds_its_own_step(
     tmp_path: Path,
 ) -> None:
     """A killed run leaves nothing else: its training ends as if it had not been killed."""

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Gt
 from numpy.typing import NDArray
 
-from vitsweep.errors import VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 
@@ -120,18 +119,9 @@ def read_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
     The file is read without importing scikit-learn, which takes longer (1.8 s) than measuring a
     small cell.
-
-    Raises:
-        VitsweepError: scikit-learn is not installed, or keeps the file elsewhere.
     """
-    package = find_spec("sklearn")
-    roots = package.submodule_search_locations if package else None
-    path = Path(roots[0] if roots else "", "datasets", "data", "digits.csv.gz")
-    if not path.is_file():
-        raise VitsweepError(
-            f"`data=digits` reads scikit-learn's {path.name}, which is not there: "
-            "`pip install scikit-learn`, or use `data=synthetic`."
-        )
+    package: Any = find_spec("sklearn")  # a requirement of vitsweep
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     rows = _numbers(path)
     return rows[:, :-1].copy().reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
 
