@@ -5,7 +5,8 @@
 The tests run in a copy of the repository, in which the first statement of each block of a function of
 `vitsweep/` tells that it was reached: in the process of the test, in ranks and in commands. A line of the
 file is a test (or what the fixtures of a file do once for its tests) with its seconds, its outcome and
-the blocks that it reached. A second call adds the files of tests that are new or changed.
+the blocks that it reached. A second call adds the files of tests that are new or changed; without it, a
+changed file counts by the names of its functions.
 """
 
 import argparse
@@ -151,11 +152,23 @@ def digest(root: Path, file: str) -> str:
 
 
 def read(path: Path, root: Path = ROOT) -> list[dict[str, Any]]:
-    """Return the lines of files of tests that are as they were."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines of tests that are there; of files that changed, by the names of their functions."""
+    rows, found = _rows(path), []
     files = {row["test"].split("::")[0] for row in rows}
-    now = {file: digest(root, file) for file in files if (root / file).exists()}
-    return [row for row in rows if now.get(row["test"].split("::")[0]) == row["file"]]
+    texts = {file: (root / file).read_text() for file in files if (root / file).exists()}
+    known = {file: digest(root, file) for file in texts}
+    for row in rows:
+        file, _, test = row["test"].partition("::")
+        name = test.rpartition("::")[2].partition("[")[0]
+        if file in texts and row["file"] != known[file] and test:
+            row["test"] = f"{file}::{name}"
+        if file in texts and (not test or f"def {name}(" in texts[file]):
+            found.append(row)
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> None:
@@ -169,14 +182,17 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=[])
     typed = parser.parse_args()
     typed.out.parent.mkdir(exist_ok=True)
-    rows = read(typed.out)
-    typed.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    known = {row["test"].split("::")[0] for row in rows}
-    files = typed.files or [str(f.relative_to(ROOT)) for f in (ROOT / "tests").rglob("test_*.py")]
+    rows = _rows(typed.out)
+    known = {(row["test"].split("::")[0], row["file"]) for row in rows}
+    there = [str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")]
+    todo = typed.files or [
+        file for file in sorted(there) if (file, digest(ROOT, file)) not in known
+    ]
+    kept = [row for row in rows if row["test"].split("::")[0] not in todo]
+    typed.out.write_text("".join(json.dumps(row) + "\n" for row in kept))
     with tempfile.TemporaryDirectory(prefix="reached-") as folder:
         copy = copied(Path(folder))
         (copy / "sitecustomize.py").write_text("from tests.reached import watch\n\nwatch()\n")
-        todo = [file for file in sorted(files) if file not in known]
         command = [sys.executable, "-m", "pytest", "-p", "tests.reached", *QUIET, "--tb=line"]
         told = {"PYTHONPATH": str(copy), "REACHED": str(typed.out.absolute())}
         subprocess.run(

@@ -3,7 +3,7 @@
 import pytest
 
 from vitsweep.cli import show
-from vitsweep.cli.show import menu, shown_group, usage
+from vitsweep.cli.show import menu, shown_choice, shown_group, usage
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
 
@@ -61,3 +61,14 @@ def test_the_plain_choice_comes_first_then_the_numbered_ones_then_the_others_by_
     assert choices("precision")[-1] == "O0"
     assert choices("recipe") == ("none", *sorted({*choices("recipe")} - {"none"}))
     assert choices("of_a_plugin") == ()
+
+
+def test_the_file_of_each_choice_is_shown_with_its_keys() -> None:
+    for group in groups():
+        for choice in choices(group):
+            text = (conf_dir() / group / f"{choice}.yaml").read_text()
+            lines = [line.partition("  # ")[0].rstrip() for line in text.splitlines()]
+            keys = [line for line in lines if line and not line.startswith(("#", "_target_"))]
+            shown = shown_choice(group, choice).splitlines()
+            assert shown[0] == f"{group}={choice}"
+            assert [key for key in keys if not any(s.startswith(key) for s in shown)] == []

@@ -10,6 +10,7 @@ from tests.equivalence import differences
 from tests.ranks import on_ranks
 from tests.refusals import require
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.sharding.fsdp import _prefetch
 
 EXACT = (
     ("sharding=fsdp", "sharding.blocks_per_unit=2"),
@@ -144,3 +145,23 @@ def test_master_weights_of_shards_have_float32_gradients_and_those_of_replicas_h
     chosen = ("sharding.gradient_dtype=bfloat16", "precision=bf16_masters")
     assert not entry(*TINY, "sharding=fsdp", *chosen).reasons
     assert "exchanges nothing in float32" in " ".join(entry(*TINY, "sharding=ddp", *chosen).reasons)
+
+
+def test_each_unit_prefetches_those_that_come_after_it_in_either_pass() -> None:
+    class Unit:
+        def __init__(self, name: str) -> None:
+            self.name, self.forward, self.backward = name, "", ""
+
+        def set_modules_to_forward_prefetch(self, units: list["Unit"]) -> None:
+            self.forward = "".join(unit.name for unit in units)
+
+        def set_modules_to_backward_prefetch(self, units: list["Unit"]) -> None:
+            self.backward = "".join(unit.name for unit in units)
+
+    for ahead, behind, wanted in (
+        (1, 0, ("b", "c", "d", "", "", "", "", "")),
+        (2, 3, ("bc", "cd", "d", "", "", "a", "ba", "cba")),
+    ):
+        units = [Unit(name) for name in "abcd"]
+        _prefetch(units, ahead, behind)
+        assert (*(u.forward for u in units), *(u.backward for u in units)) == wanted
