@@ -84,7 +84,7 @@ def soak(run: Run) -> None:
                 "images_per_second": images / mean_ms * 1e3,
                 "tflops": throughput(cell, mean_ms)["model_tflops_per_rank"],
                 "sm_clock_mhz": state.sm_clock_mhz,
-                "power_w": state.power_w,
+                "power_capped_share": state.power_capped_share,
                 "temperature_c": _temperature_c(device),
                 "throttled": state.throttled,
             })  # fmt: skip

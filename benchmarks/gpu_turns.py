@@ -207,7 +207,7 @@ def _measure(contender: Contender, size: Size, kept: dict[str, Step]) -> None:
         state = monitor.end(since)
     contender.state = {
         "sm_clock_mhz": state.sm_clock_mhz,
-        "power_w": state.power_w,
+        "power_capped_share": state.power_capped_share,
         "throttled": state.throttled,
     }
     if contender.peak_gib is None:

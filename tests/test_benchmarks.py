@@ -238,7 +238,7 @@ def test_a_turn_frees_caches_before_it_asks_for_room_and_tells_the_state_of_the_
     import gpu_turns
 
     calls: list[str] = []
-    state = DeviceState(sm_clock_mhz=1500.0, power_w=650.0, throttled=False)
+    state = DeviceState(sm_clock_mhz=1500.0, power_capped_share=1.0, throttled=False)
     known = {
         "_allocated_gib": lambda _: 0.0,
         "reset_peak": lambda _: None,
@@ -255,7 +255,11 @@ def test_a_turn_frees_caches_before_it_asks_for_room_and_tells_the_state_of_the_
     assert calls == ["release", "time", "release", "room"]
     assert [*kept] == ["one"]
     row = contender.row({"bfloat16": 700.0})
-    assert (row["sm_clock_mhz"], row["power_w"], row["throttled"]) == (1500.0, 650.0, False)
+    assert (row["sm_clock_mhz"], row["power_capped_share"], row["throttled"]) == (
+        1500.0,
+        1.0,
+        False,
+    )
 
 
 @pytest.mark.usefixtures("beside")
