@@ -184,6 +184,7 @@ REFUSED_IN_A_PLAN = [
         "`vitsweep/tables/published.csv`",
     ),
     ("measurement.blocks=1000000000", "`measurement.blocks=1000000000`"),
+    ("measurement.min_seconds=1,2", "`measurement.min_seconds` 1 2 `sweep.name=NAME`"),
     ("sweep.name='~'", "`sweep.name=~` `first_try` `sweep.folder`"),
     ("~precision", "`~precision` `precision` `-m precision=a,b`"),
     ("~model", "`~model` `model` `-m model=a,b`"),

@@ -8,7 +8,7 @@ from pandas import DataFrame
 from tests.builders import PLAIN, run, table
 from tests.cells import entry
 from vitsweep.execution.run_request import frozen_document
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
+from vitsweep.planning.sweep_plan import SweepPlan, cell_labels, cell_table
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
@@ -115,6 +115,15 @@ def test_a_plan_names_cells_as_the_tables_do() -> None:
     assert list(labels.values()) == ["O1", "O1 + depth=3", "baseline"]
     runs = [replace(run(e.cell_id, "b0", 100), spec=flatten(e.spec)) for e in entries]
     assert names_by_id(cells(table(*runs), dict.fromkeys(labels, entries[-1].cell_id))) == labels
+
+
+def test_a_batch_of_another_size_than_its_choice_says_is_named_with_it() -> None:
+    blog = ("batch=blog_560", "batch.images_per_step=70")
+    for own, name in ((blog, "blog_560 + 70 images"), (blog[:1], "blog_560")):
+        entries = [replace(entry(*o), baseline_id=entry().cell_id) for o in (own, ())]
+        plan = SweepPlan({e.cell_id: e for e in entries})
+        assert [*cell_labels(plan).values()] == [name, "baseline"]
+        assert "images_per_step" not in varying_columns(cell_table(plan)), "no effect of its own"
 
 
 def test_cells_that_never_ran_keep_the_names_of_the_plan(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Known, code_of
 from vitsweep.spec.cell_spec import GROUPS, OPTIMIZER_FIELDS, CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
+from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.menu import plain_choice
 from vitsweep.spec.resolve import ranks_per_node, resolve
 from vitsweep.spec.resources import HERE, Machine
@@ -101,10 +102,21 @@ def make_sweep_plan(
         except BadValueError as error:
             problems += str(error).splitlines()
             continue
-        entries.setdefault(entry.cell_id, entry)
+        other = entries.setdefault(entry.cell_id, entry)
+        problems += _length_problems(entry.spec.measurement, other.spec.measurement)
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
     return SweepPlan(_with_baselines(entries, machine, known, baseline_of))
+
+
+def _length_problems(one: Measurement, other: Measurement) -> Iterator[str]:
+    """Yield why the same cell cannot be measured in two ways by one command."""
+    for name, value in one.of_command.items():
+        if (before := other.of_command[name]) != value:
+            yield (
+                f"`measurement.{name}` is both {before} and {value}: it says how a cell is measured, and "
+                "makes no other. Type one value, or a command for each with its own `sweep.name=NAME`."
+            )
 
 
 def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:

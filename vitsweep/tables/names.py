@@ -31,6 +31,8 @@ CHOSEN_BY = {
     "resolution_px": ("batch", "data"),
 }
 """Size -> columns of which it may be a consequence; another one that varies is named."""
+SIZES = ("images_per_step", "resolution_px")
+"""Of a batch, whose name may say another one: 70 images of `blog_560`."""
 FROM_DATA = ("model.frames", "model.in_channels", "model.num_classes")
 """Columns of those groups that are taken from the data, not set by a user."""
 FROM_OTHERS = ("optimizer.eps", "sharding.gradient_as_bucket_view")
@@ -117,9 +119,13 @@ def varying_columns(table: DataFrame) -> list[str]:
 
 
 def _is_typed(table: DataFrame, column: str) -> bool:
-    """Return whether a field has another value than the YAML of its choice says; `auto` says none."""
+    """Return whether a field has another value than the YAML of its choice says; `auto` says none.
+
+    The plain batch has no size of its own: machines and sweeps give it one.
+    """
     group, _, key = column.partition(".")
-    rows = table[[group, column]].dropna() if group in table else DataFrame()
+    rows = table[[group, column]].dropna() if {group, column} <= {*table} else DataFrame()
+    rows = rows[rows["batch"] != plain_choice("batch")] if group == "batch" and len(rows) else rows
     for choice, value in rows.itertuples(index=False):
         said = content_of(group, choice).get(key, "auto") if choice in choices(group) else "auto"
         if said != "auto" and plain(said) != plain(value):
@@ -219,7 +225,10 @@ def name_parts(cells: DataFrame) -> DataFrame:
     The first is what differs from its baseline, `O1 + fsdp`; the second is the baseline's own setting
     where baselines differ, `4 ranks · 64 images`.
     """
-    names = _parts(cells, varying_columns(cells))
+    columns = varying_columns(cells)
+    sizes = SIZES if "batch" in columns else ()
+    other = [c for c in sizes if c not in columns and _is_typed(cells, f"batch.{c}")]
+    names = _parts(cells, [*columns, *other])
     if "cell_id" in cells:
         ids = cells["cell_id"].astype(str)
         alike = ids.groupby([names["change"], names["match"]]).transform("nunique") > 1
