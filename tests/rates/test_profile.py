@@ -145,7 +145,6 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
             ".value: 1.5`",
         ),
         ("figures: {memoryy_tb_s: {value: 5, %s}}", "did you mean `memory_tb_s`?"),
-        ("figures: {price_low_usd_per_hour: {value: 1, %s}}", "needs `price_high_usd_per_hour`"),
         ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
         ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be 'float32'"),
         ("peaks: A100 SXM", "`peaks`"),

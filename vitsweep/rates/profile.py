@@ -92,17 +92,6 @@ class Figures(Checked):
     fabric_pass_us: Figure[AtLeastZero]
     overlap_charge_link: Figure[AtLeastZero]
     overlap_charge_fabric: Figure[AtLeastZero]
-    price_low_usd_per_hour: Figure[AtLeastZero] | None = None
-    price_high_usd_per_hour: Figure[AtLeastZero] | None = None
-
-    @model_validator(mode="after")
-    def _priced(self) -> Self:
-        if (self.price_low_usd_per_hour is None) != (self.price_high_usd_per_hour is None):
-            raise ValueError(
-                "`price_low_usd_per_hour` needs `price_high_usd_per_hour` with it, and the other way "
-                "round; they may be the same"
-            )
-        return self
 
 
 class Profile(Checked):
@@ -155,12 +144,6 @@ class Profile(Checked):
     def has_tf32(self) -> bool:
         """Whether the device is known to multiply float32 as TF32."""
         return "tf32" in self.peak_tflops
-
-    @property
-    def price_usd_per_hour(self) -> tuple[float, float] | None:
-        """Lowest and highest price of one device per hour, or None."""
-        low, high = self.figures.price_low_usd_per_hour, self.figures.price_high_usd_per_hour
-        return (low.value, high.value) if low and high else None
 
 
 def profile_names() -> list[str]:

@@ -86,7 +86,6 @@ def test_faster_is_not_predicted_where_intervals_overlap() -> None:
         "device_hours_low": 1,
         "device_hours_high": 2,
         "hours": 1.12,
-        "cost_low_usd": None,
     }
     said = "0.14 node-hours = 1.1 GPU-hours of partition main (1.0 to 2.0), 1 h 07 min"
     assert said in sums([row("O1", 46, 41, 52, **hours)], node)[0]

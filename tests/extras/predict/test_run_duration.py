@@ -24,7 +24,6 @@ def prediction(spec: CellSpec) -> CellPrediction:
     )  # fmt: skip
     return CellPrediction(
         cell=spec, trace=trace_of(), step_time=step, limit_bytes=None,
-        price_usd_per_hour=(1.0, 2.0),
     )  # fmt: skip
 
 
@@ -37,19 +36,18 @@ def test_a_training_takes_its_epochs_and_its_evaluations(every: int, evaluations
     assert run_seconds(spec, STEP_MS) == pytest.approx(measured + steps * 0.1)
 
 
-def test_hours_and_cost_of_a_plan_hold_the_training() -> None:
+def test_hours_of_a_plan_hold_the_training() -> None:
     columns = prediction(cell(*TRAIN)).columns(runs=5)
     assert columns["device_hours"] > 5 * STEPS * STEP_MS / 1e3 / 3600
-    assert columns["cost_high_usd"] > 2 * 5 * STEPS * 125 / 1e3 / 3600
 
 
-def test_a_training_of_unknown_length_has_no_hours_and_no_cost() -> None:
+def test_a_training_of_unknown_length_has_no_hours() -> None:
     spec = cell("task=train", "data=module", *TINY)
     assert spec.data.split_sizes() is None
     found = prediction(spec)
     assert found.run_device_hours is None
     columns = found.columns(runs=5)
-    assert all(columns[name] is None for name in ("hours", "device_hours", "cost_low_usd"))
+    assert all(columns[name] is None for name in ("hours", "device_hours"))
     assert columns["step_time_ms"] == STEP_MS
 
 

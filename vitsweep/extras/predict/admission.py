@@ -391,11 +391,6 @@ def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
         unit = "GPU-hours" if machine.device == "cuda" else "rank-hours"
         line += f"{total} {unit} of {machine.described_by} ({low} to {high})"
         line += f", {duration(3600 * sum(row['hours'] for row in counted))} one run after the other"
-        if all(row["cost_low_usd"] is not None for row in counted):
-            cost = [
-                number(sum(row[f"cost_{end}_usd"] for row in counted), 2) for end in ("low", "high")
-            ]
-            line += f", {cost[0]} to {cost[1]} USD at published prices"
         lines.append(line + ".")
     endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
     if endless:

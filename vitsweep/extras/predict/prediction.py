@@ -88,7 +88,7 @@ PROCESS_GIB = 0.41
 MEMORY_LOG_ERROR = 0.05
 """Largest error of a traced peak against torch's trackers, as a share (see `benchmarks/README.md`)."""
 PURPOSES = ("parameter", "gradient", "activation")
-HOURS = "hours device_hours device_hours_low device_hours_high cost_low_usd cost_high_usd".split()
+HOURS = "hours device_hours device_hours_low device_hours_high".split()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,6 @@ class CellPrediction:
         trace: of its busiest rank; None where it could not be traced.
         step_time: None where there is no trace.
         limit_bytes: memory of one rank; None where it is unknown.
-        price_usd_per_hour: lowest and highest price of one device, or None.
         reason: why there is no trace or no step time, or "".
     """
 
@@ -108,7 +107,6 @@ class CellPrediction:
     trace: StepTrace | None
     step_time: StepTimePrediction | None
     limit_bytes: float | None
-    price_usd_per_hour: tuple[float, float] | None
     reason: str = ""
 
     @property
@@ -219,18 +217,15 @@ class CellPrediction:
         }
 
     def _hours_columns(self, runs: int) -> dict[str, float | str | bool | None]:
-        """Hours and cost of `runs` runs; None where their length is unknown."""
-        per_run, price = self.run_device_hours, self.price_usd_per_hour
-        if per_run is None:
+        """Hours of `runs` runs; None where their length is unknown."""
+        if self.run_device_hours is None:
             return dict.fromkeys(HOURS)
-        expected, low, high = (runs * hours for hours in per_run)
+        expected, low, high = (runs * hours for hours in self.run_device_hours)
         return {
             "hours": expected / self.cell.resources.world_size,
             "device_hours": expected,
             "device_hours_low": low,
             "device_hours_high": high,
-            "cost_low_usd": low * price[0] if price else None,
-            "cost_high_usd": high * price[1] if price else None,
         }
 
 
@@ -308,7 +303,6 @@ def _predict(
         trace=traced,
         step_time=step,
         limit_bytes=limit_bytes(cell, profile, gib_per_device),
-        price_usd_per_hour=profile.price_usd_per_hour if profile else None,
         reason=reason,
     )
 
