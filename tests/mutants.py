@@ -191,18 +191,20 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tuple[list[str], int]:
     """Return the tests that may find a bug, the likely and quick ones first, and how many reach it."""
-    near = _blocks(mutant)
-    reaching = {row["test"] for row in rows if not near.isdisjoint(row["reached"])}
+    blocks, after = _blocks(mutant)
+    reaching = {row["test"] for row in rows if not blocks.isdisjoint(row["reached"])}
+    likely = {row["test"] for row in rows if after in row["reached"]} & reaching
     files = {test.split("::")[0] for test in reaching}
     room, own = (
         str(Path("tests", *Path(mutant.path).parts[1:-1])),
-        f"test_{Path(mutant.path).stem}.py",
+        f"/test_{Path(mutant.path).stem}.py",
     )
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
-        file = row["test"].split("::")[0]
+        test, file = row["test"], row["test"].split("::")[0]
         far = (not file.endswith(own)) + (not file.startswith(room))
-        return row["test"] not in reaching and file not in reaching, far, row["seconds"]
+        is_likely = test in likely and len(likely) < len(reaching) / 2
+        return test not in reaching and file not in reaching, not is_likely, far, row["seconds"]
 
     chosen, seconds = [], 0.0
     for row in sorted(rows, key=order):
@@ -215,11 +217,12 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
     return list(dict.fromkeys(chosen)), len(reaching)
 
 
-def _blocks(mutant: Mutant) -> set[str]:
-    """Return the block of a bug; of a field of a class, the blocks that read it."""
+def _blocks(mutant: Mutant) -> tuple[set[str], str]:
+    """Return the block of a bug, or of a field of a class those that read it, and the block after it."""
     source = (ROOT / mutant.path).read_text(encoding="utf-8")
     if block := block_of(source, mutant.path, mutant.line):
-        return {block}
+        below = (block_of(source, mutant.path, mutant.line + i) for i in range(1, 9))
+        return {block}, next((name for name in below if name != block), "")
     field = re.match(r"\s+(\w+)\b", source.splitlines()[mutant.line - 1])
     reads = re.compile(rf"\.{field[1]}\b(?! = )" if field else r"(?!)")
     found = set()
@@ -227,7 +230,7 @@ def _blocks(mutant: Mutant) -> set[str]:
         text, place = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         lines = [text.count("\n", 0, match.start()) + 1 for match in reads.finditer(text)]
         found |= {block_of(text, place, line) for line in lines}
-    return found
+    return found, ""
 
 
 def copied(folder: Path) -> Path:
