@@ -209,9 +209,9 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
     chosen, seconds = [], 0.0
     for row in sorted(rows, key=order):
         if row["outcome"] == "passed" and row["test"].split("::")[0] in files:
+            if seconds + row["seconds"] > at_most and (chosen or row["test"] not in reaching):
+                continue
             seconds += row["seconds"]
-            if chosen and seconds > at_most:
-                break
             name, parameters, rest = row["test"].partition("[")
             chosen.append(name if "/" in rest else name + parameters + rest)  # of the copy's folder
     return list(dict.fromkeys(chosen)), len(reaching)

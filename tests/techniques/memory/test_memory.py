@@ -32,6 +32,19 @@ def test_gradients_equal_under_every_attention():
             assert_equal_step(applied(name, kernel))
 
 
+def test_a_step_runs_each_block_as_often_as_is_said():
+    for name in ALL:
+        model, calls = applied(name)(build()), []
+        norm = next(
+            m
+            for n, m in model.named_modules()
+            if "blocks" in n and isinstance(m, torch.nn.LayerNorm)
+        )
+        norm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        step(model)
+        assert len(calls) == choice("memory", name).forwards_per_step
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_equal_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
