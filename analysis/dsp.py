@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from analysis.sequences import sequence_rows
 from analysis.study import beside, main, without_interval
-from vitsweep.tables.published import published, with_conditions
+from vitsweep.extras.published.figures import published, with_conditions
 from vitsweep.tables.scaling import communication
 from vitsweep.tables.sweep_tables import SweepTables
 

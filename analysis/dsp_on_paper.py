@@ -33,10 +33,10 @@ from vitsweep.api.plan import machine_with
 from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.extras.predict.prediction import predict_cells
+from vitsweep.extras.published.figures import published, with_conditions
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.tables.published import published, with_conditions
 
 VIDEO = (
     "model=video_vit_720m data=synthetic_video data.num_distinct=1 precision=bf16 sharding=fsdp "

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
 from analysis.study import beside, main, with_conditions
-from vitsweep.tables.published import conditions, published
+from vitsweep.extras.published.figures import conditions, published
 from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -10,7 +10,7 @@ from pandas import DataFrame
 
 from analysis.sequences import longest, sequence_rows
 from analysis.study import beside, main
-from vitsweep.tables.published import published, with_conditions
+from vitsweep.extras.published.figures import published, with_conditions
 from vitsweep.tables.sweep_tables import SweepTables
 
 KEYS = ["gpus", "seq"]

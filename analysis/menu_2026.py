@@ -10,9 +10,9 @@ as computed unless the conditions say that it is credited.
 from pandas import DataFrame, to_numeric
 
 from analysis.study import main, with_conditions
+from vitsweep.extras.published.figures import published
 from vitsweep.tables.formatting import missing, number
 from vitsweep.tables.names import varying_columns
-from vitsweep.tables.published import published
 from vitsweep.tables.sweep_tables import SweepTables
 
 SOURCE = ["sure", "source"]

@@ -12,11 +12,11 @@ from pandas import DataFrame, Series
 
 from analysis.study import beside, main, with_conditions, without_interval
 from vitsweep.charts.step import optimizer_steps
+from vitsweep.extras.published.figures import Entry, beside_cells, published
 from vitsweep.results.record import Status
 from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.effects import waterfall
 from vitsweep.tables.names import with_changes
-from vitsweep.tables.published import Entry, beside_cells, published
 from vitsweep.tables.scaling import cores_per_rank, scaling_efficiency
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import KEY, checked_cells

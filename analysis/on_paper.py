@@ -35,12 +35,12 @@ from vitsweep.charts import style
 from vitsweep.composition.composer import Composer
 from vitsweep.extras.predict.profile_rates import TableRates
 from vitsweep.extras.predict.step_time import predict_step
+from vitsweep.extras.published.figures import published
 from vitsweep.planning.closed_memory import Sizes
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.published import published
 
 META = "model=vit_huge_16 data=synthetic batch=blog_560 batch.images_per_step=70 batch.scope=per_replica"
 META_CELLS = {

@@ -12,10 +12,10 @@ from pandas import DataFrame, Series
 
 from analysis.sequences import sequence_rows
 from analysis.study import beside, main
+from vitsweep.extras.published.figures import published, with_conditions
 from vitsweep.results.record import Status
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import varying_columns
-from vitsweep.tables.published import published, with_conditions
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
 

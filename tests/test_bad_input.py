@@ -178,11 +178,6 @@ def test_a_line_is_refused_in_a_sentence(
 
 
 REFUSED_IN_A_PLAN = [
-    ("sweep.published=[{figures:{source:x}}]", "`figures` `column` `cell`"),
-    (
-        "sweep.published=[{figures:{source:x},column:speedup,cell:{precision:O1},conditions:{}}]",
-        "`vitsweep/tables/published.csv`",
-    ),
     ("measurement.blocks=1000000000", "`measurement.blocks=1000000000`"),
     ("measurement.min_seconds=1,2", "`measurement.min_seconds` 1 2 `sweep.name=NAME`"),
     ("sweep.name='~'", "`sweep.name=~` `first_try` `sweep.folder`"),

@@ -44,7 +44,7 @@ def test_the_wheel_carries_the_package_its_menu_and_the_plugin_and_nothing_else(
     assert {
         n.removeprefix("vitsweep/conf/") for n in names if n.startswith("vitsweep/conf/")
     } >= conf
-    assert {"vitsweep/py.typed", "vitsweep/tables/published.csv"} <= set(names)
+    assert {"vitsweep/py.typed", "vitsweep/extras/published/published.csv"} <= set(names)
 
 
 def test_the_source_distribution_takes_nothing_from_folders_of_the_same_name() -> None:

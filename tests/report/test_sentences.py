@@ -36,8 +36,6 @@ from vitsweep.tables.scaling import scaling_efficiency
 from vitsweep.tables.sentences import sentences
 from vitsweep.tables.sweep_tables import SweepTables
 
-OTHERS = ("published.py",)
-"""Sources of published figures have words of their own."""
 HOUSE = Path(__file__).parents[2] / "vitsweep"
 ROOMS = sorted(
     path
@@ -56,7 +54,7 @@ ROOMS = sorted(
         "extras/take_home/prove.py",
     )
     for path in HOUSE.glob(pattern)
-    if path.name not in OTHERS and not path.name.startswith("verb_")
+    if not path.name.startswith("verb_")
 )
 PAGES = sorted(HOUSE.glob("**/templates/*.html.j2"))
 MOST = 60

@@ -2,9 +2,6 @@ import math
 
 import pytest
 
-from analysis.dsp import with_published_volumes
-from analysis.meta_blog import per_chip
-from analysis.usp import memory_parts
 from tests.builders import run, table
 from vitsweep.charts.step import optimizer_steps
 from vitsweep.tables.cells import cells
@@ -13,6 +10,10 @@ from vitsweep.tables.diagnostics import (
 )
 from vitsweep.tables.scaling import communication
 from vitsweep.tables.sentences import say
+
+per_chip = pytest.importorskip("analysis.meta_blog").per_chip
+with_published_volumes = pytest.importorskip("analysis.dsp").with_published_volumes
+memory_parts = pytest.importorskip("analysis.usp").memory_parts
 
 
 def test_per_chip_is_relative_to_the_baseline_of_the_slowest_device():

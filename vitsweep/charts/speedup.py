@@ -6,9 +6,9 @@ from pandas import DataFrame, Series, concat
 from vitsweep.charts import style
 from vitsweep.charts.bars import Bars
 from vitsweep.charts.style import Chart, first_group
+from vitsweep.extras import each
 from vitsweep.tables.formatting import missing, plain, ratio
 from vitsweep.tables.names import cell_names
-from vitsweep.tables.published import with_published
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SHOWN, SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -18,8 +18,9 @@ MOST = 30
 
 
 def table_of(tables: SweepTables) -> DataFrame:
-    """Return the cells with the figures that the sweep names."""
-    return with_published(tables.settings, tables.published, "speedup")
+    """Return the cells, with the figures that optional features mark beside their speedup."""
+    marked = [mark(tables, "speedup") for mark in each(tables.features, "marks")]
+    return marked[0] if marked else tables.settings
 
 
 def draw(cells: DataFrame) -> Figure:

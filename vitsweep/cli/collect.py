@@ -9,6 +9,7 @@ from vitsweep.cli.main import VERBS, Options, print_json, rows_of
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import record_unfinished, unfinished
+from vitsweep.extras import each
 from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
 from vitsweep.report.answer import answers
 from vitsweep.report.views import collect, for_people
@@ -19,7 +20,6 @@ from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import (
     BEST,
     CellTable,
-    PublishedTable,
     TextTable,
     named_columns,
     pick,
@@ -66,7 +66,8 @@ def run(arguments: Sequence[str]) -> int:
         )
     console.print(_selected(tables.cells, store, typed))
     if not typed.columns:
-        console.print(PublishedTable(tables.published, tables.settings))
+        for below in each(tables.features, "below"):
+            console.print(below(tables))
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
     for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):

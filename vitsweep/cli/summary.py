@@ -9,6 +9,7 @@ from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
 from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines, was_terminated
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
+from vitsweep.extras import each
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line
 from vitsweep.report.answer import SearchResult, answers, next_command, search_result
@@ -22,7 +23,7 @@ from vitsweep.tables.formatting import count
 from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
-from vitsweep.tables.render import CellTable, PublishedTable, TextTable
+from vitsweep.tables.render import CellTable, TextTable
 from vitsweep.tables.replicates import replicate_key, replicates
 
 
@@ -64,7 +65,8 @@ def summarize(
         key = replicate_key(store.commands())
         table = replicates(mine, key) if key else mine
         console.print(CellTable(table, sweep_argument(store)))
-        console.print(PublishedTable(tables.published, tables.settings))
+        for below in each(tables.features, "below"):
+            console.print(below(tables))
         stopped = [f"Stopped after {result.reached}."] if result.interrupted else []
         after = "" if stopped else next_command(mine, command_line())
         said = said or [*stopped, *answers(tables, mine), *filter(None, [after])]

@@ -114,10 +114,9 @@ def _checked(node: str) -> SweepSettings:
         for key, unused in extras.ABSENT.items()
         if getattr(settings, key) != unused
     ]
-    if settings.published:
-        from vitsweep.tables.published import entry_problem  # loads pandas
-
-        problems += map(entry_problem, settings.published)
+    for key, place in extras.CHECKS.items():
+        if value := getattr(settings, key):
+            problems += extras.load(place)(value)
     if found := [problem for problem in problems if problem]:
         raise BadValueError("\n".join(found))
     return settings

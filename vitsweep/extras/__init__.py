@@ -5,6 +5,7 @@ absent: no verb, no name, no section of a report. The core reads what features a
 names none of them (`tests/extras/test_law.py`).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -35,13 +36,18 @@ class Feature:
         methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
             prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
-        recorded: a key of the samples of a run that has something of the feature: a report without such a
-            run, and without `kept`, loads neither section nor chart. With neither key every report does.
+        recorded: a key of the samples of a run, or of a command, that has something of the feature: a report
+            without such a one, and without `kept`, loads neither section nor chart. With neither key every
+            report does.
         kept: a file of the sweep's folder that has something of the feature.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.
         charts: of a report -> the chart after which each is shown, "" for the first; `charts/NAME.py` has
             its `CHART`.
+        marks: of the chart of speedups, a function of the tables and a column that returns the cells with
+            `published`, the value to mark, and `published_by`, its source.
+        below: a function of the tables that returns what a terminal shows below the cells.
+        checks: keys of `sweep` -> functions of their value that say why it is refused.
         rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
             `planning.rounds.AddedRounds`.
         result: of such a command, a function of the sweep's tables that returns a
@@ -64,6 +70,9 @@ class Feature:
     section: str = ""
     heading: str = ""
     charts: dict[str, str] = field(default_factory=dict)
+    marks: str = ""
+    below: str = ""
+    checks: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
     result: str = ""
     admission: str = ""
@@ -130,6 +139,14 @@ KNOWN: dict[str, Feature] = {
     "latex": Feature(
         options={"report --latex": "latex:write_latex"},
     ),
+    "published": Feature(
+        recorded="published",
+        section="shown:section",
+        heading="Published and measured",
+        marks="shown:marked",
+        below="shown:below",
+        checks={"published": "figures:problems"},
+    ),
     "race": Feature(
         methods={"race": "table:race_of"},
         kept="race.json",
@@ -182,6 +199,9 @@ SEARCHED = {
 }
 """Key of `sweep` and the value of `sweep.search` that it is for -> the value that asks for nothing."""
 
+CHECKS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.checks.items()}
+"""Key of `sweep` -> the place of what says why its value is refused."""
+
 ADMISSION = tuple(f"{n}.{f.admission}" for n, f in FEATURES.items() if f.admission)
 """Modules that are asked of cells before they run."""
 
@@ -212,3 +232,10 @@ def load(place: str) -> Any:
     """Import what a feature adds: `feature.module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
+
+
+def each(names: Iterable[str], hook: str) -> Iterator[Any]:
+    """Yield what the named features have at a hook, imported."""
+    for name in names:
+        if place := getattr(FEATURES[name], hook):
+            yield load(f"{name}.{place}")

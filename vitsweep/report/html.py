@@ -46,7 +46,6 @@ from vitsweep.tables.notes import (
     empty_metrics,
     unmeasured_lines,
 )
-from vitsweep.tables.published import SURENESS, beside_text
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
@@ -115,7 +114,6 @@ def render(
     cells, repeated = tables.cells, tables.replicates
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
-    beside, common = beside_text(tables.published, tables.settings)
     context = {
         "name": name,
         "question": latest.get("question")
@@ -126,9 +124,6 @@ def render(
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
-        "published": beside.to_dict("split"),
-        "of_published": common,
-        "sureness": [(k, v) for k, v in SURENESS.items() if k in set(tables.published["sure"])],
         "predicted": prediction_sentence(cells),
         "table": table(cells),
         "numeric": tuple(headings(cells)),
@@ -277,19 +272,10 @@ CHARTS: tuple[Chart, ...] = (
 """In the order of the page; those of optional features come between."""
 
 
-def shown_features(tables: SweepTables) -> list[str]:
-    """Return the optional features of which these sweeps hold something, and those of every sweep."""
-    found = {key for record in tables.records for key in record.samples}
-    kept = {f.kept for f in FEATURES.values() if f.kept}
-    found |= {file for store in tables.stores for file in kept if (store.root / file).exists()}
-    asked = {name: {f.recorded, f.kept} - {""} for name, f in FEATURES.items()}
-    return [name for name, keys in asked.items() if not keys or keys & found]
-
-
 def charts_of(tables: SweepTables) -> list[Chart]:
     """Return the charts of a report in the order of the page, those of optional features included."""
     found = list(CHARTS)
-    for name in shown_features(tables):
+    for name in tables.features:
         for chart, before in FEATURES[name].charts.items():
             names = ["", *(other.name for other in found)]
             place = names.index(before) if before in names else len(found)
@@ -303,7 +289,7 @@ def sections(tables: SweepTables) -> list[tuple[str, Markup]]:
     A section that raises becomes a sentence: it must not prevent the report of a long sweep.
     """
     found = []
-    for name in shown_features(tables):
+    for name in tables.features:
         feature = FEATURES[name]
         try:
             body = load(f"{name}.{feature.section}")(tables) if feature.section else Markup("")

@@ -46,7 +46,6 @@ from vitsweep.tables.names import (
     varying_columns,
 )
 from vitsweep.tables.notes import lines_of
-from vitsweep.tables.published import beside_text
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, further
 from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
@@ -482,29 +481,6 @@ def _tally(cells: DataFrame, more: str = "") -> str:
     if len(set(words)) == 1:
         return f"{noun}, {'all ' if len(cells) > 1 else ''}{words[0]}"
     return f"{noun}: {tally(words)}"
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """The figures that a sweep names next to what it measured; nothing where it names none.
-
-    Attributes:
-        figures: of `published.beside_cells`.
-        cells: that they stand next to.
-    """
-
-    figures: DataFrame
-    cells: DataFrame
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what all figures have in common, and a row for each of the first."""
-        text, common = beside_text(self.figures, self.cells)
-        if len(text):
-            rows = text.head(BEST).drop(columns="as published", errors="ignore")
-            yield TextTable(rows, f"\nPublished and measured · {common}")
-            if len(text) > BEST:
-                yield Text(f"{count(len(text) - BEST, 'more figure')} in the report.")
-            yield Text()
 
 
 # Columns by what a user typed: `collect --columns`.

@@ -9,6 +9,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras import FEATURES
 from vitsweep.results.metrics import Metrics, known_metrics
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
@@ -16,7 +17,6 @@ from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects, waterfall
 from vitsweep.tables.limits import limit_key, limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
-from vitsweep.tables.published import beside_cells
 from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
@@ -156,10 +156,14 @@ class SweepTables:
         return limits(self.cells, self.limit_key)
 
     @cached_property
-    def published(self) -> DataFrame:
-        """The published figures that the commands name, next to the cells that match."""
-        named = {str(e): e for command in self.commands for e in command.get("published") or ()}
-        return beside_cells(self.settings, named.values())
+    def features(self) -> list[str]:
+        """The optional features of which these sweeps hold something, and those of every sweep."""
+        found = {key for record in self.records for key in record.samples}
+        found |= {key for command in self.commands for key, value in command.items() if value}
+        kept = {f.kept for f in FEATURES.values() if f.kept}
+        found |= {file for store in self.stores for file in kept if (store.root / file).exists()}
+        asked = {name: {f.recorded, f.kept} - {""} for name, f in FEATURES.items()}
+        return [name for name, keys in asked.items() if not keys or keys & found]
 
     @cached_property
     def traces(self) -> dict[str, Path]:

@@ -81,7 +81,7 @@ def conditions(text: str) -> dict[str, str | int]:
 
 @cache
 def _all() -> DataFrame:
-    text = files("vitsweep.tables").joinpath("published.csv").read_text(encoding="utf-8")
+    text = files("vitsweep.extras.published").joinpath("published.csv").read_text(encoding="utf-8")
     table = pd.read_csv(StringIO(text), dtype=str).assign(
         conditions=lambda t: t["conditions"].fillna(""), unit=lambda t: t["unit"].fillna("")
     )
@@ -108,6 +108,11 @@ MOST_FIGURES = 200
 """More are not read from one sweep folder, which somebody else may have written."""
 
 
+def problems(entries: Iterable[Entry]) -> list[str]:
+    """Say which entries of `sweep.published` are refused, and why."""
+    return [*filter(None, map(entry_problem, entries))]
+
+
 def entry_problem(entry: Entry) -> str:
     """Return why an entry of `sweep.published` is refused; empty if it is not."""
     if not _is_entry(entry):
@@ -118,7 +123,7 @@ def entry_problem(entry: Entry) -> str:
     if _chosen(entry).empty:
         return (
             f"`sweep.published` names {dict(entry['figures'])}, which no row of "
-            "`vitsweep/tables/published.csv` has: take the values of its columns and conditions."
+            "`vitsweep/extras/published/published.csv` has: take the values of its columns and conditions."
         )
     return ""
 

@@ -18,6 +18,16 @@ from vitsweep.api.session import open_session
 from vitsweep.charts import speedup, style
 from vitsweep.cli.main import run as main
 from vitsweep.composition.grid import expand
+from vitsweep.extras.published.figures import (
+    MOST_FIGURES,
+    SURENESS,
+    beside_cells,
+    beside_text,
+    conditions,
+    entry_problem,
+    published,
+)
+from vitsweep.extras.published.shown import figures_of
 from vitsweep.planning.freeze import freeze, open_store
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.report.html import write_report
@@ -27,15 +37,6 @@ from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.menu import conf_dir
 from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import as_text
-from vitsweep.tables.published import (
-    MOST_FIGURES,
-    SURENESS,
-    beside_cells,
-    beside_text,
-    conditions,
-    entry_problem,
-    published,
-)
 from vitsweep.tables.sweep_tables import SweepTables
 
 STUDIES = {
@@ -135,8 +136,16 @@ def blog_folder(tmp_path_factory):
     return store.root
 
 
+def test_an_entry_that_names_nothing_is_refused(capsys):
+    rest = ",column:speedup,cell:{precision:O1},conditions:{}"
+    for more, named in (("", "`column`"), (rest, "`vitsweep/extras/published/published.csv`")):
+        typed = f"sweep.published=[{{figures:{{source:x}}{more}}}]"
+        assert main(["plan", "--no-predict", typed]) == 2
+        assert named in capsys.readouterr().err
+
+
 def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
-    rows = SweepTables.read(blog_folder).published.set_index("experiment")
+    rows = figures_of(SweepTables.read(blog_folder)).set_index("experiment")
     assert rows["cell_id"].fillna("").to_dict() == {
         "batch560": "fast", "full_fp16": "half", "batch384_im256": ""
     }  # fmt: skip
@@ -149,13 +158,14 @@ def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
     assert rows["note"].tolist()[1:] == ["out of memory", "not measured here"]
 
 
+@pytest.mark.smoke
 def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
     assert "Meta AI blog (2022-05-05) (secondary)" in shown
     page = write_report(blog_folder).read_text()
-    section = page.partition('id="published"')[2].partition("<h2")[0]
+    section = page.partition('id="published-and-measured"')[2].partition("<h2")[0]
     for text in (shown, section):
         assert all(words in text for words in ("1.51x", "1.86x", "2.18x", "not measured here"))
     chart = speedup.draw(speedup.table_of(SweepTables.read(blog_folder)))

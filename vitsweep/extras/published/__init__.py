@@ -1,0 +1,1 @@
+"""Published figures of a source, next to what a sweep measured."""
