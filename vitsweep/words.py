@@ -187,7 +187,7 @@ def _each(typed: str, by_letters: Mapping[str, str]) -> list[str]:
 
 
 def _elsewhere(typed: str, rest: str) -> list[str]:
-    """Return what a word of the field means that is misspelled or said longer, or a choice of any group."""
+    """Return what a word of the field means that is misspelled or longer, or a choice of any group."""
     (key, equals, value), table = typed.lstrip("+").partition("="), _table()
     sections = [table[of].values() for of in ("choices", "verbs", "settings", "groups")]
     known = {bare(n) or plain(n): n for lists in sections for names in lists for n in names}

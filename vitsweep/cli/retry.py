@@ -119,7 +119,7 @@ def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
 
 
 def _launcher(store: Store, cell_id: str, overrides: Sequence[str]) -> list[str]:
-    """Return what the latest command that this user typed for a cell said of Hydra and of its launcher.
+    """Return what the latest command that this user typed for a cell sets of Hydra and of its launcher.
 
     Raises:
         VitsweepError: somebody else typed it, with a launcher, and none of `overrides` chooses one.

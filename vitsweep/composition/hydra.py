@@ -296,7 +296,7 @@ def launcher_of(config: DictConfig) -> Any:
     """
     try:
         target = str(config.hydra.launcher._target_)
-        # Hydra 1.4 wants to be told what may be made, and 1.3 would give this to the launcher
+        # Hydra 1.4 asks for a list of what may be made, and 1.3 would give this to the launcher
         allowed = {} if hydra.__version__.startswith("1.3.") else {"_execution_whitelist_": target}
         return instantiate(config.hydra.launcher, **allowed)
     except (HydraException, OmegaConfBaseException) as error:

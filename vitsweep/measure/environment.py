@@ -383,5 +383,5 @@ def _processes_on_gpu(device: torch.device) -> int:
     try:
         nvml, handle = nvml_device(device)
         return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except Exception:  # containers often hide other processes: then nothing can be said
+    except Exception:  # containers often hide other processes: then nothing is known
         return 1

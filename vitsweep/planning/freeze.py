@@ -48,8 +48,8 @@ def command_line() -> str:
 
 
 UNTRIED = (
-    f"is newer than {NEWEST}, the newest that vitsweep was tried with. Proofs compare each cell with plain "
-    "training all the same, and records name this version; `constraints.txt` has one that works."
+    f"is newer than {NEWEST}, the newest that vitsweep was tried with. Proofs compare each cell with "
+    "reference training all the same, and records name this version; `constraints.txt` has one that works."
 )
 
 

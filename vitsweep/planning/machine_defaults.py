@@ -241,7 +241,7 @@ def _with(
 
 
 def _specs(cells: Sequence[ComposedCell], typed: _Typed) -> list[CellSpec]:
-    """Return the cells that can run, typed; none where a value is wrong, which is said later."""
+    """Return the cells that can run, typed; none where a value is wrong, which is reported later."""
     try:
         plan = plan_of(cells, typed.machine, typed.composer)
     except BadValueError:

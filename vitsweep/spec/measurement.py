@@ -46,8 +46,8 @@ class Measurement:
             it are left out, but for one step of the warm-up and two of the window.
         phase_steps: instrumented steps after the timed ones, for the split into phases.
         blocks: runs of every cell, each in another block; the error bar comes from their spread.
-        prove: `twin` trains a nano copy with the same techniques first and compares it with plain
-            single-process training; `none` trusts the techniques.
+        prove: `twin` trains a nano copy with the same techniques first and compares it with reference
+            training in one process; `none` trusts the techniques.
         trace: keep a profiler trace of one step in the run's folder.
         traced_steps: steps under the profiler at the end of a run, which its record keeps as a table of
             operators by class of time; 0 for none.

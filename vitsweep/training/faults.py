@@ -63,8 +63,8 @@ def digits_lost(found: Named, wanted: Named) -> str:
         is_half = name in found and not beyond_half(found[name])
         if is_half and beyond_half(tensor) > MOST_NUMBERS:
             return (
-                f"gradient of `{name}` has the digits of half precision in all of its numbers, where plain "
-                "training's has those of float32,"
+                f"gradient of `{name}` has the digits of half precision in all of its numbers, where the "
+                "reference's has those of float32,"
             )
     return ""
 

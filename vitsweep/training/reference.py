@@ -245,7 +245,7 @@ def shares_of(cell: CellSpec) -> int:
     """Return into how many different shares a batch is cut for the replicas of a twin.
 
     More than `MOST_SHARES` replicas compute some shares several times, each equally often, so that the
-    plain model, which computes each once, has the same mean. Replicas with draws of their own do not.
+    reference model, which computes each once, has the same mean. Replicas with draws of their own do not.
     """
     replicas = cell.mesh.data_parallel_size
     if replicas <= MOST_SHARES or cell.vit_block.draws or cell.tokens.draws:

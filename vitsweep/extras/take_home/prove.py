@@ -89,7 +89,7 @@ def prove(cell: CellSpec, say: Callable[[str], None] = lambda text: None) -> lis
 
     Args:
         cell: expressible, with ranks on this machine alone.
-        say: told what was found as it comes.
+        say: called with each result as it comes.
 
     Raises:
         VitsweepError: a side failed; its last words are in the text.
@@ -118,7 +118,7 @@ def compared(
 
     Args:
         specs: folder -> cell, all with as many ranks.
-        say: told what begins.
+        say: called with the name of what begins.
 
     Raises:
         VitsweepError: a side failed; its last words are in the text.

@@ -209,7 +209,7 @@ class JobArray:
 
     Attributes:
         folder: `jobs/<array>` in the sweep folder.
-        found_id: its id, where the submitting command did not note it and Slurm has told it.
+        found_id: its id, where the submitting command did not note it and Slurm has returned it.
     """
 
     folder: Path

@@ -133,7 +133,7 @@ def poll(
 
 
 def states_over_time(ask: Callable[[], list[JobState]]) -> Iterator[list[JobState]]:
-    """Yield the states of jobs without end: jobs' events as they are, and what Slurm said last.
+    """Yield the states of jobs without end: jobs' events as they are, and Slurm's last answer.
 
     Slurm is asked seldom while nothing changes, and at once where a job has written its end.
 
