@@ -86,6 +86,8 @@ def test_one_wide_whisker_is_cut_with_an_arrow_and_its_value(four) -> None:
     wide = four.assign(speedup_high=four["speedup_high"].mask(four["cell_id"] == "same", 40.0))
     [axes] = style.freeze_layout(speedup.draw(wide)).axes
     assert axes.get_xlim()[1] < 5
+    whiskers = [segment[:, 0].max() for c in axes.collections for segment in c.get_segments()]
+    assert 1 < max(whiskers) <= axes.get_xlim()[1]
     assert [text.get_text() for text in axes.texts if "up to 40.0" in text.get_text()]
     assert [line for line in axes.lines if line.get_marker() == ">"]
     assert not [text for text in axes.texts if "()" in text.get_text()]

@@ -99,6 +99,12 @@ def test_no_ideal_line_is_drawn_through_one_point(curves):
         ]
 
     assert len(dotted(curves)) == 2
+    points = set(zip(curves["world_size"], curves["images_per_second"], strict=True))
+    for line in dotted(curves):
+        rates = dict(zip(*line.get_data(), strict=True))
+        per_rank = {rate / ranks for ranks, rate in rates.items()}
+        assert max(per_rank) == pytest.approx(min(per_rank))
+        assert points & set(rates.items()), "it goes through the first point of a curve"
     assert not dotted(curves[curves["world_size"] != 2])
 
 

@@ -9,7 +9,7 @@ from tests.cells import cell
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.communication import SentBytes
 from vitsweep.measure.environment import DeviceState
-from vitsweep.measure.summarize import RankSamples, summarize
+from vitsweep.measure.summarize import RankSamples, gradient_tolerance, summarize
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec, flatten
 
@@ -191,3 +191,19 @@ def test_every_number_of_a_run_is_defined_and_is_no_column_of_the_spec() -> None
     metrics = summarize(spec(), [samples(TIMES)] * 2).metrics
     assert set(metrics) <= METRICS.keys()
     assert not metrics.keys() & flatten(spec()).keys()
+
+
+def test_gradients_may_differ_by_the_root_of_the_rounding_for_one_reason_and_freely_for_two() -> (
+    None
+):
+    class OverBatch:
+        norms_over_batch = True
+
+    exact, rounded = cell("precision=fp32"), cell("precision=bf16")
+    loss, coarse = (c.precision.relative_tolerance() for c in (exact, rounded))
+    assert loss <= 1e-4 < coarse
+    assert gradient_tolerance(exact) == loss
+    assert gradient_tolerance(rounded) == coarse**0.5
+    assert gradient_tolerance(replace(exact, model=OverBatch())) == loss**0.5  # type: ignore[arg-type]
+    assert gradient_tolerance(replace(rounded, model=OverBatch())) is None  # type: ignore[arg-type]
+    assert gradient_tolerance(cell("precision=fp8", "precision.emulate=true")) is None
