@@ -102,8 +102,8 @@ def make_sweep_plan(
         except BadValueError as error:
             problems += str(error).splitlines()
             continue
-        other = entries.setdefault(entry.cell_id, entry)
-        problems += _length_problems(entry.spec.measurement, other.spec.measurement)
+        if (other := entries.setdefault(entry.cell_id, entry)) is not entry:
+            problems += _length_problems(entry.spec.measurement, other.spec.measurement)
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
     return SweepPlan(_with_baselines(entries, machine, known, baseline_of))
