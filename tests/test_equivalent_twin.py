@@ -33,7 +33,7 @@ from vitsweep.techniques.sharding.ddp import Ddp
 from vitsweep.techniques.sharding.none import Unsharded
 from vitsweep.techniques.vit_block import branches
 from vitsweep.training import reference, update
-from vitsweep.training.faults import WrongResultError
+from vitsweep.training.faults import WrongResultError, typical_norm
 from vitsweep.training.twin import _share_of_replicas, exact_twin, global_batch, twin_of
 from vitsweep.world import World
 
@@ -343,3 +343,7 @@ def test_a_cell_in_float64_is_not_compared_in_float32_first() -> None:
     assert exact_twin(twin_of(normed)).precision.plan().param_dtype == "float32"  # it has BatchNorm
     wide = entry(*WITH_BATCH_NORM, "precision=fp32", "precision.dtype=float64").spec
     assert exact_twin(twin_of(wide)).precision.plan().param_dtype == "float64"
+
+
+def test_a_typical_norm_is_the_root_of_the_mean_square() -> None:
+    assert typical_norm({"a": 3.0, "b": 4.0}) == pytest.approx(12.5**0.5)

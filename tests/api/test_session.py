@@ -12,6 +12,7 @@ from tests.cells import TINY
 from vitsweep.api.plan import overview
 from vitsweep.api.session import open_session
 from vitsweep.launchers.base import prepared
+from vitsweep.planning.blocks import Noise, describe_detectable_effect
 
 
 @pytest.mark.parametrize("wanted", ["precision=O1,O2 sharding=ddp,fsdp", "+sweep=first"])
@@ -31,9 +32,13 @@ def test_a_cell_is_composed_once_and_typed_once(wanted: str, tmp_path: Path) -> 
     try:
         words = [*TINY, *wanted.split(), f"sweep.folder={tmp_path}"]
         session = open_session(words, Console(quiet=True))
-        rows = overview(session).rows
+        found = overview(session)
+        rows = found.rows
         with prepared(session.request()) as sweep:
             assert len(sweep.plan.entries) == len(rows) == 5
+            said = describe_detectable_effect(sweep.plan, Noise())
+            assert said in found.detectable_effect
+            assert said or "baseline=null" in wanted
     finally:
         sys.setprofile(None)
     assert {max(found.values()) for found in calls.values()} == {1}

@@ -102,3 +102,17 @@ def test_each_core_column_and_field_of_the_spec_has_a_type() -> None:
     assert spec_types()["sharding.bucket_mib"] == "double"
     assert spec_types()["task.resume_from"] == "string"
     assert not [c for c in spec_types() if c.endswith("arguments")], "whose keys are the user's"
+
+
+def test_core_columns_come_by_their_kinds_without_what_only_cells_have() -> None:
+    for rows, own in (("cells", "comparison"), ("runs", "run")):
+        columns = [*core_columns(rows)]  # type: ignore[call-overload]
+        kinds = [COLUMNS[c].kind if c in COLUMNS else "other" for c in columns]
+        order = ["head", "run", "other", "spec", "other", "validity", "environment", "comparison"]
+        found = [kind for i, kind in enumerate(kinds) if i == 0 or kind != kinds[i - 1]]
+        assert own in found
+        assert set(found) <= set(order)
+        first = {kind: found.index(kind) for kind in set(found)}
+        for kind in {"validity", "environment", "comparison"} & set(found):
+            assert max(first["head"], first.get("run", 0), first["spec"]) < first[kind]
+        assert ("blocks" in columns) == (rows == "cells")
