@@ -232,7 +232,7 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
 def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Command) -> None:
     asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Slow"), "sweep.baseline=null")
     both = [vitsweep.start(*asked), vitsweep.start(*asked)]
-    told = [process.communicate(timeout=200)[0] for process in both]
+    told = ["".join(process.communicate(timeout=200)) for process in both]
 
     assert [p.returncode for p in both] == [0, 0]
     assert sum("waiting" in text for text in told) == 1
