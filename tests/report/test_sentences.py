@@ -25,7 +25,6 @@ from vitsweep.report.html import render
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
-from vitsweep.tables.comparison import compared
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_answer, limits
@@ -43,6 +42,7 @@ ROOMS = sorted(
         "charts/*.py",
         "tables/*.py",
         "report/*.py",
+        "extras/compare/comparison.py",
         "extras/explain/**/*.py",
         "extras/gate/*.py",
         "extras/latex/*.py",
@@ -246,6 +246,7 @@ def diagnosed() -> Iterator[str]:
         )
         cells = from_runs(found, {}).cells
         yield limit_answer(limits(cells, "model.depth"), "model.depth")
+    compared = extras.load("compare.comparison:compared")
     yield compared(2 * [0.02] * 4 + 2 * [-0.02] * 4).sentence("A", "B")
     yield compared(2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]).sentence("A", "B")
 
@@ -387,7 +388,7 @@ def paged() -> Iterator[str]:
 
 
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    for feature in ("explain", "gate", "race", "latex", "judge"):
+    for feature in ("compare", "explain", "gate", "race", "latex", "judge"):
         pytest.importorskip(f"vitsweep.extras.{feature}")
     parts = (answered, noted, diagnosed, explained_and_drawn, gated, raced, paged)
     every = "\n".join(text for part in parts for text in part())

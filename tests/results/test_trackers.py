@@ -55,10 +55,6 @@ def test_a_tracker_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert "0.001 s" in told
 
 
-def test_no_tracker_says_nothing(tmp_path: Path) -> None:
-    assert mirror(Store(tmp_path), [], {"mode": "none"}) == ""
-
-
 def read_back(root: Path) -> tuple[list[dict[str, float]], dict[str, Any], Any, dict[str, Any]]:
     """Read the only offline run under `root` from W&B's own file."""
     from wandb.proto import wandb_internal_pb2

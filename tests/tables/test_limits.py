@@ -3,8 +3,9 @@
 import pytest
 
 from tests.builders import run, table
+from tests.tables.test_replicates import with_commands
 from vitsweep.tables.cells import cells
-from vitsweep.tables.limits import limit_answer, limit_key, limits, limits_text
+from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.sentences import say
 
 KEY = "model.depth"
@@ -58,6 +59,6 @@ def test_worlds_have_limits_of_their_own():
 
 
 def test_the_key_is_that_of_the_latest_command():
-    assert limit_key([{"limit": {"key": KEY}}, {"limit": {"key": None}}]) == ""
-    assert limit_key([{"question": ""}, {"limit": {"key": KEY}}]) == KEY
-    assert limit_key([]) == ""
+    assert with_commands([{"limit": {"key": KEY}}, {"limit": {"key": None}}]).limit_key == ""
+    assert with_commands([{"question": ""}, {"limit": {"key": KEY}}]).limit_key == KEY
+    assert with_commands([]).limit_key == ""

@@ -13,7 +13,8 @@ from tests.tables.test_render import printed
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, _time_to_target
-from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.replicates import replicates
+from vitsweep.tables.sweep_tables import SweepTables
 
 SPEEDUPS = {1: 1.5, 2: 1.6, 3: 1.7}
 BASELINES = {f"O1-{seed}": f"fp32-{seed}" for seed in (1, 2, 3)} | {
@@ -116,10 +117,16 @@ def test_the_terminal_and_the_answer_show_settings() -> None:
     assert "replicates: 3" in printed(CellTable(whole, "seeds"), 140)
 
 
+def with_commands(commands: list[dict[str, object]]) -> SweepTables:
+    found = SweepTables()
+    found.__dict__["commands"] = commands
+    return found
+
+
 def test_the_key_is_that_of_the_latest_command() -> None:
-    assert replicate_key([{"replicate": None}, {"replicate": "seed"}]) == "seed"
-    assert replicate_key([{"replicate": "seed"}, {"question": ""}]) == ""
-    assert replicate_key([]) == ""
+    assert with_commands([{"replicate": None}, {"replicate": "seed"}]).replicate_key == "seed"
+    assert with_commands([{"replicate": "seed"}, {"question": ""}]).replicate_key == ""
+    assert with_commands([]).replicate_key == ""
 
 
 def to_target(*seconds: float | Status | None, epoch: float = 1.0) -> Series:

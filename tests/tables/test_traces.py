@@ -9,7 +9,7 @@ import pytest
 from tests.builders import run
 from vitsweep.report.html import write_report
 from vitsweep.results.store import Store
-from vitsweep.tables.sweep_tables import traces_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 STEP_MS = {"loop": 9.0, "foreach": 3.0}
 
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_latest_trace_of_each_cell_is_found(store: Store) -> None:
-    found = traces_of(store)
+    found = SweepTables.of(store).traces
     assert set(found) == {f"{m}-{i}" for m in ("vit_nano", "own_model") for i in STEP_MS}
     assert all(path.parent.name.endswith(".2") for path in found.values())
 

@@ -152,8 +152,8 @@ def sweep(
         if not result.submitted:
             tables, cells = collected(result)
             print_lines(session.console, empty_metrics(tables.runs))
-            if message := mirror(result.store, named_rows(cells), session.tracker):
-                session.console.print(message)
+            if session.tracker.get("mode", "none") != "none":
+                session.console.print(mirror(result.store, named_rows(cells), session.tracker))
     return Sweep(result.store, tuple(entry.cell_id for entry in result.plan.named))
 
 

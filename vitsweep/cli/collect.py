@@ -24,11 +24,9 @@ from vitsweep.tables.render import (
     named_columns,
     pick,
 )
-from vitsweep.tables.replicates import replicate_key, replicates
 from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from rich.console import RenderableType
 
     from vitsweep.results.store import Store
@@ -64,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
             "they were. The table below is of the runs as they are now.",
             file=sys.stderr,
         )
-    console.print(_selected(tables.cells, store, typed))
+    console.print(_selected(tables, store, typed))
     if not typed.columns:
         for below in each(tables.features, "below"):
             console.print(below(tables))
@@ -84,15 +82,13 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _selected(cells: "DataFrame", store: "Store", typed: Namespace) -> "RenderableType":
+def _selected(tables: SweepTables, store: "Store", typed: Namespace) -> "RenderableType":
     """Return the table that was asked for; without options the one at the end of a sweep.
 
     Raises:
         BadValueError: there is no such column.
     """
-    key = replicate_key(store.commands())
-    if key and typed.columns is None:
-        cells = replicates(cells, key)
+    cells = tables.cells if typed.columns else tables.settings
     most_rows = (
         BEST if typed.rows is None else len(cells) if typed.rows == "all" else int(typed.rows)
     )

@@ -24,7 +24,6 @@ from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable, TextTable
-from vitsweep.tables.replicates import replicate_key, replicates
 
 
 def show_search(found: SearchResult, console: Console) -> None:
@@ -62,9 +61,7 @@ def summarize(
     if found := search_result(tables):
         show_search(found, console)
     else:
-        key = replicate_key(store.commands())
-        table = replicates(mine, key) if key else mine
-        console.print(CellTable(table, sweep_argument(store)))
+        console.print(CellTable(tables.settings_of(mine), sweep_argument(store)))
         for below in each(tables.features, "below"):
             console.print(below(tables))
         stopped = [f"Stopped after {result.reached}."] if result.interrupted else []
@@ -85,8 +82,8 @@ def summarize(
         progress.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
-    if message := mirror(store, named_rows(mine), tracker or {}, said):
-        console.print(message)
+    if tracker and tracker.get("mode", "none") != "none":
+        console.print(mirror(store, named_rows(mine), tracker, said))
     print_lines(console, said)
     return rows_of(mine, result.plan)
 

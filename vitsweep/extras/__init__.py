@@ -95,6 +95,9 @@ KNOWN: dict[str, Feature] = {
             "compare": "measure two settings in turns until the interval on their ratio is narrow",
         },
         names={"ComparisonResult": "measure:ComparisonResult", "compare": "measure:compare"},
+        recorded="comparison",
+        section="comparison:section",
+        heading="Settings compared in turns",
     ),
     "explain": Feature(
         needs=("compare",),
@@ -109,7 +112,7 @@ KNOWN: dict[str, Feature] = {
         charts={"causes": "waterfall"},
     ),
     "judge": Feature(
-        needs=("take_home",),
+        needs=("take_home", "compare"),
         verbs={
             "judge": "measure two states of your code in turns: faster, slower, or wrong",
         },

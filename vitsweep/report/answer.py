@@ -18,7 +18,6 @@ from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, missing, number, percent, ratio
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import name_parts, varying_columns
-from vitsweep.tables.replicates import replicates
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import further, screened
 from vitsweep.tables.stats import (
@@ -205,8 +204,7 @@ def _setting(row: Series, several: bool) -> str:
 
 def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFrame]:
     """Return the measured cells or settings with their names, and all."""
-    table = replicates(cells, tables.replicate_key)
-    table = checked_cells(table if len(table) else cells, *COMPARED)
+    table = checked_cells(tables.settings_of(cells), *COMPARED)
     if len(table):
         table = table.join(name_parts(table))
     return table[table["status"] == Status.measured], table
@@ -233,16 +231,12 @@ def _settings(
 
 def _lost_accuracy(group: DataFrame, base: Series) -> Series:
     """Tell which cells are shown to be less accurate than their baseline, or are so by `LESS_ACCURATE`."""
+    own = Series([base.get("accuracy_top1")], dtype=float).iloc[0]
     difference = group["accuracy_difference"].astype(float)
-    difference = difference.fillna(_difference(group, base))
+    difference = difference.fillna(group["accuracy_top1"].astype(float) - own)
     return group["accuracy_claim"].isin([WORSE, str(Status.diverged)]) | (
         difference < -LESS_ACCURATE
     )
-
-
-def _difference(group: DataFrame, base: Series) -> Series:
-    own = Series([base.get("accuracy_top1")], dtype=float).iloc[0]
-    return group["accuracy_top1"].astype(float) - own
 
 
 def _leaders(group: DataFrame, cells: DataFrame, runs: DataFrame) -> DataFrame:
@@ -355,7 +349,7 @@ def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
     best = _highest(group)
     estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}"
     told = {"name": best["name"], "which": "the highest", "others": ""}
-    text = say("estimate", size=estimate, why=_why(best), **told)
+    text = say("estimate", size=estimate, why=_claimed(best) + _notes(best), **told)
     return say("none_shown", base=against, best=text)
 
 
@@ -369,11 +363,6 @@ def _highest(group: DataFrame) -> Series:
     faster = _less_accurate(group)
     rows = faster if len(faster) else group
     return rows.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
-
-
-def _why(row: Series) -> str:
-    """Return what is claimed of a cell that is not named, and what was measured that says why."""
-    return _claimed(row) + _notes(row)
 
 
 def _claimed(row: Series) -> str:
@@ -396,7 +385,7 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
             told |= {"claim": row["claim"], "accuracy": _accuracy(row, base)}
             text += f"; {say('less_accurate', **told)}"
         else:
-            text += f"; {say('estimate', why=_why(row), **told)}"
+            text += f"; {say('estimate', why=_claimed(row) + _notes(row), **told)}"
     return text
 
 

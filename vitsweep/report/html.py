@@ -28,7 +28,6 @@ from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.comparison import recorded_comparisons
 from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
 from vitsweep.tables.formatting import (
     count,
@@ -44,11 +43,12 @@ from vitsweep.tables.names import (
 )
 from vitsweep.tables.notes import (
     empty_metrics,
-    unmeasured_lines,
+    lines_of,
 )
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import MIN_BLOCKS
 from vitsweep.tables.sweep_tables import SweepTables, tables_of
 from vitsweep.tables.valid_runs import checked_cells
 
@@ -114,24 +114,24 @@ def render(
     cells, repeated = tables.cells, tables.replicates
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
+    asked = cells[cells["cell_id"].isin(latest.get("cells", ()))]
     context = {
         "name": name,
         "question": latest.get("question")
-        or question(_asked_for(cells, latest), tables.replicate_key),
-        "comparisons": recorded_comparisons(tables.every_run, tables.commands),
+        or question(asked if len(asked) else cells, tables.replicate_key),
         "sections": sections(tables),
-        "exposed": exposed_text(exposed).to_dict("split"),
+        "exposed": (exposed_text(exposed) if len(exposed) else NOTHING).to_dict("split"),
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
-        "predicted": prediction_sentence(cells),
+        "predicted": prediction_sentence(cells) if "predicted_at" in cells else "",
         "table": table(cells),
         "numeric": tuple(headings(cells)),
         "charts": charts,
         "measured": caption(tables.settings),
         "traces": _traces(tables),
         "diagnostics": _diagnosed(tables),
-        "unmeasured": unmeasured_lines(checked_cells(cells, "reason")),
+        "unmeasured": lines_of(checked_cells(cells, "reason"), cells["status"] != Status.measured),
         "notes": empty_metrics(tables.runs),
         "environment": environment(cells),
         "commands": list(
@@ -165,12 +165,6 @@ def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep
     return environment.get_template(template).render(context, say=say)
 
 
-def _asked_for(cells: DataFrame, command: dict[str, Any]) -> DataFrame:
-    """Return the cells that a command named; all where it named none that has a row."""
-    asked = cells[cells["cell_id"].isin(command.get("cells", ()))]
-    return asked if len(asked) else cells
-
-
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = cell_text(cells, wide=True), ranked(cells)
@@ -195,7 +189,7 @@ def environment(cells: DataFrame) -> list[tuple[str, str]]:
 
 
 def _diagnosed(tables: SweepTables) -> list[dict[Hashable, Any]]:
-    if tables.runs.empty:
+    if tables.runs.empty or tables.runs["block"].nunique() <= MIN_BLOCKS:
         return []
     return diagnostics(tables.runs, tables.baselines).to_dict("records")
 
@@ -211,7 +205,7 @@ def _exposed(tables: SweepTables) -> DataFrame:
 
 def _traces(tables: SweepTables) -> list[tuple[str, str]]:
     """Return the name of each traced cell and the path of its trace, relative to the page."""
-    names = names_by_id(tables.cells)
+    names = names_by_id(tables.cells) if tables.traces else {}
     found = [(name, tables.traces[cell]) for cell, name in names.items() if cell in tables.traces]
     return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]
 

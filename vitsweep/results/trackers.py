@@ -64,7 +64,7 @@ def mirror(
     tracker: Mapping[str, Any],
     answers: Sequence[str] = (),
 ) -> str:
-    """Copy cells to the tracker that a command names; return one sentence, "" for `tracker=none`.
+    """Copy cells to the tracker that a command names; return one sentence.
 
     Args:
         store: the sweep folder; offline runs are written into it.
@@ -72,9 +72,6 @@ def mirror(
         tracker: the composed `tracker` node.
         answers: the result of the sweep, in the sentences that the terminal shows.
     """
-    mode = str(tracker.get("mode", "none"))
-    if mode == "none":
-        return ""
     cells = [_plain(row) for row in rows if row.get("status") == "measured"]
     task = {
         "root": str(store.root),
@@ -95,7 +92,7 @@ def mirror(
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"The W&B mirror failed ({last}); the records are complete without it."
-    return f"Mirrored {len(cells)} cells to W&B ({mode}) in `{store.root}/{FOLDER}`."
+    return f"Mirrored {len(cells)} cells to W&B ({tracker['mode']}) in `{store.root}/{FOLDER}`."
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:

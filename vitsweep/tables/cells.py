@@ -57,7 +57,9 @@ def cells(
         VitsweepError: a column is missing or does not hold what its name says.
     """
     runs = checked_runs(runs)
-    not_run = _without_runs(unrun, runs)
+    not_run = DataFrame() if unrun is None or unrun.empty else unrun
+    if len(not_run) and len(runs):
+        not_run = not_run[~not_run["cell_id"].isin(set(runs["cell_id"]))]
     if runs.empty:
         compared = () if len(not_run) else COMPARED
         return checked_cells(not_run, *compared).pipe(in_record_order).pipe(typed)
@@ -83,16 +85,12 @@ def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFr
     measured = rows["images_per_second"].astype(float)
     base = rows[ROW].map(known.rows["baseline"]).map(median).astype(float)
     factor = (rows["speedup"] * base / measured).fillna(1.0)
-    return following(rows, factor).assign(unadjusted_images_per_second=measured)
-
-
-def following(rows: DataFrame, factor: Series) -> DataFrame:
-    """Return the rows with throughput times `factor`, and all metrics that follow it."""
     rates = (c for c in metrics_with(follows="throughput") if c in rows)
     times = (c for c in metrics_with(follows="step_time") if c in rows)
     return rows.assign(
         **{c: rows[c].astype(float) * factor for c in rates},
         **{c: rows[c].astype(float) / factor for c in times},
+        unadjusted_images_per_second=measured,
     )
 
 
@@ -130,12 +128,6 @@ def in_record_order(table: DataFrame) -> DataFrame:
     return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]
 
 
-def _without_runs(unrun: DataFrame | None, runs: DataFrame) -> DataFrame:
-    if unrun is None or unrun.empty:
-        return DataFrame()
-    return unrun if runs.empty else unrun[~unrun["cell_id"].isin(set(runs["cell_id"]))]
-
-
 def _latest(runs: DataFrame) -> DataFrame:
     measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
@@ -163,19 +155,16 @@ def _medians(known: KeyedRuns) -> DataFrame:
     later = runs[compiling.cumcount().reindex(runs.index).gt(0)].groupby(ROW)["compile_seconds"]
     medians["first_compile_seconds"] = compiling.first()
     medians["compile_seconds"] = later.median().reindex(medians.index).fillna(compiling.first())
+    has_rate = good["images_per_second"].notna()
+    # of a cell of which no run has a throughput all blocks count
+    with_rate = good[has_rate | ~has_rate.groupby(good[ROW]).transform("any")]
     return (
         medians.join(_flags(used))
-        .join(_with_throughput(good).groupby(ROW)["block"].nunique().rename("blocks"))
+        .join(with_rate.groupby(ROW)["block"].nunique().rename("blocks"))
         .assign(blocks=lambda t: t["blocks"].fillna(0).astype(int))
         .assign(throughput_spread=throughput.std() / throughput.mean())
         .reset_index()
     )
-
-
-def _with_throughput(good: DataFrame) -> DataFrame:
-    """Return the runs that have a throughput, and those of cells of which no run has one."""
-    known = good["images_per_second"].notna()
-    return good[known | ~known.groupby(good[ROW]).transform("any")]
 
 
 def _flags(used: DataFrame) -> DataFrame:

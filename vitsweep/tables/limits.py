@@ -1,6 +1,5 @@
 """The largest value of a setting that still trained, for sweeps that searched for it (`sweep.limit`)."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -26,12 +25,6 @@ FOLLOWING = ("num_tokens", "resolution_px", "images_per_step", "model.frames", "
 """Spec columns that are computed from others, so they do not separate searches."""
 
 AT_THE_LIMIT = ("num_tokens", "num_parameters", "peak_gib", "images_per_second", "cell_id")
-
-
-def limit_key(commands: Iterable[Mapping[str, Any]]) -> str:
-    """Return the key whose limit the latest command searched for; empty if it was no search."""
-    keys = [(command.get("limit") or {}).get("key") for command in commands]
-    return str(keys[-1]) if keys and keys[-1] else ""
 
 
 def limits(cells: DataFrame, key: str) -> DataFrame:

@@ -89,7 +89,9 @@ def varying_columns(table: DataFrame) -> list[str]:
     rate and a weight decay) or with other choices (`layout.patch_embedding` and `precision`): the table
     cannot know which of them made the difference.
     """
-    columns = [c for c in _sizes_first(spec_columns(table)) if c not in BOOKKEEPING]
+    # `world_size` before `nodes` and `ranks_per_node`, so that it is the one that is kept
+    ordered = sorted(spec_columns(table), key=lambda c: (c not in CHOICES, c != "world_size"))
+    columns = [c for c in ordered if c not in BOOKKEEPING]
     choices = [c for c in columns if c in CHOICES and _varies(table[c])]
     if "world_size" in table and table["world_size"].notna().any():
         # of a damaged cell only choices are known
@@ -166,11 +168,6 @@ def _varies(values: Series) -> bool:
     known = values.notna().tolist()
     missing_counts = values.name not in CHOICES and not all(known)
     return len(set(map(str, compress(values.tolist(), known)))) + missing_counts > 1
-
-
-def _sizes_first(columns: list[str]) -> list[str]:
-    """Put `world_size` before `nodes` and `ranks_per_node`, so that it is the one that is kept."""
-    return sorted(columns, key=lambda c: (c not in CHOICES, c != "world_size"))
 
 
 def in_menu_order(group: str, names: Iterable[str]) -> list[str]:

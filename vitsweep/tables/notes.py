@@ -51,11 +51,6 @@ Settings = Mapping[str, str]
 """Key -> value of what distinguishes a cell from the others."""
 
 
-def unmeasured_lines(cells: DataFrame) -> list[str]:
-    """Return one line per status and reason of the cells that were not measured."""
-    return lines_of(cells, cells["status"] != Status.measured)
-
-
 def lines_of(cells: DataFrame, chosen: Series) -> list[str]:
     """Return one line per status and reason of the chosen cells; the others distinguish them."""
     if not chosen.any():

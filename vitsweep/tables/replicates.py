@@ -3,7 +3,7 @@
 Every repetition stays a cell of its own, with its own row in `cells.parquet`; this is a view of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -29,12 +29,6 @@ OF_COMMAND = {
     f"measurement.{f.name}" for f in fields(Measurement) if not f.metadata.get("identity", True)
 }
 """Spec columns in which repetitions of one setting may differ: they do not make another cell."""
-
-
-def replicate_key(commands: Iterable[Mapping[str, Any]]) -> str:
-    """Return the key that the latest command names as repetition; empty if it names none."""
-    keys = [command.get("replicate") for command in commands]
-    return str(keys[-1]) if keys and keys[-1] else ""
 
 
 def replicates(cells: DataFrame, key: str) -> DataFrame:

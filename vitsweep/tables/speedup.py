@@ -119,12 +119,14 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     runs, baselines = known.runs, known.baselines
     facts = ["cell_id", "baseline_cell_id", "baseline", "others", "older", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
-    good = known.valid
-    ratios = log_ratios(log_throughput_per_block(good, ROW), baselines, ROW)
+    ratios = log_ratios(log_throughput_per_block(known.valid, ROW), baselines, ROW)
+    measured = set(runs.loc[runs["status"] == Status.measured, ROW])
+    is_baseline = table["cell_id"] == table["baseline_cell_id"]
+    measured_baselines = measured & set(table.loc[is_baseline, ROW])
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_screened, known)
-        .pipe(_baseline_is_one, set(runs.loc[runs["status"] == Status.measured, ROW]))
+        .assign(speedup=lambda t: t["speedup"].mask(t[ROW].isin(measured_baselines), 1.0))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families)
         .pipe(_with_missing_blocks, runs)
@@ -255,6 +257,8 @@ def biased(up: Series, cells: Series, baselines: Series, lost: Lost) -> list[boo
 def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
     """Add `_missing`, the note on missing blocks, and `_survivors`, see `biased`."""
     lost, up = missing_blocks_of(runs, ROW), table["speedup"] > 1
+    if not lost:
+        return table.assign(_missing="", _survivors=False)
     of_all = runs[runs[ROW].isin(lost) & ~is_screening(runs)].groupby(ROW)["block"].nunique()
     paired = (table["num_blocks"] > 0) & (table["cell_id"] != table["baseline_cell_id"])
     said = [
@@ -272,12 +276,6 @@ def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
         for mine, other, shown in zip(table[ROW], table["baseline"], paired, strict=True)
     ]
     return table.assign(_missing=said, _survivors=biased(up, table[ROW], table["baseline"], lost))
-
-
-def _baseline_is_one(table: DataFrame, measured: set[int]) -> DataFrame:
-    is_baseline = table["cell_id"] == table["baseline_cell_id"]
-    speedup = table["speedup"].mask(is_baseline & table[ROW].isin(measured), 1.0)
-    return table.assign(speedup=speedup)
 
 
 def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:

@@ -288,15 +288,16 @@ def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
     enough = num_blocks >= MIN_BLOCKS
     any_look = Series(mean.index.isin(any_look_keys(ratios, key)), mean.index)
     half = half_width(error, num_blocks - 1.0)
-    half = half.mask(any_look, any_look_half_width(sd, num_blocks)).where(enough)
     p_value = Series(two_sided(mean, error, num_blocks - 1.0), mean.index)
-    p_value = p_value.mask(any_look, any_look_p_value(mean, sd, num_blocks))
+    if any_look.any():
+        half = half.mask(any_look, any_look_half_width(sd, num_blocks))
+        p_value = p_value.mask(any_look, any_look_p_value(mean, sd, num_blocks))
     return DataFrame(
         {
             "num_blocks": num_blocks,
             "speedup": np.exp(mean),
-            "speedup_low": np.exp(mean - half),
-            "speedup_high": np.exp(mean + half),
+            "speedup_low": np.exp(mean - half.where(enough)),
+            "speedup_high": np.exp(mean + half.where(enough)),
             "block_noise": groups.std(),
             "p_value": p_value.where(enough),
         }
@@ -349,10 +350,11 @@ def interval(table: DataFrame, level: "Series | float", blocks: str = "num_block
     half = np.log(table["speedup_high"].astype(float)) - middle
     with np.errstate(invalid="ignore"):
         wider = half_width(half, degrees, level) / special.stdtrit(degrees, 1 - LEVEL / 2)
-        if "any_look" in table:
+        any_look = table.get("any_look", Series(False, table.index)).eq(True).fillna(False)
+        if any_look.any():
             number = degrees + 1
             factor = any_look_half_width(1.0, number, level) / any_look_half_width(1.0, number)
-            wider = wider.mask(table["any_look"].eq(True).fillna(False).astype(bool), half * factor)
+            wider = wider.mask(any_look.astype(bool), half * factor)
         half = wider.where(np.isfinite(wider))
     return DataFrame({"low": np.exp(middle - half), "high": np.exp(middle + half)})
 

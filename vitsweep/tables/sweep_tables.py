@@ -15,18 +15,11 @@ from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects, waterfall
-from vitsweep.tables.limits import limit_key, limits
+from vitsweep.tables.limits import limits
 from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
-from vitsweep.tables.replicates import replicate_key, replicates
+from vitsweep.tables.replicates import replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
-
-
-def traces_of(store: Store) -> dict[str, Path]:
-    """Return cell -> its latest trace, for cells that were run with `measurement.trace=true`."""
-    found = store.cells.glob("*/attempts/*/trace.json.gz")
-    newest_last = sorted(found, key=lambda path: path.stat().st_mtime)
-    return {path.parents[2].name: path for path in newest_last}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,17 +102,22 @@ class SweepTables:
     @cached_property
     def replicate_key(self) -> str:
         """Key that the latest command names as repetition; empty if it names none."""
-        return replicate_key(self.commands)
+        return str((self.commands[-1].get("replicate") if self.commands else "") or "")
 
     @cached_property
     def replicates(self) -> DataFrame:
         """One row per setting over its repetitions; empty where the sweep repeats none."""
-        return replicates(self.cells, self.replicate_key)
+        return replicates(self.cells, self.replicate_key) if self.replicate_key else DataFrame()
 
     @property
     def settings(self) -> DataFrame:
         """`replicates` where the sweep repeats settings, else `cells`."""
         return self.replicates if len(self.replicates) else self.cells
+
+    def settings_of(self, cells: DataFrame) -> DataFrame:
+        """Return some rows of `cells` as `settings`."""
+        found = replicates(cells, self.replicate_key) if self.replicate_key else cells
+        return found if len(found) else cells
 
     @cached_property
     def _ran(self) -> DataFrame:
@@ -147,8 +145,9 @@ class SweepTables:
 
     @cached_property
     def limit_key(self) -> str:
-        """Key whose largest value the sweep searched for; empty for a plain grid."""
-        return limit_key(self.commands)
+        """Key whose largest value the latest command searched for; empty for a plain grid."""
+        limit = self.commands[-1].get("limit") if self.commands else None
+        return str((limit or {}).get("key") or "")
 
     @cached_property
     def limits(self) -> DataFrame:
@@ -167,8 +166,10 @@ class SweepTables:
 
     @cached_property
     def traces(self) -> dict[str, Path]:
-        """Cell -> its latest profiler trace."""
-        return {k: v for store in self.stores for k, v in traces_of(store).items()}
+        """Cell -> its latest profiler trace, of cells that were run with `measurement.trace=true`."""
+        found = (p for store in self.stores for p in store.cells.glob("*/attempts/*/trace.json.gz"))
+        newest_last = sorted(found, key=lambda path: path.stat().st_mtime)
+        return {path.parents[2].name: path for path in newest_last}
 
     @cached_property
     def evaluations(self) -> DataFrame:

@@ -207,22 +207,17 @@ def checked(
     numeric = [c for c in table if _is_number(str(c), metrics)]
     numbers = {c: n for c in numeric if (n := _numbers(table[c], str(c), metrics)) is not None}
     absent = [c for c in (*lacking, *optional) if c not in table]
-    filled = {c: Series(missing_value(c), table.index, dtype=_dtype(c)) for c in absent}
+    filled = {
+        c: Series(np.nan, table.index, dtype=float)
+        if _is_number(c)
+        else Series(COLUMNS[c].missing if c in COLUMNS else None, table.index, dtype=object)
+        for c in absent
+    }
     return (
         table.assign(**{str(c): v for c, v in numbers.items()}, **filled)
         if numbers or filled
         else table
     )
-
-
-def missing_value(column: str) -> float | str | None:
-    """Return what stands in a column that a table does not have."""
-    known = COLUMNS.get(column)
-    return np.nan if _is_number(column) else known.missing if known else None
-
-
-def _dtype(column: str) -> type:
-    return float if _is_number(column) else object
 
 
 def _is_number(column: str, metrics: Metrics = METRICS) -> bool:

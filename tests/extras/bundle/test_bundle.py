@@ -23,10 +23,10 @@ from vitsweep.extras.bundle.archive import (
     write_bundle,
 )
 from vitsweep.extras.bundle.claims import Claim, Verdict, check
+from vitsweep.extras.compare.comparison import Comparison, blocks_wanted, compared
 from vitsweep.files import write_atomically
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.tables.comparison import Comparison, blocks_wanted, compared
 
 
 @pytest.fixture(scope="module")

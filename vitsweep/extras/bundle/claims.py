@@ -9,10 +9,10 @@ from typing import Any
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.compare.comparison import Comparison
 from vitsweep.foreign import foreign
 from vitsweep.results.record import Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import count, missing
 from vitsweep.tables.names import cell_names
 from vitsweep.tables.render import ranked

@@ -16,6 +16,7 @@ from vitsweep.composition.frozen import typed_words
 from vitsweep.console import print_lines
 from vitsweep.errors import SweepStopped, VitsweepError
 from vitsweep.extras.bundle.claims import Claim, Verdict
+from vitsweep.extras.compare.comparison import Comparison
 from vitsweep.extras.compare.measure import StopReason, compared_settings
 from vitsweep.extras.compare.pair import ComparisonRequest, plan_pair
 from vitsweep.planning.sweep_plan import PlannedCell, plan_cell
@@ -24,7 +25,6 @@ from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.spec.free_text import free_text
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.comparison import Comparison
 from vitsweep.tables.formatting import ratio
 
 NOT_OF_A_CELL = ("sweep", "tracker", "hydra")

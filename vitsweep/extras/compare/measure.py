@@ -18,6 +18,7 @@ from vitsweep.api.functions import console_for
 from vitsweep.api.session import Overrides, as_overrides
 from vitsweep.api.sweep import Sweep
 from vitsweep.errors import BadValueError, ExitCode, SweepStopped, VitsweepError
+from vitsweep.extras.compare.comparison import Comparison, blocks_wanted, compared_cells
 from vitsweep.extras.compare.pair import (
     DEFAULT_MINUTES,
     DEFAULT_WIDTH,
@@ -31,7 +32,6 @@ from vitsweep.launchers.local import launch
 from vitsweep.planning.blocks import Block, seconds_of_block
 from vitsweep.results.trackers import check_tracker
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.comparison import Comparison, blocks_wanted, compared_cells
 from vitsweep.tables.formatting import count
 from vitsweep.tables.speedup import screened
 from vitsweep.tables.sweep_tables import SweepTables

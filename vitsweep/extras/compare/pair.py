@@ -14,6 +14,7 @@ from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.hydra import value_override
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
+from vitsweep.extras.compare.comparison import blocks_wanted, compared_cells
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.machine_defaults import with_sizes
 from vitsweep.planning.pending import ResumeState, has_typed_blocks
@@ -25,7 +26,6 @@ from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.comparison import blocks_wanted, compared_cells
 from vitsweep.tables.names import find_cell
 from vitsweep.tables.sweep_tables import SweepTables
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.compare.comparison import Comparison, compared
 from vitsweep.extras.judge.sides import (
     Bounds,
     RunFailedError,
@@ -28,7 +29,6 @@ from vitsweep.extras.judge.verdict import Answer, Quality, Verdict, quality_of
 from vitsweep.files import append_line
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.results.record import utc_now
-from vitsweep.tables.comparison import Comparison, compared
 from vitsweep.tables.stats import SHOWN, Claim
 
 PROBE_STEPS, WARM_SHARE, LEAST_WARM = 5, 0.25, 3

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from vitsweep.errors import ExitCode
-from vitsweep.tables.comparison import Comparison
+from vitsweep.extras.compare.comparison import Comparison
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import MIN_BLOCKS, any_look_half_width

@@ -7,6 +7,7 @@ from math import exp, log1p, nan, sqrt
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
@@ -16,6 +17,7 @@ from vitsweep.tables.formatting import count, number, ratio
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import is_biased, missing_blocks_of
 from vitsweep.tables.stats import MIN_BLOCKS, Claim
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_runs, keyed
 
 MOST_BLOCKS = 10**6
@@ -182,3 +184,9 @@ def recorded_comparisons(runs: DataFrame, commands: Sequence[Mapping[str, Any]])
             found[pair] = tuple((command["comparison"] or {}).get("names") or pair)
     results = ((compared_cells(runs, *pair), names) for pair, names in found.items())
     return [result.sentence(names[0], names[1]) for result, names in results if result.num_blocks]
+
+
+def section(tables: SweepTables) -> Markup:
+    """Return the sentences of a sweep's pairs for its report."""
+    said = recorded_comparisons(tables.every_run, tables.commands)
+    return Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in said)

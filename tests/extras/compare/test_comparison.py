@@ -5,14 +5,14 @@ import pytest
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.record import SCREENING, Status
-from vitsweep.tables.cells import cells
-from vitsweep.tables.comparison import (
+from vitsweep.extras.compare.comparison import (
     blocks_wanted,
     compared,
     compared_cells,
     recorded_comparisons,
 )
+from vitsweep.results.record import SCREENING, Status
+from vitsweep.tables.cells import cells
 from vitsweep.tables.sentences import say
 
 
