@@ -1,12 +1,12 @@
 """Rank-hours and money of a training run."""
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from vitsweep.errors import VitsweepError
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.results.record import Status
 from vitsweep.tables.names import varying_columns
-from vitsweep.tables.valid_runs import checked_cells, of_baseline
+from vitsweep.tables.valid_runs import checked_cells, row_keys
 
 
 def cost(
@@ -73,3 +73,13 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K_IMAGES) -> DataFrame
         )
         .sort_values("epoch_hours")
     )
+
+
+def of_baseline(cells: DataFrame, column: str) -> Series:
+    """Return for every row the value of `column` in the row of its baseline, missing if there is none.
+
+    The baseline of a row is the one of its own sweep and device.
+    """
+    known = Series(cells[column].to_numpy(), row_keys(cells))
+    known = known[~known.index.duplicated(keep="last")]
+    return Series(known.reindex(row_keys(cells, "baseline_cell_id")).to_numpy(), cells.index)

@@ -15,14 +15,12 @@ from tests.noise import (
     rotated,
     simulate,
 )
-from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
-from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import ratio
 from vitsweep.tables.load import families_of
-from vitsweep.tables.speedup import speedup_over, with_equal_claims
+from vitsweep.tables.speedup import speedup_over
 from vitsweep.tables.stats import LEVEL, adjusted
 
 THREE, FIVE, TEN = (pytest.param(n, marks=pytest.mark.full) if n != 5 else n for n in (3, 5, 10))
@@ -114,28 +112,6 @@ def test_a_retry_of_some_cells_makes_no_smaller_family():
     assert families_of(Commands(wide, other, ["b"])) == [frozenset(other), frozenset(wide)]
     assert families_of(Commands(["a"], wide)) == [frozenset("a"), frozenset(wide)]
     assert families_of(Commands()) == []
-
-
-def test_equality_is_claimed_on_request_only_and_needs_a_narrow_interval():
-    runs, baselines = sweep(same=1.001, unsure=1.0)
-    wide = [
-        run("unsure", f"b{i}", 1000 * n, minute=i, resolution_px=99) for i, n in enumerate(NOISE)
-    ]
-    runs = table_of(runs[runs["cell_id"] != "unsure"], wide)
-    rows = cells(runs, baselines)
-    assert set(rows["claim"]) == {"baseline", "no difference shown"}
-    equal = with_equal_claims(rows, margin=0.03).set_index("cell_id")["claim"]
-    assert equal["same"] == "equal within 3 %"
-    assert equal["unsure"] == "no difference shown"
-    failed = run("same", "gone", status=Status.failed, reason="hung")
-    lost = with_equal_claims(cells(table_of(runs, [failed]), baselines), margin=0.03)
-    assert claim_of(lost, "same")["claim"] == "no difference shown"
-    with pytest.raises(VitsweepError, match="`margin`"):
-        with_equal_claims(rows, margin=0)
-
-
-def table_of(runs: DataFrame, more):
-    return table_concat(runs, table(*more))
 
 
 def table_concat(*tables: DataFrame) -> DataFrame:

@@ -26,7 +26,7 @@ from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import communication, scaling_efficiency
-from vitsweep.tables.speedup import speedup_over, with_equal_claims
+from vitsweep.tables.speedup import speedup_over
 
 SETTINGS = {
     "base": (100, {}),
@@ -81,7 +81,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "limits": lambda t: limits(t, "world_size"),
     "with_changes": with_changes,
     "cell_names": cell_names,
-    "with_equal_claims": with_equal_claims,
     "tidy": tidy,
     "answers": lambda t: answers(from_runs(whole_runs(), BASELINES, t)),
     "question": question,

@@ -74,7 +74,9 @@ class Bars:
         """Draw on these axes."""
         columns = (self.column, self.start, self.low, self.high, self.mark)
         ends = DataFrame({i: numbers(table, c) for i, c in enumerate(columns)}, table.index)
-        limit = max(_reach(ends[0], ends[3]), ends[4].fillna(0.0).max(), 1e-9)
+        longest = ends[0].max()
+        reach = min(ends[[0, 3]].max(axis=None), WIDEST * longest) if longest == longest else 1.0
+        limit = max(reach, ends[4].fillna(0.0).max(), 1e-9)
         left = ends[1].fillna(0.0)
         for part, (hue, text) in self.parts.items():
             of_part = table[part].fillna(0.0)
@@ -151,12 +153,6 @@ def apart(names: Sequence[str]) -> list[str]:
         return [*names]
     kept = [i for i, values in enumerate(zip(*rows, strict=True)) if len({*values}) > 1]
     return [" · ".join(row[i] for i in kept) for row in rows]
-
-
-def _reach(values: Series, highs: Series) -> float:
-    """Return where the longest whisker ends, at most `WIDEST` times the longest bar; 1 for no bar."""
-    longest = values.max()
-    return 1.0 if missing(longest) else min(max(longest, highs.fillna(0.0).max()), WIDEST * longest)
 
 
 def _fill(colour: str, sure: bool) -> dict[str, Any]:

@@ -362,11 +362,14 @@ def caption(cells: DataFrame) -> str:
         *[text for text in common_settings(measured) if not text.endswith((" rank", " ranks"))],
         ranks(measured),
         *baseline_line(measured),
-        _prefixed("torch ", distinct(measured, "torch")),
-        _prefixed("CUDA ", distinct(measured, "cuda")),
+        *(
+            f"{name} {text}"
+            for name in ("torch", "CUDA")
+            if (text := distinct(measured, name.lower()))
+        ),
         dates(measured),
         f"{len(measured)} of {len(cells)} cells measured",
-        *left_out(cells),
+        f"left out: {lost}" if (lost := tally(cells.drop(measured.index)["status"])) else "",
         *flags(measured),
     ]
     return " · ".join(part for part in parts if part)
@@ -374,10 +377,8 @@ def caption(cells: DataFrame) -> str:
 
 def ranks(cells: DataFrame) -> str:
     """Return `2 ranks` or `1 to 8 ranks`."""
-    if "world_size" not in cells or cells["world_size"].dropna().empty:
-        return ""
-    low, high = int(cells["world_size"].min()), int(cells["world_size"].max())
-    return f"{low} to {high} ranks" if low != high else count(high, "rank")
+    sizes = span(cells.get("world_size", ()), "{:.0f}".format)
+    return sizes and f"{sizes} rank{'s' * (sizes != '1')}"
 
 
 def dates(cells: DataFrame) -> str:
@@ -388,12 +389,6 @@ def dates(cells: DataFrame) -> str:
     return span(days, lambda day: day.strftime("%Y-%m-%d"))
 
 
-def left_out(cells: DataFrame) -> Sequence[str]:
-    """Return `left out: 2 out of memory, 1 invalid` where cells were not measured."""
-    listed = tally(cells.loc[cells["status"] != Status.measured, "status"])
-    return [f"left out: {listed}"] if listed else []
-
-
 def flags(cells: DataFrame) -> Sequence[str]:
     """Return a sentence for each validity flag, with the number of cells it holds for."""
     counts = {flag: int(cells[flag].eq(True).sum()) for flag in FLAGS if flag in cells}
@@ -402,7 +397,3 @@ def flags(cells: DataFrame) -> Sequence[str]:
         for flag, n in counts.items()
         if n
     ]
-
-
-def _prefixed(prefix: str, text: str) -> str:
-    return prefix + text if text else ""

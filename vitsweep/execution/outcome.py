@@ -218,13 +218,13 @@ def write_failure(folder: Path, rank: int, error: BaseException) -> None:
     }
     with suppress(OSError):  # a full disk: then only the exit code tells
         traceback.print_exception(error)
-        write_atomically(_failure_file(folder, rank), json.dumps(failure))
+        write_atomically(folder / f"failure-{rank}.json", json.dumps(failure))
 
 
 def read_failure(folder: Path, rank: int) -> dict[str, Any] | None:
     """Return what `write_failure` wrote for a rank; None if there is nothing whole."""
     try:
-        failure: dict[str, Any] = foreign(_failure_file(folder, rank))
+        failure: dict[str, Any] = foreign(folder / f"failure-{rank}.json")
     except (OSError, ValueError):
         return None
     return failure
@@ -243,10 +243,6 @@ def killed_for_memory(rank: int) -> dict[str, Any]:
         "time": time.time(),
         "peak": {},
     }
-
-
-def _failure_file(folder: Path, rank: int) -> Path:
-    return folder / f"failure-{rank}.json"
 
 
 def classify(error: BaseException) -> tuple[Status, str]:

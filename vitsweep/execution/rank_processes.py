@@ -118,7 +118,7 @@ class LocalRanks:
         self._ranks, self._folder = list(ranks), folder
         self._oom_kills = num_oom_kills()
         make_socket_folder()  # before the ranks, whose loaders then use it too
-        self._handles: list[psutil.Process] = []
+        self._handles: list[psutil.Process] = []  # which find ranks by pid and start time
         self._processes: list[BaseProcess] = [
             context.Process(target=target, args=(*arguments, rank, local_rank), daemon=True)
             for local_rank, rank in enumerate(ranks)
@@ -129,7 +129,8 @@ class LocalRanks:
             with main_module_left_alone(), variables(environment or {}):
                 for process in self._processes:
                     process.start()
-                    self._keep_handle(process)
+                    with suppress(psutil.NoSuchProcess):  # it has ended already
+                        self._handles.append(psutil.Process(process.pid))
         except (ConnectionError, EOFError) as error:
             self.kill()
             raise VitsweepError(
@@ -140,11 +141,6 @@ class LocalRanks:
         except BaseException:
             self.kill()
             raise
-
-    def _keep_handle(self, process: BaseProcess) -> None:
-        """Keep what finds the rank by pid and start time."""
-        with suppress(psutil.NoSuchProcess):  # it has ended already
-            self._handles.append(psutil.Process(process.pid))
 
     def wait(self, seconds: float) -> None:
         """Return when a rank has ended, or after `seconds`."""

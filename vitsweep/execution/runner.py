@@ -193,9 +193,8 @@ class LocalExecutor:
         context, folder = context_for(cell), request.folder
         return LocalRanks(context, rank_main, (request,), ranks, folder, environment)
 
-    def rendezvous(self) -> AbstractContextManager[str]:
-        """Hold a file in which the ranks meet."""
-        return rendezvous()
+    rendezvous = staticmethod(rendezvous)
+    """Hold a file in which the ranks meet."""
 
 
 @dataclass
@@ -298,7 +297,16 @@ class Runner:
     def proof(self, cell_id: str, code_hash: str) -> str:
         """Return how the equality of a cell was proved in an earlier run of the same code, or ""."""
         if cell_id not in self._proved:
-            self._proved[cell_id] = _earlier_proof(self.store, cell_id, code_hash)
+            found = [""]
+            with suppress(VitsweepError):  # of a later version than this job runs
+                found += [
+                    str(run.validity["proved"])
+                    for run in self.store.runs(cell_id)
+                    if run.status == Status.measured
+                    and run.validity.get("proved")
+                    and run.environment.get("code_hash") == code_hash
+                ]
+            self._proved[cell_id] = found[-1]
         return self._proved[cell_id]
 
 
@@ -307,17 +315,3 @@ def _edited(files: Sequence[str]) -> VitsweepError:
         f"The code was edited while the command runs ({', '.join(files[:MOST_FILES])}). What was measured "
         "is kept: the same command goes on with the code as it is then."
     )
-
-
-def _earlier_proof(store: Store, cell_id: str, code_hash: str) -> str:
-    try:
-        found = [
-            str(run.validity["proved"])
-            for run in store.runs(cell_id)
-            if run.status == Status.measured
-            and run.validity.get("proved")
-            and run.environment.get("code_hash") == code_hash
-        ]
-    except VitsweepError:  # of a later version than this job runs
-        return ""
-    return found[-1] if found else ""

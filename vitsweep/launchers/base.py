@@ -20,7 +20,6 @@ from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.provenance import masked_word
-from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held
 from vitsweep.spec.resources import HERE, Machine
@@ -166,19 +165,6 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
             console.print(line)
     if rounds.notice:
         console.print(rounds.notice)
-
-
-def announce_undecided(
-    rounds: Rounds, records: Sequence[RunRecord], settings: SweepSettings, console: Console
-) -> None:
-    """Say what a command whose minutes are over has left undecided."""
-    if not rounds.is_bounded:
-        return
-    if num := len(rounds.state(records).missing_blocks):
-        console.print(
-            f"The {settings.minutes:g} min of `sweep.minutes` are over; {count(num, 'cell')} not decided: "
-            "the same command goes on."
-        )
 
 
 def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:

@@ -24,7 +24,6 @@ from vitsweep.launchers.base import (
     LaunchResult,
     PreparedSweep,
     announce,
-    announce_undecided,
     frozen,
     prepared,
     rounds_of,
@@ -44,6 +43,7 @@ from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.formatting import count
 
 SECONDS_TO_SAVE = 300.0
 """How long a training may take to save itself after Ctrl-C."""
@@ -244,8 +244,14 @@ def _run(sweep: PreparedSweep, request: LaunchRequest) -> LaunchResult:
     progress.expects(rounds.num_runs(()))
     planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
     stopped = runner.run(planned, progress)
-    if not stopped and not request.rounds:
-        announce_undecided(rounds, runner.records, request.settings, console)
+    undecided = 0
+    if rounds.is_bounded and not stopped and not request.rounds:
+        undecided = len(rounds.state(runner.records).missing_blocks)
+    if undecided:
+        console.print(
+            f"The {minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not decided: the "
+            "same command goes on."
+        )
     elif stopped:
         rounds.stopped(runner.records)
         for training in runner.saved_trainings(plan):

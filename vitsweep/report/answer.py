@@ -315,7 +315,8 @@ def _over_baseline(
         is_topped: some cell without a speedup has a higher throughput.
     """
     first = leaders.iloc[0] if len(leaders) else group.iloc[0]
-    against = _the_baseline(str(base.get("name", "")))
+    name = str(base.get("name", ""))
+    against = f"the {name}" if name.startswith("baseline") else f"the baseline {name}".rstrip()
     against += _without_tf32(group, base)
     against += f" on {first['device']} (sweep {first['sweep']})" if where else ""
     if leaders.empty:
@@ -522,7 +523,3 @@ def _surer(best: Series, typed: str) -> str:
         return ""
     words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
     return SURER.format(f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
-
-
-def _the_baseline(name: str) -> str:
-    return f"the {name}" if name.startswith("baseline") else f"the baseline {name}".rstrip()

@@ -45,6 +45,7 @@ class Pack:
         path: of the file; without one it holds nothing.
 
     Attributes:
+        runs: cells of which it holds or held something -> the files of their records, lost ones too.
         is_whole: False where not even the names of files are known whose lines are missing.
 
     Raises:
@@ -53,7 +54,7 @@ class Pack:
 
     def __init__(self, path: Path | None = None) -> None:
         self._lines: dict[str, tuple[int, int]] = {}
-        self._runs: defaultdict[str, list[str]] = defaultdict(list)
+        self.runs: defaultdict[str, list[str]] = defaultdict(list)
         self.is_whole = path is None
         if path is None:
             return
@@ -74,7 +75,7 @@ class Pack:
         self.is_whole = bool(named)
         for name in self._lines.keys() | named:
             cell_id, *_, run = name.split("/")
-            names = self._runs[cell_id]
+            names = self.runs[cell_id]
             if "/runs/" in name:
                 names.append(run)
 
@@ -112,15 +113,6 @@ class Pack:
             return name not in self or ("/runs/" not in name and self.text(name) != content)
         except ValueError:
             return True
-
-    @property
-    def cells(self) -> Sequence[str]:
-        """Ids of the cells of which it holds or held something."""
-        return [*self._runs]
-
-    def runs(self, cell_id: str) -> Sequence[str]:
-        """Return the files of the records of a cell's runs, lost ones too."""
-        return self._runs.get(cell_id, ())
 
     def record(self, name: str) -> Any:
         """Return the parsed JSON of a record; ValueError where it is none."""

@@ -212,7 +212,7 @@ def _wrong_parts(record: RunRecord) -> Iterator[str]:
     if not isinstance(record.environment.get("started_at"), str | None):
         yield "started_at"  # by which tables sort
     numbers = record.metrics | {key: record.spec.get(key) for key in _COUNTS}
-    yield from (key for key, value in numbers.items() if not _is_number(value))
+    yield from (key for key, value in numbers.items() if type(value) not in _NUMBER)
     samples = record.samples
     if times := samples.get("step_time_ms"):
         lists = isinstance(times, list) and all(isinstance(of_rank, list) for of_rank in times)
@@ -224,10 +224,6 @@ def _wrong_parts(record: RunRecord) -> Iterator[str]:
             yield "samples.ranks"
         elif len(samples.get("skipped", times[0])) < max(map(len, times)):
             yield "samples.skipped"
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in _NUMBER
 
 
 def utc_now() -> str:

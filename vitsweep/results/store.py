@@ -376,7 +376,7 @@ class Store:
     def cell_ids(self) -> list[str]:
         """Return the ids of all cells, in order."""
         ids, packed = set(self.folders()), self._pack()
-        ids.update(packed.cells)
+        ids.update(packed.runs)
         if not packed.is_whole:  # it was emptied, say: every cell that was asked for is missed
             ids.update(c for command in self.commands() for c in command.get("cells", ()))
             ids.update(self.baselines())
@@ -460,8 +460,9 @@ class Store:
             raise UnsafeFileError(f"`{runs}` is a link, which is not followed: remove it.")
         found = {p for p in names_in(runs) if p.endswith(".json") and not p.startswith(".")}
         packed = self._pack()  # after the folder, as in `content`
-        found.update(packed.runs(cell_id))
-        if not packed.is_whole and not packed.runs(cell_id) and not self.cell(cell_id).exists():
+        listed = packed.runs.get(cell_id, ())
+        found.update(listed)
+        if not packed.is_whole and not listed and not self.cell(cell_id).exists():
             found.add(_UNKNOWN)
         return [os.path.join(runs, name) for name in sorted(found)]
 
@@ -503,7 +504,10 @@ class Store:
         if name in packed:
             size, record = packed.size(name), RunRecord.from_tree(packed.record(name))
         else:
-            size, record = version[0], RunRecord.from_json(_text_of(path))
+            # in a folder that is known to be no link; many are read one after the other
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(path, flags), encoding="utf-8", newline="") as handle:
+                size, record = version[0], RunRecord.from_json(handle.read())
         if name != f"{record.cell_id}/runs/{record.run_id}.json":
             raise ValueError(f"it is of run `{record.run_id}` of cell `{record.cell_id}`")
         parts = record.spec, record.metrics, record.validity, record.environment
@@ -584,10 +588,3 @@ class Store:
         for command in self.commands():
             merged |= command.get("baselines") or {}
         return merged
-
-
-def _text_of(path: str) -> str:
-    """Read a run record in a folder that is known to be no link; many are read one after the other."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags), encoding="utf-8", newline="") as handle:
-        return handle.read()

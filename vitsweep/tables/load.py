@@ -151,12 +151,8 @@ def rows_of(store: Store, records: Iterable[RunRecord]) -> Iterator[dict[str, An
         )
 
 
-def unrun_of(store: Store) -> DataFrame:
-    """Return the cells that have no run: invalid, never started (see `record.json`), or waiting."""
-    return DataFrame([_unrun(store, cell_id) for cell_id in store.cells_without_runs()])
-
-
 def _unrun(store: Store, cell_id: str) -> dict[str, Any]:
+    """Return the row of a cell that has no run: invalid, never started (see `record.json`), or waiting."""
     row = {"cell_id": cell_id, "sweep": store.name, "status": None}
     try:
         known = store.admitted(_known(store, cell_id))
@@ -264,7 +260,7 @@ def cells_of(store: Store) -> DataFrame:
 
 def cells_from(store: Store, runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
     """Return one row per cell of a store whose runs have been read."""
-    unrun = unrun_of(store)
+    unrun = DataFrame([_unrun(store, cell_id) for cell_id in store.cells_without_runs()])
     if len(unrun):
         unrun["baseline_cell_id"] = unrun["cell_id"].map(baselines)
     table = cells(runs, baselines, unrun, families_of(store))

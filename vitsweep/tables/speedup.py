@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
-from vitsweep.errors import VitsweepError
 from vitsweep.results.record import CHOOSING, Status
 from vitsweep.tables.blocks import (
     ROW,
@@ -17,7 +16,6 @@ from vitsweep.tables.blocks import (
 from vitsweep.tables.formatting import as_text, count, plain, value_label
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
-    LEVEL,
     Claim,
     adjusted,
     any_look_keys,
@@ -27,7 +25,6 @@ from vitsweep.tables.stats import (
 )
 from vitsweep.tables.valid_runs import (
     KeyedRuns,
-    checked_cells,
     checked_runs,
     is_screening,
     keyed,
@@ -218,7 +215,6 @@ ENDED = {
 """Ends of runs that one run may meet more often than another: blocks without it are no random choice."""
 
 
-LEFT_OUT = "which are left out"
 Lost = Mapping[Any, Mapping[tuple[Any, ...], str]]
 """Cell -> block without a run of it that counts -> one of `ENDED`."""
 
@@ -276,32 +272,6 @@ def _with_missing_blocks(table: DataFrame, runs: DataFrame) -> DataFrame:
         for mine, other, shown in zip(table[ROW], table["baseline"], paired, strict=True)
     ]
     return table.assign(_missing=said, _survivors=biased(up, table[ROW], table["baseline"], lost))
-
-
-def with_equal_claims(cells: DataFrame, margin: float = 0.02) -> DataFrame:
-    """Return the cells with the claim `equal within 2 %` where that is shown.
-
-    Two one-sided tests (Schuirmann 1987): the 90 % interval of the speedup lies within
-    [1 / (1 + margin), 1 + margin]. It replaces `no difference shown`, which is no statement of
-    equality. Not of a ratio with missing blocks: the missing runs may be the slow ones.
-
-    Args:
-        cells: one row per cell.
-        margin: largest difference that counts as equal, as a fraction.
-
-    Raises:
-        VitsweepError: the margin is not above 0.
-    """
-    if not margin > 0:
-        raise VitsweepError(f"`margin` must be above 0; got {margin}. Try 0.02 for 2 %.")
-    optional = "speedup speedup_low speedup_high num_pairs claim any_look speedup_note".split()
-    table = checked_cells(cells, *optional)
-    ends = interval(table, 2 * LEVEL, "num_pairs")
-    equal = (ends["low"] >= 1 / (1 + margin)) & (ends["high"] <= 1 + margin)
-    equal &= ~table["speedup_note"].astype(str).str.contains(LEFT_OUT)
-    text = f"equal within {100 * margin:g} %"
-    claim = table["claim"].astype(object)
-    return table.assign(claim=claim.mask(equal & (claim == Claim.no_difference_shown), text))
 
 
 def _notes(table: DataFrame, known: KeyedRuns) -> Series:

@@ -258,16 +258,6 @@ def row_keys(table: DataFrame, cell: str = "cell_id") -> Index:
     return Index(list(zip(*columns, strict=True)), dtype=object, tupleize_cols=False)
 
 
-def of_baseline(cells: DataFrame, column: str) -> Series:
-    """Return for every row the value of `column` in the row of its baseline, missing if there is none.
-
-    The baseline of a row is the one of its own sweep and device.
-    """
-    known = Series(cells[column].to_numpy(), row_keys(cells))
-    known = known[~known.index.duplicated(keep="last")]
-    return Series(known.reindex(row_keys(cells, "baseline_cell_id")).to_numpy(), cells.index)
-
-
 @dataclass(frozen=True, eq=False)
 class KeyedRuns:
     """Runs with the number of the measured row that each belongs to.
