@@ -53,7 +53,13 @@ def undominated(points: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def draw(table: DataFrame) -> Figure:
     """Draw the table of `pareto_front`: filled points are on the front, and named."""
-    named = table.assign(name=cell_names(table), series=labels(table))
+    # where a cell is compared with others that have one
+    accuracy = ", top-1 " + table["accuracy_top1"].map(percent)
+    named = table.assign(
+        name=cell_names(table),
+        series=labels(table),
+        accuracy=accuracy.where(table["objectives"].str.contains("accuracy_top1"), ""),
+    )
     styles = looks(table, named["series"])
     figure, axes = style.new_figure(8.8, 4.4)
     for _, row in named[~table["on_front"]].iterrows():
@@ -75,7 +81,7 @@ def draw(table: DataFrame) -> Figure:
             color=look.colour,
             ms=8,
             ls="none",
-            label=f"{number}  {row['name']}{_trained(row)}",
+            label=f"{number}  {row['name']}{row['accuracy']}",
         )
         axes.annotate(
             str(number), at, (7, 5), textcoords="offset points", fontsize=9, color=style.INK
@@ -84,13 +90,6 @@ def draw(table: DataFrame) -> Figure:
     axes.margins(0.1)
     style.legend(axes, "On the front")
     return figure
-
-
-def _trained(row: Series) -> str:
-    """Return the accuracy of a cell that is compared with others that have one."""
-    return (
-        f", top-1 {percent(row['accuracy_top1'])}" if "accuracy_top1" in row["objectives"] else ""
-    )
 
 
 PARETO = Chart(

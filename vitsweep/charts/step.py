@@ -1,5 +1,6 @@
 """What a step takes: time by phase, the optimizer's part, bytes sent, memory."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
@@ -154,16 +155,13 @@ def draw_memory(cells: DataFrame) -> Figure:
     known = pd.Categorical(sharding, in_menu_order("sharding", sharding), ordered=True)
     table = table.assign(series=cell_names(table), _place=known.codes)
     shown = table.sort_values(["_place", "peak_gib"], ascending=[True, False]).head(MOST)
+    ended = np.where(shown["status"] == Status.out_of_memory, " out of memory", "")
     bars = Bars(
-        column="peak_gib", group="sharding", grey=False, note=_of_memory,
+        column="peak_gib", group="sharding", grey=False, note=lambda row: row["note"],
         sure=lambda row: plain(row["status"]) != Status.out_of_memory,
     )  # fmt: skip
-    return bars.draw(shown, shown["series"].tolist())
-
-
-def _of_memory(row: Series) -> str:
-    peak = "" if missing(row["peak_gib"]) else f"{number(row['peak_gib'])} "
-    return peak + "out of memory" * (plain(row["status"]) == Status.out_of_memory)
+    notes = (shown["peak_gib"].map(number) + ended).str.strip()
+    return bars.draw(shown.assign(note=notes), shown["series"].tolist())
 
 
 MEMORY = Chart("memory", "Peak memory", draw_memory, needs=("peak_gib",), least=2)

@@ -1,7 +1,7 @@
 """`write_report`: one self-contained page, with its charts, Markdown and CSV next to it."""
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,9 @@ def render(
     latest = tables.commands[-1] if tables.commands else {}
     key = tables.limit_key
     asked = cells[cells["cell_id"].isin(latest.get("cells", ()))]
+    diagnosed = NOTHING
+    if len(tables.runs) and tables.runs["block"].nunique() > MIN_BLOCKS:
+        diagnosed = diagnostics(tables.runs, tables.baselines)
     context = {
         "name": name,
         "question": latest.get("question")
@@ -130,7 +133,7 @@ def render(
         "charts": charts,
         "measured": caption(tables.settings),
         "traces": _traces(tables),
-        "diagnostics": _diagnosed(tables),
+        "diagnostics": diagnosed.to_dict("records"),
         "unmeasured": lines_of(checked_cells(cells, "reason"), cells["status"] != Status.measured),
         "notes": empty_metrics(tables.runs),
         "environment": environment(cells),
@@ -169,9 +172,13 @@ def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = cell_text(cells, wide=True), ranked(cells)
     shown = headings(cells)
+    empty = [""] * len(ordered)
     sources = {str(c): shown.get(str(c), str(c)) for c in text}
     columns = [
-        list(zip(text[c], _sort_keys(ordered, source), strict=True))
+        [
+            (shown_, "" if missing(value) else str(value))
+            for shown_, value in zip(text[c], ordered.get(source, empty), strict=True)
+        ]
         for c, source in sources.items()
     ]
     choices = {c: sorted(set(text[c])) for c in varying_columns(cells) if c in text}
@@ -186,12 +193,6 @@ def table(cells: DataFrame) -> dict[str, Any]:
 def environment(cells: DataFrame) -> list[tuple[str, str]]:
     """Return column and values of every environment column; many numbers or times as a range."""
     return [(c, text) for c in environment_columns(cells) if (text := _values(cells[c], c))]
-
-
-def _diagnosed(tables: SweepTables) -> list[dict[Hashable, Any]]:
-    if tables.runs.empty or tables.runs["block"].nunique() <= MIN_BLOCKS:
-        return []
-    return diagnostics(tables.runs, tables.baselines).to_dict("records")
 
 
 def _exposed(tables: SweepTables) -> DataFrame:
@@ -225,12 +226,6 @@ def _row_class(row: Any) -> str:
         return "unmeasured"
     claim = row.get("claim")
     return "" if missing(claim) else str(claim).replace(" ", "-")
-
-
-def _sort_keys(ordered: DataFrame, column: str) -> list[str]:
-    if column not in ordered:
-        return [""] * len(ordered)
-    return ["" if missing(v) else str(v) for v in ordered[column].tolist()]
 
 
 def saved(folder: Path, name: str, figure: Figure) -> Markup:

@@ -122,7 +122,9 @@ def write_table(table: "DataFrame", path: Path, core: Mapping[str, Type | None])
     types: dict[str, Type] = {}
     for column in sorted(known, key=lambda c: c in own):
         if column in core or column in own_metrics(table) or table[column].notna().any():
-            types[column] = known[column] or _own_type(table[column])
+            found = table[column].dropna() if known[column] is None else ()
+            are_numbers = all(isinstance(value, _NUMBERS) for value in found)
+            types[column] = known[column] or ("double" if are_numbers else "string")
     nothing = Series(None, table.index, dtype=object)
     texts = {c: _typed(table.get(c, nothing), kind) for c, kind in types.items()}
     schema = pa.schema([(column, pa.type_for_alias(kind)) for column, kind in types.items()])
@@ -130,11 +132,6 @@ def write_table(table: "DataFrame", path: Path, core: Mapping[str, Type | None])
     version = {SCHEMA_KEY: str(SCHEMA_VERSION).encode()}
     with replacing(path) as draft:
         parquet.write_table(found.replace_schema_metadata(found.schema.metadata | version), draft)
-
-
-def _own_type(values: "Series[Any]") -> Type:
-    kinds = {type(value) for value in values.dropna()}
-    return "double" if all(issubclass(kind, _NUMBERS) for kind in kinds) else "string"
 
 
 def _typed(values: "Series[Any]", kind: Type) -> "Series[Any]":

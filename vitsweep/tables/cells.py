@@ -63,7 +63,8 @@ def cells(
     if runs.empty:
         compared = () if len(not_run) else COMPARED
         return checked_cells(not_run, *compared).pipe(in_record_order).pipe(typed)
-    known = keyed(with_all_metrics(runs), baselines)
+    absent = [m for m in known_metrics(runs) if m not in {*runs.columns, *columns("comparison")}]
+    known = keyed(runs.reindex(columns=[*runs.columns, *absent]), baselines)
     apart = known.runs
     in_blocks = replace(known, runs=apart.assign(device=apart.get("device", "")))
     comparison = compare_rows(in_blocks, families).drop(columns="cell_id")
@@ -94,13 +95,6 @@ def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFr
     )
 
 
-def with_all_metrics(runs: DataFrame) -> DataFrame:
-    """Add the metric columns that no run has, empty."""
-    compared = columns("comparison")
-    measured = [m for m in known_metrics(runs) if m not in runs and m not in compared]
-    return runs.reindex(columns=[*runs.columns, *measured])
-
-
 def typed(table: DataFrame) -> DataFrame:
     """Convert counts and flags to nullable types and metrics to floats."""
     whole = {c: "Int64" for c in ("attempt", "failed_rank", "blocks", "num_pairs", "family_size")}
@@ -122,7 +116,7 @@ def in_record_order(table: DataFrame) -> DataFrame:
         *before,
         *(c for c in compared if c in table),
         *(m for m in metrics if m not in before and m not in compared),
-        *col.predicted_columns(table),
+        *(str(c) for c in table if str(c).startswith("predicted_")),
         *(c for c in columns("validity") if c in table),
     ]
     return table[[*order, *(c for c in col.environment_columns(table) if c not in order)]]

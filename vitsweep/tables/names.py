@@ -52,14 +52,9 @@ def metric_columns(table: DataFrame) -> list[str]:
     return [c for c in known_metrics(table) if c in table]
 
 
-def predicted_columns(table: DataFrame) -> list[str]:
-    """Return the columns that were predicted before the run: `predicted_<metric>`."""
-    return [str(c) for c in table if str(c).startswith("predicted_")]
-
-
 def environment_columns(table: DataFrame) -> list[str]:
     """Return the columns that are neither head, spec, metric, prediction, comparison nor validity."""
-    measured = {*known_metrics(table), *predicted_columns(table)}
+    measured = {*known_metrics(table), *(c for c in table if str(c).startswith("predicted_"))}
     kinds: tuple[Kind, ...] = ("head", "run", "comparison", "validity")
     other = {*spec_columns(table), *measured, *(c for kind in kinds for c in columns(kind))}
     return [str(c) for c in table if c not in other]

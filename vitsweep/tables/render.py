@@ -171,7 +171,8 @@ def _statuses(table: DataFrame) -> list[str]:
 
 def _times_to_target(table: DataFrame) -> list[str]:
     """Return seconds to the target accuracy, or `not reached`; and of how many repetitions that is."""
-    if "seconds_to_target" not in table or "task.target_accuracy" not in table:
+    targets = table.get("task.target_accuracy", Series(dtype=float))
+    if "seconds_to_target" not in table or targets.isna().all():
         return [""] * len(table)
     return [_time_to_target(row) for row in table.to_dict("records")]
 
@@ -308,7 +309,7 @@ class CellTable:
         numbers, once = _said_once(_numbers(shown, marks))
         text, match = _with_names(ran, numbers)
         kept = _fitted(text, width)
-        yield TextTable(_grouped(text[kept], match))
+        yield TextTable(_grouped(text[kept], match) if any(match) else text[kept])
         yield Text("\n" + "; ".join([_tally(ran), *once]) + ".")
         if left_out := [f"`{c}`" for c in text if c not in kept]:
             yield Text(f"`--columns` shows {', '.join(left_out)}, too.", style="dim")
