@@ -32,7 +32,7 @@ class CellLauncherPlugin(Launcher):
     """
 
     can_choose_rounds: ClassVar[bool] = False
-    """Whether it may choose from the runs before: `sweep.minutes`, `sweep.limit`, `extras.ROUNDS`."""
+    """Whether it may choose from the runs before: screening, `sweep.minutes`, `sweep.limit`, a race."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

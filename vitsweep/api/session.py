@@ -85,6 +85,8 @@ class Session:
         settings = sweep_settings(self.config)
         if settings.name == AUTO:
             settings = replace(settings, name=self.cells[0].tree["sweep"]["name"])
+        if not self.launcher.can_choose_rounds:  # every cell gets all its blocks
+            settings = replace(settings, prune_slowdown=None)
         return settings
 
     @property

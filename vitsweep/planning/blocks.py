@@ -177,15 +177,6 @@ def screenings(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> 
             yield Block(name, (entry,), position, SCREENING)
 
 
-def joined_screenings(single: Iterable[Block]) -> list[Block]:
-    """Return screening runs as whole blocks, for jobs that run one block after the other."""
-    found: dict[str, Block] = {}
-    for screening in single:
-        before = found.get(screening.name, replace(screening, entries=()))
-        found[screening.name] = replace(before, entries=before.entries + screening.entries)
-    return list(found.values())
-
-
 def num_screenings(plan: SweepPlan, state: ResumeState, settings: SweepSettings) -> "Counter[str]":
     """Return cell id -> 1 for each cell that gets a screening run first, the baselines among them."""
     return Counter(e.cell_id for block in screenings(plan, state, settings) for e in block.entries)

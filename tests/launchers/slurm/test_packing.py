@@ -1,8 +1,6 @@
 """How cells become jobs, without a cluster."""
 
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.commands import gpu_types_in, gpus_in
 from vitsweep.launchers.slurm.node import signals
 from vitsweep.launchers.slurm.node.signals import Signals
-from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
     pack,
@@ -26,11 +23,9 @@ from vitsweep.launchers.slurm.submit.sbatch import (
     run_minutes,
 )
 from vitsweep.launchers.slurm.submit.settings import SlurmSettings, groups, settings_of
-from vitsweep.planning.blocks import screenings
 from vitsweep.planning.freeze import code_folder
 from vitsweep.planning.pending import resume_state
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
-from vitsweep.results.record import SCREENING
 from vitsweep.results.store import Store
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
@@ -255,84 +250,3 @@ def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):
         (copy / path).write_text(text)
         assert code_folder(store, snapshot=True) != copy
         assert (code_folder(store, snapshot=True) / "vitsweep/cell.py").read_text() != "changed"
-
-
-def job_of(*overrides: str) -> ArrayJob:
-    """The only job of a grid, whose baseline and slow cell (sgd_loop) were screened."""
-    cells = plan("measurement=standard", *overrides)
-    wanted = sweep_settings(cells.runnable[0].composed.tree)
-    state = resume_state(cells, (), wanted, "2.13.0")
-
-    def first_runs(here, missing):
-        return screenings(here, replace(state, missing_blocks=missing), wanted)
-
-    minutes = dict.fromkeys(cells.entries, 1.0)
-    missing, size = state.missing_blocks, wanted.cells_per_block
-    first = state.first
-    jobs = pack(
-        cells,
-        missing,
-        minutes,
-        (),
-        settings(),
-        size,
-        screenings=first_runs,
-        prune_slowdown=4.0,
-        first=first,
-    )
-    [job] = [job for some in jobs.values() for job in some]
-    store = Store(Path("sweep"), dict.fromkeys(cells.entries, ""))
-    return ArrayJob(JobArray(Path("jobs/a")), 0, job.document(store))
-
-
-def ended_screening(job: ArrayJob, speed_of: Callable[[str], float]) -> JobEvents:
-    screened = [run for run in job.runs() if run.block == job.runs()[0].block]
-    return JobEvents(
-        [
-            {"event": "run_end", "run": r.name, "cell_id": r.cell_id, "status": "measured",
-             "will_repeat": False, "purpose": SCREENING, "images_per_second": speed_of(r.cell_id)}
-            for r in screened
-        ]
-    )  # fmt: skip
-
-
-def test_a_job_begins_with_screening_runs_and_leaves_out_what_they_show_to_be_slow() -> None:
-    job = job_of("optimizer=adamw_foreach,sgd_loop")
-    runs = job.runs()
-    assert [run.is_screening for run in runs] == [True] * 3 + [False] * 15
-    assert runs[0].cell_id in job.task["blocks"][0]["look"]["added"], "the baseline first"
-    [baseline, slow, other] = [run.cell_id for run in runs[:3]]
-    speeds = {baseline: 100.0, slow: 10.0, other: 90.0}
-    events = ended_screening(job, speeds.__getitem__)
-    left = job.remaining_runs(events, events.final_statuses())
-    assert Counter(run.cell_id for run in left) == {baseline: 5, other: 5}
-    assert job.num_left_out(events) == 5
-    events = ended_screening(job, {**speeds, other: 1.0}.__getitem__)
-    assert job.remaining_runs(events, events.final_statuses()) == [], "nobody named the baseline"
-    assert job.num_left_out(JobEvents([])) == 0
-    named = job_of("optimizer=adamw_loop,sgd_loop")
-    events = ended_screening(named, lambda cell: 100.0 if cell == named.runs()[0].cell_id else 1.0)
-    left = named.remaining_runs(events, events.final_statuses())
-    assert [run.cell_id for run in left] == [named.runs()[0].cell_id] * 5, "it was asked for"
-
-
-def test_without_screening_the_first_block_of_a_job_takes_their_place() -> None:
-    job = job_of("optimizer=adamw_foreach,sgd_loop", "sweep.screening=false")
-    runs = job.runs()
-    assert [run.is_screening for run in runs] == [False] * 15
-    assert ["look" in block for block in job.task["blocks"]] == [True, *[False] * 4]
-    [baseline] = job.baselines
-    slow, other = sorted({run.cell_id for run in runs} - {baseline})
-    speeds = {baseline: 100.0, slow: 10.0, other: 90.0}
-    events = ended_screening(job, speeds.__getitem__)
-    left = job.remaining_runs(events, events.final_statuses())
-    assert Counter(run.cell_id for run in left) == {baseline: 4, other: 4}
-    assert job.num_left_out(events) == 4
-
-
-def test_a_cell_without_its_baseline_in_the_job_is_not_screened() -> None:
-    cells = paired(plan(*IN_OTHER_JOBS, "measurement=standard"), settings())
-    wanted = sweep_settings(cells.runnable[0].composed.tree)
-    state = resume_state(cells, (), wanted, "2.13.0")
-    assert state.missing_blocks
-    assert list(screenings(cells, state, wanted)) == []

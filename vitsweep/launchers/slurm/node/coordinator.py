@@ -83,7 +83,7 @@ class JobEventWriter:
     @property
     def remaining_runs(self) -> list[Run]:
         """Runs that are still to be done, in order."""
-        events = self.job.events()  # those of this start tell of screening runs
+        events = self.job.events()
         return self.job.remaining_runs(events, self.final_statuses, self._taken_over)
 
     @property
@@ -135,7 +135,6 @@ class JobEventWriter:
             status=str(record.status),
             reason=record.reason,
             images_per_second=record.metrics.get("images_per_second"),
-            **run.facts,
             will_repeat=will_repeat,
             saved_step=saved_step,
         )
@@ -280,9 +279,8 @@ class Coordinator:
             self._run(remaining[0])
 
     def _warm_up(self) -> None:
-        """Run the baseline, or first cell, once and discard it, where blocks of several cells are compared.
+        """Run the first cell once and discard it, where blocks of several cells are compared.
 
-        A screening run warms the nodes up as well.
         A start of the job that ended during its warm-up is followed by one without: a job whose time is
         too short for both would never do its runs.
 
@@ -291,11 +289,10 @@ class Coordinator:
         """
         remaining = self.event_log.remaining_runs
         block = [run for run in remaining if run.block == remaining[0].block]
-        needs_none = self.event_log.earlier.ended_in_warm_up or any(r.is_screening for r in block)
+        needs_none = self.event_log.earlier.ended_in_warm_up
         if needs_none or not needs_warm_up([self._cell(run.cell_id) for run in block]):
             return
-        baselines = self.event_log.job.baselines
-        run = next((run for run in block if run.cell_id in baselines), block[0])
+        run = block[0]
         self.event_log.write("warm_up_start", cell_id=run.cell_id)
         cell = self._cell(run.cell_id)
         record = self.runner.warm_up(self.runner.request(run, cell), cell)

@@ -15,7 +15,7 @@ several nodes mix.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -26,7 +26,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import NAME, fits, read_bytes, read_text
 from vitsweep.foreign import MOST_JSON_BYTES, OF_SWEEP, parsed_json, read_lines
-from vitsweep.results.record import SCREENING, STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 
 MOST_ID_BYTES = 100
@@ -346,9 +346,6 @@ class ArrayJob:
     ) -> list[Run]:
         """Return the runs that are still to be done, in order.
 
-        A cell that its screening run showed to be slow gets no block, and a baseline that nobody named
-        runs in no block without another cell.
-
         Args:
             events: that the job has written.
             final_statuses: run name -> status, of the runs that will not be repeated.
@@ -356,56 +353,17 @@ class ArrayJob:
         """
         runs = self.runs()
         skipped = events.cells_to_skip(runs, final_statuses) | {*left_out}
-        wanted = self._wanted([r for r in runs if r.cell_id not in skipped], events)
-        return [run for run in wanted if run.name not in final_statuses]
-
-    def num_left_out(self, events: JobEvents) -> int:
-        """Return the number of runs that screening runs made needless."""
-        runs = self.runs()
-        return len(runs) - len(self._wanted(runs, events))
-
-    def _wanted(self, runs: Sequence[Run], events: JobEvents) -> list[Run]:
-        """Return the runs that are worth it after the screening runs."""
-        slow, added = self._slow_when_screened(events)
-        judging = {block["name"] for block in self.task["blocks"] if block.get("look")}
-        useful = {r.block for r in runs if r.cell_id not in slow | added}
-        return [
-            r for r in runs
-            if r.block in judging or r.is_screening or (r.cell_id not in slow and r.block in useful)
-        ]  # fmt: skip
-
-    @property
-    def baselines(self) -> set[str]:
-        """The baselines that cells are compared with."""
-        first = (block.get("look") or {} for block in self.task["blocks"])
-        return {baseline for one in first for baseline in one.get("baselines", {}).values()}
-
-    def _slow_when_screened(self, events: JobEvents) -> tuple[set[str], set[str]]:
-        """Return the cells that are pruned after screening, and the baselines that nobody named."""
-        speed = {e["run"]: e.get("images_per_second") or 0.0 for e in events.of_kind("run_end")}
-        slow, added = set[str](), set[str]()
-        for block in self.task["blocks"]:
-            if not (screening := block.get("look")):
-                continue
-            most, baselines = screening["prune_slowdown"] or inf, screening["baselines"]
-            own = {run["cell_id"]: speed.get(run["run_id"], 0.0) for run in block["runs"]}
-            slow |= {c for c, b in baselines.items() if 0 < most * own[c] < own.get(b, 0.0)}
-            added |= {*screening["added"]}
-        return slow, added
+        return [r for r in runs if r.cell_id not in skipped and r.name not in final_statuses]
 
     def runs(self) -> list[Run]:
         """Return the runs it has to do, in order."""
         try:
             runs = [
-                Run(
-                    block["name"], position, run["cell_id"], run["run_id"], block.get("purpose", "")
-                )
+                Run(block["name"], position, run["cell_id"], run["run_id"])
                 for block in self.task["blocks"]
                 for position, run in enumerate(block["runs"])
             ]
             is_whole = all(NAME.fullmatch(r.cell_id) and NAME.fullmatch(r.name) for r in runs)
-            is_whole &= {run.purpose for run in runs} <= {"", SCREENING}
-            self._slow_when_screened(JobEvents([]))  # its section can be read
         except (TypeError, KeyError, AttributeError):
             is_whole = False
         if not is_whole:

@@ -31,7 +31,7 @@ from vitsweep.launchers.slurm.state.poll import (
     wait_for_records,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
-from vitsweep.results.record import SCREENING, RunRecord, Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.notes import lines_of
@@ -345,7 +345,7 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
 
 def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
     """Report what jobs write, and record what dead ones left, until no job is live."""
-    num_read, num_left_out = Counter[Path](), Counter[Path]()
+    num_read = Counter[Path]()
     states = states_over_time(partial(reconcile, store, watched))
     while True:
         if not store.root.is_dir():
@@ -356,10 +356,6 @@ def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress
             num_read[path] += len(new)
             for event in new:
                 _report_run(plan, progress, event)
-            if any(event.get("purpose") == SCREENING for event in new):  # slow cells are pruned
-                before, now = num_left_out[path], state.job.num_left_out(state.events)
-                num_left_out[path] = now
-                progress.dropped(now - before)
         if not any(state.is_live for state in job_states):
             return wait_for_records(store, job_states, progress.console)
         time.sleep(REFRESH_SECONDS)
@@ -374,6 +370,5 @@ def _report_run(plan: SweepPlan, progress: Progress, event: Mapping[str, Any]) -
     elif event["event"] == "run_end":
         progress.dropped(-1 if event["will_repeat"] else 0)
         status = Status(event["status"])
-        speed, is_screening = event.get("images_per_second"), event.get("purpose") == SCREENING
-        reason, block = event.get("reason", ""), event.get("block", "")
-        progress.reported(cell, status, reason, speed, is_screening, block=block)
+        speed, reason = event.get("images_per_second"), event.get("reason", "")
+        progress.reported(cell, status, reason, speed, block=event.get("block", ""))

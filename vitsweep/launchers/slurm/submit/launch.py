@@ -1,6 +1,6 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,9 +26,8 @@ from vitsweep.launchers.slurm.submit.sbatch import (
     submit,
 )
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
-from vitsweep.planning.blocks import BalancedOrder, Block, screenings
+from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.freeze import code_folder
-from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results import sweeps
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
@@ -111,12 +110,7 @@ def _packed(
     expected = expected_minutes(lacking, sweep.store)
     minutes, known = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
     size, order = asked.cells_per_block, BalancedOrder.after(rounds.earlier)
-
-    def screened(of_job: SweepPlan, missing: Mapping[str, int]) -> Iterable[Block]:
-        return screenings(of_job, replace(state, missing_blocks={**missing}), asked)
-
-    missing, most = state.missing_blocks, asked.prune_slowdown
-    return pack(plan, missing, minutes, known, settings, size, order, screened, most, state.first)
+    return pack(plan, state.missing_blocks, minutes, known, settings, size, order)
 
 
 def _next_commands(store: Store) -> str:

@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,15 +21,12 @@ from vitsweep.files import make_folder, remove, write_atomically
 from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
 from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
-from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons, joined_screenings
-from vitsweep.planning.pending import has_typed_blocks
+from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.provenance import SECRET_VALUE
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.technique import SECRET_NAME
-
-Screenings = Callable[[SweepPlan, Mapping[str, int]], Iterable[Block]]
 
 # How long the runs of a sweep take: measured, predicted, or assumed.
 
@@ -70,13 +67,10 @@ class PlannedJob:
     Attributes:
         blocks: in the order in which they run.
         minutes: how long that is expected to take.
-        prune_slowdown: a cell that its screening run here, or its first block where it has none, shows more
-            times slower than its baseline gets no further block.
     """
 
     blocks: tuple[Block, ...]
     minutes: float
-    prune_slowdown: float | None = None
 
     @property
     def cells(self) -> set[str]:
@@ -91,7 +85,7 @@ class PlannedJob:
         """
         entries = {entry.cell_id: entry for block in self.blocks for entry in block.entries}
         return {
-            "blocks": [self._plain(block) for block in self.blocks],
+            "blocks": [{"name": block.name, "runs": _runs(block)} for block in self.blocks],
             **({"metrics": dict(store.metrics)} if store.metrics else {}),
             "cells": {
                 cell_id: {
@@ -102,24 +96,6 @@ class PlannedJob:
                 for cell_id, entry in entries.items()
             },
         }
-
-    def _plain(self, block: Block) -> dict[str, Any]:
-        purpose = {"purpose": block.purpose} if block.purpose else {}
-        return {"name": block.name, "runs": _runs(block)} | purpose | self._screening(block)
-
-    def _screening(self, block: Block) -> dict[str, Any]:
-        """Return what a job needs to prune cells that a screening run, or first block, shows to be slow."""
-        judged = {e.cell_id for e in block.entries if block.is_screening} | block.first
-        compared = [e for e in block.entries if e.baseline_id not in (None, e.cell_id)]
-        compared = [e for e in compared if e.cell_id in judged and not has_typed_blocks(e)]
-        if not compared or self.prune_slowdown is None:
-            return {}
-        screening = {
-            "prune_slowdown": self.prune_slowdown,
-            "baselines": {entry.cell_id: entry.baseline_id for entry in compared},
-            "added": [entry.cell_id for entry in block.entries if entry.is_added_baseline],
-        }
-        return {"look": screening}
 
 
 def _runs(block: Block) -> list[dict[str, str]]:
@@ -135,9 +111,6 @@ def pack(
     settings: SlurmSettings,
     cells_per_block: int,
     order: BalancedOrder | None = None,
-    screenings: Screenings = lambda plan, missing: (),
-    prune_slowdown: float | None = None,
-    first: Collection[str] = (),
 ) -> dict[Request, list[PlannedJob]]:
     """Return the jobs of every group, the longest first: a short one at the end wastes less.
 
@@ -152,9 +125,6 @@ def pack(
         settings: of the launcher; `cells_per_job` and `minutes_per_job` decide.
         cells_per_block: cells of one block, baselines not counted.
         order: of the cells within blocks; one that knows of no earlier blocks where not given.
-        screenings: returns the screening runs of a job, from its cells and the blocks that they lack.
-        prune_slowdown: see `PlannedJob`.
-        first: cells whose first block takes the place of a screening run.
     """
     order, plan = order or BalancedOrder(), paired(plan, settings)
     pending = [entry for entry in plan.runnable if missing.get(entry.cell_id)]
@@ -164,12 +134,9 @@ def pack(
         missing_here = {entry.cell_id: missing[entry.cell_id] for entry in members}
         baselines = [group.entries[e.baseline_id] for e in members if e.baseline_id]
         plan_here = SweepPlan({entry.cell_id: entry for entry in [*members, *baselines]})
-        of_job = (
-            *joined_screenings(screenings(plan_here, missing_here)),
-            *_with_first(blocks(plan_here, missing_here, cells_per_block, order), first),
-        )
+        of_job = tuple(blocks(plan_here, missing_here, cells_per_block, order))
         minutes = sum(minutes_of_run[e.cell_id] for block in of_job for e in block.entries)
-        return PlannedJob(of_job, minutes, prune_slowdown)
+        return PlannedJob(of_job, minutes)
 
     packed: dict[Request, list[PlannedJob]] = {}
     for request, members in groups(pending, settings).items():
@@ -231,15 +198,6 @@ def _baseline_minutes(
     num_blocks = max(missing[entry.cell_id] for entry in part)
     baselines = {e.baseline_id for e in part if e.baseline_id} - {e.cell_id for e in part}
     return num_blocks * sum(minutes_of_run[baseline] for baseline in baselines)
-
-
-def _with_first(blocks: Iterable[Block], first: Collection[str]) -> Iterator[Block]:
-    """Name in each block the cells of which it is the first."""
-    left = {*first}
-    for block in blocks:
-        here = left & {entry.cell_id for entry in block.entries}
-        left -= here
-        yield replace(block, first=frozenset(here))
 
 
 # The batch script of an array of jobs.
