@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitsweep.results.provenance import require_trust
-from vitsweep.results.record import SCREENING, RunRecord
+from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import own_definitions
 from vitsweep.spec.cell_spec import CellSpec
@@ -38,16 +38,6 @@ class Run:
     def new(cls, block: str, position: int, cell_id: str, purpose: str = "") -> "Run":
         """Name a run that has not begun."""
         return cls(block, position, cell_id, f"{block}-{secrets.token_hex(3)}", purpose)
-
-    @property
-    def is_screening(self) -> bool:
-        """Whether it is as short as can be, see `Measurement.for_screening`; it enters no interval."""
-        return self.purpose == SCREENING
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Columns that its record has besides what is measured."""
-        return {"purpose": self.purpose} if self.purpose else {}
 
     def run_id(self, attempt: int) -> str:
         """Name an attempt, from 1: each has a record of its own, so none can overwrite another's."""

@@ -234,6 +234,7 @@ class Runner:
             raise _edited(changed_files(planned.files, code.files))
         self.store.keep_code(code.hash, code.files)
         begun = [a for a in attempts(self.store, run.cell_id) if a.run.name == run.name]
+        purpose = {"purpose": run.purpose} if run.purpose else {}
         same_code = all(begin.code_hash == code.hash for begin in begun)
         return request_for(
             self.store,
@@ -242,7 +243,7 @@ class Runner:
             proved=self.proof(run.cell_id, code.hash),
             proved_exactly=self._proved_exactly.get(cell.id_without("precision"), ""),
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
-            environment={**self.executor.facts, **run.facts},
+            environment={**self.executor.facts, **purpose},
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:

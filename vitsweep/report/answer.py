@@ -114,7 +114,7 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     measured, every = _measured(tables, cells)
     if measured.empty:
         return [say("nothing_measured", why=formatting.tally(every["status"]))]
-    compared = _compared(measured)
+    compared = measured[measured["compared"]]
     several = measured["device"].nunique() > 1
     on = measured["device"].astype(object).map(lambda device: f" on {device}" if several else "")
     placed = measured.assign(name=measured["name"].astype(object) + on)
@@ -159,7 +159,7 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     rest = every[every["baseline_cell_id"].notna()]
     rest = rest[rest["baseline_cell_id"] != rest["cell_id"]]
     keys = row_keys(rest, "baseline_cell_id")
-    known = {*row_keys(_compared(measured), "baseline_cell_id")}
+    known = {*row_keys(measured[measured["compared"]], "baseline_cell_id")}
     known |= {key[0] for key in known}  # of rows that never ran, on no device
     alone = np.array([(k if k[2] else k[0]) not in known for k in keys], dtype=bool)
     others = rest[alone].groupby(keys[alone], sort=False)
@@ -207,18 +207,15 @@ def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFra
     table = checked_cells(tables.settings_of(cells), *COMPARED)
     if len(table):
         table = table.join(name_parts(table))
-    return table[table["status"] == Status.measured], table
-
-
-def _compared(measured: DataFrame) -> DataFrame:
-    return measured[measured["speedup"].notna() & (measured["claim"] != Claim.baseline)]
+    is_compared = table["speedup"].notna() & (table["claim"] != Claim.baseline)
+    return table.assign(compared=is_compared)[table["status"] == Status.measured], table
 
 
 def _settings(
     tables: SweepTables, cells: DataFrame, measured: DataFrame
 ) -> Iterator[tuple[Hashable, DataFrame, DataFrame, Series]]:
     """Yield of each baseline its key, the cells compared with it, those that are named, and its row."""
-    compared = _compared(measured)
+    compared = measured[measured["compared"]]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     for key, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
         base = bases.get(key, UNKNOWN)

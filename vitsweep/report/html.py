@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -49,8 +50,9 @@ from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import MIN_BLOCKS
-from vitsweep.tables.sweep_tables import SweepTables, tables_of
+from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
+from vitsweep.tables.valid_runs import text as text_of
 
 FEW_VALUES = 3
 FIRST_SCREEN = ("cell", "img/s", "speedup", "claim")
@@ -70,7 +72,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     Raises:
         VitsweepError: the folder holds no cells.
     """
-    tables = tables_of(source)
+    tables = SweepTables.of(source)
     [store], cells = tables.stores, tables.cells
     if cells.empty:
         raise VitsweepError(f"`{store.root}` holds no records: nothing to report.")
@@ -186,7 +188,11 @@ def table(cells: DataFrame) -> dict[str, Any]:
         "headings": list(text.columns),
         "rows": list(zip(*columns, strict=True)),
         "filters": {c: v for c, v in choices.items() if len(v) <= 24},
-        "classes": [_row_class(row) for _, row in ordered.iterrows()],
+        "classes": np.where(
+            ordered["status"] == Status.measured,
+            text_of(ordered, "claim").str.replace(" ", "-"),
+            "unmeasured",
+        ).tolist(),
     }
 
 
@@ -219,13 +225,6 @@ def _values(column: Series, name: str) -> str:
     if name.endswith("_at") or all(isinstance(v, int | float) for v in known):
         return f"{min(known)} to {max(known)}"
     return f"{', '.join(distinct[:FEW_VALUES])} … ({len(distinct)} values)"
-
-
-def _row_class(row: Any) -> str:
-    if row["status"] != Status.measured:
-        return "unmeasured"
-    claim = row.get("claim")
-    return "" if missing(claim) else str(claim).replace(" ", "-")
 
 
 def saved(folder: Path, name: str, figure: Figure) -> Markup:

@@ -14,7 +14,7 @@ from vitsweep.results.store import Store
 from vitsweep.tables.formatting import csv_text
 from vitsweep.tables.load import from_rows
 from vitsweep.tables.names import cell_names, varying_columns
-from vitsweep.tables.sweep_tables import SweepTables, tables_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 _HEAD = "cell_id cell status reason blocks".split()
 _READ = (
@@ -46,7 +46,7 @@ def collect(source: SweepTables | Store) -> SweepTables:
     Returns:
         The tables of the sweep, for whatever shows them next.
     """
-    tables = tables_of(source)
+    tables = SweepTables.of(source)
     if was_terminated():
         return tables
     [store], table = tables.stores, tables.cells

@@ -153,14 +153,6 @@ class Store:
             pack.forget(self._pack_file)  # who had the lock may just have packed
             yield
 
-    def require_lease(self) -> None:
-        """Stop before something is published in a folder that this command held and has lost.
-
-        Raises:
-            LeaseLostError: it has; only where the file system has no locks.
-        """
-        require_leases(self.root)
-
     def is_locked(self) -> bool:
         """Whether a command of this machine or of another one holds the folder."""
         return is_held(self.root / ".lock")
@@ -313,7 +305,7 @@ class Store:
 
         The first record of a run is final: a rank that outlives its job publishes too late.
         """
-        self.require_lease()
+        require_leases(self.root)
         path = self._run_file(run)
         is_packed = f"{run.cell_id}/runs/{path.name}" in self._pack()
         if is_packed or not write_once(path, run.to_json()):
@@ -530,13 +522,13 @@ class Store:
         Raises:
             OSError: the pack cannot be written.
         """
-        self.require_lease()
+        require_leases(self.root)
         place = self._pack_file
         before, cells = self._pack(), [c for c in self.folders() if c not in left]
         if not any(any(self._loose(cell_id)) for cell_id in cells):
             return 0
         moved, written = pack.write(place, before, map(self._loose, cells))
-        self.require_lease()
+        require_leases(self.root)
         packed = self._pack()
         held = {name: packed.checksum(name) for name in moved}
         if None in held.values() or held | written != held:
@@ -563,7 +555,7 @@ class Store:
 
     def append_command(self, entry: dict[str, Any]) -> None:
         """Add a command to `commands.jsonl`."""
-        self.require_lease()
+        require_leases(self.root)
         append_line(self.root / "commands.jsonl", marked(entry))
 
     def commands(self) -> list[dict[str, Any]]:

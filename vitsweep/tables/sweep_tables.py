@@ -35,9 +35,11 @@ class SweepTables:
     is_tidy: bool = False
 
     @classmethod
-    def of(cls, store: Store) -> "SweepTables":
-        """Return the tables of one sweep folder; the runs may be empty."""
-        return cls((store,))
+    def of(cls, source: "SweepTables | Store | Path") -> "SweepTables":
+        """Return the tables of one sweep folder, or tables as they are; the runs may be empty."""
+        if isinstance(source, SweepTables):
+            return source
+        return cls((source if isinstance(source, Store) else Store(source),))
 
     @classmethod
     def read(cls, *folders: str | Path) -> "SweepTables":
@@ -176,10 +178,3 @@ class SweepTables:
         """One row per evaluation of a training (`accuracy.training_curves`)."""
         found = [evaluations_of(store, runs) for store, runs in self._runs_of.items()]
         return pd.concat(found, ignore_index=True) if found else DataFrame()
-
-
-def tables_of(source: "SweepTables | Store | Path") -> SweepTables:
-    """Return tables as they are, and those of a sweep folder."""
-    if isinstance(source, SweepTables):
-        return source
-    return SweepTables.of(source if isinstance(source, Store) else Store(source))

@@ -15,7 +15,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.latex.latex import booktabs, method, tex, write_latex
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.tables.sweep_tables import tables_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 
 @pytest.mark.smoke
@@ -91,4 +91,4 @@ def test_a_speedup_over_seeds_is_said_to_be_over_seeds(tmp_path: Path) -> None:
     store.append_command(
         {"baselines": baselines, "cells": cells, "command": "typed", "replicate": "seed"}
     )
-    assert "3 seeds (1 configuration)" in method(tables_of(store.root))
+    assert "3 seeds (1 configuration)" in method(SweepTables.of(store.root))

@@ -18,7 +18,7 @@ from vitsweep.tables.names import name_parts
 from vitsweep.tables.render import cell_text
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
-from vitsweep.tables.sweep_tables import SweepTables, tables_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 TABLE, METHOD = "results.tex", "method.tex"
 _SPECIAL = {
@@ -52,7 +52,7 @@ def write_latex(sweep: Path) -> list[Path]:
     Raises:
         VitsweepError: nothing was measured.
     """
-    tables = tables_of(sweep)
+    tables = SweepTables.of(sweep)
     cells = tables.settings
     if cells.empty or not (cells["status"] == Status.measured).any():
         raise VitsweepError("The sweep has no measured cell: there is nothing to write as LaTeX.")

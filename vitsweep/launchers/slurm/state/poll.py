@@ -362,7 +362,7 @@ def runs_to_record(store: Store, state: JobState) -> list[Run]:
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     """Record the run that was in flight; it was measured where only its record was not published."""
     of_command = state.job.cells.get(run.cell_id, {})
-    environment = run.facts | {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
+    environment: dict[str, object] = {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
     if "code_hash" in of_command:
         environment["code_hash"] = of_command["code_hash"]
     attempt = state.events.num_attempts(run)

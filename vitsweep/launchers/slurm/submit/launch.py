@@ -77,7 +77,7 @@ def _submit_missing(
     folder = code_folder(store, snapshot=request.settings.snapshot_code)
     is_awaited = {run.cell_id for run in pending} & sweep.plan.entries.keys()
     arrays = {s.job.array.folder: s.job.array for s in job_states if s.is_live and is_awaited}
-    awaited = [(run.cell_id, run.block) for run in pending if not run.is_screening]
+    awaited = [(run.cell_id, run.block) for run in pending]
     for resources, jobs in _packed(sweep, request, settings, awaited).items():
         new = submit(store, resources, jobs, settings, folder, sweep.code)
         arrays[new.folder] = new

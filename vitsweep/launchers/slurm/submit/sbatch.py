@@ -23,6 +23,7 @@ from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
 from vitsweep.planning.blocks import BalancedOrder, Block, blocks, comparisons
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.results.lease import require_leases
 from vitsweep.results.provenance import SECRET_VALUE
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
@@ -272,7 +273,7 @@ def submit(
     }
     write_atomically(folder / "array.json", json.dumps(facts, indent=1))
     options = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
-    store.require_lease()
+    require_leases(store.root)
     slurm_id = _sbatch(folder, request, settings, options, work.digest)
     write_atomically(folder / "slurm_id", slurm_id)
     return JobArray(folder)
