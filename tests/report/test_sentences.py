@@ -25,7 +25,7 @@ from vitsweep.report.html import render
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
-from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
+from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import effects
 from vitsweep.tables.limits import limit_answer, limits
 from vitsweep.tables.notes import empty_metrics
@@ -43,6 +43,7 @@ ROOMS = sorted(
         "tables/*.py",
         "report/*.py",
         "extras/compare/comparison.py",
+        "extras/predict/told.py",
         "extras/explain/**/*.py",
         "extras/gate/*.py",
         "extras/latex/*.py",
@@ -98,7 +99,7 @@ def shown(*runs: list[RunRecord], base: Any = "base", key: str = "") -> Iterator
     yield from cells["speedup_note"].dropna()
     found = diagnostics(tables.runs, tables.baselines)
     yield from (*found["sentence"], *found["diagnostic"])
-    yield prediction_sentence(cells)
+    yield extras.load("predict.told:prediction_sentence")(cells)
 
 
 def top1(value: float) -> dict[str, Any]:
@@ -388,7 +389,7 @@ def paged() -> Iterator[str]:
 
 
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    for feature in ("compare", "explain", "gate", "race", "latex", "judge"):
+    for feature in ("compare", "predict", "explain", "gate", "race", "latex", "judge"):
         pytest.importorskip(f"vitsweep.extras.{feature}")
     parts = (answered, noted, diagnosed, explained_and_drawn, gated, raced, paged)
     every = "\n".join(text for part in parts for text in part())

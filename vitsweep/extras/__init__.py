@@ -36,9 +36,9 @@ class Feature:
         methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
             prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
-        recorded: a key of the samples of a run, or of a command, that has something of the feature: a report
-            without such a one, and without `kept`, loads neither section nor chart. With neither key every
-            report does.
+        recorded: a key of the samples of a run, of a line of `commands.jsonl`, or of a row of the table of
+            cells, that has something of the feature: a report without it, and without `kept`, loads neither
+            section nor chart. With neither key every report does.
         kept: a file of the sweep's folder that has something of the feature.
         section: of a report, a function of the sweep's tables that returns HTML; "" where there is nothing.
         heading: of the section.
@@ -88,6 +88,9 @@ KNOWN: dict[str, Feature] = {
     "predict": Feature(
         admission="admission",
         columns="admission:predicted",
+        recorded="predicted_at",
+        section="told:section",
+        heading="Predictions",
         settings={"only": None, "max_gpu_hours": None},
     ),
     "compare": Feature(

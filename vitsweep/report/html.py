@@ -29,7 +29,7 @@ from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.tables.diagnostics import diagnostics, prediction_sentence
+from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.formatting import (
     count,
     csv_text,
@@ -129,7 +129,6 @@ def render(
         "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
-        "predicted": prediction_sentence(cells) if "predicted_at" in cells else "",
         "table": table(cells),
         "numeric": tuple(headings(cells)),
         "charts": charts,

@@ -1,4 +1,4 @@
-"""Are the blocks of a sweep independent, as its intervals assume; and how far off predictions were."""
+"""Are the blocks of a sweep independent, as its intervals assume."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from vitsweep.results.record import Status
 from vitsweep.tables.blocks import BLOCK, ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, MIN_BLOCKS, correlation_interval
-from vitsweep.tables.valid_runs import checked_runs, keyed, numbers, text
+from vitsweep.tables.valid_runs import checked_runs, keyed
 
 COLUMNS = ("diagnostic", "estimate", "low", "high", "num_runs", "threatens", "sentence")
 
@@ -65,19 +64,3 @@ def _ratios_in_time(runs: DataFrame, baselines: Mapping[int, int | None]) -> lis
         logs = rows["log_ratio"].to_numpy(float)
         own.setdefault(tuple(rows["_block"]), []).append(logs - logs.mean())
     return [np.stack(found) for found in own.values()]
-
-
-def prediction_sentence(cells: DataFrame) -> str:
-    """Return how far step times were off that were predicted before the first run, or ""."""
-    ends = ["predicted_step_time_ms", "predicted_step_time_low_ms", "predicted_step_time_high_ms"]
-    predicted, low, high = (numbers(cells, column) for column in ends)
-    measured = numbers(cells, "step_time_ms").where(cells["status"] == Status.measured)
-    before = text(cells, "predicted_at").between("1", text(cells, "started_at"))
-    ratio = (predicted / measured)[before & (predicted > 0) & (measured > 0)]
-    if ratio.empty:
-        return ""
-    off = ratio.where(ratio > 1, 1 / ratio)
-    held = int(((measured >= low) & (measured <= high))[ratio.index].sum())
-    factors = {"median": off.median(), "high": off.quantile(0.9)}
-    known = low[ratio.index].count()
-    return say("predictions", cells=count(len(ratio), "cell"), held=held, all=known, **factors)

@@ -161,6 +161,7 @@ class SweepTables:
         """The optional features of which these sweeps hold something, and those of every sweep."""
         found = {key for record in self.records for key in record.samples}
         found |= {key for command in self.commands for key, value in command.items() if value}
+        found |= {*self.cells}
         kept = {f.kept for f in FEATURES.values() if f.kept}
         found |= {file for store in self.stores for file in kept if (store.root / file).exists()}
         asked = {name: {f.recorded, f.kept} - {""} for name, f in FEATURES.items()}
