@@ -110,7 +110,7 @@ def test_every_line_of_a_measured_run_fits_80_columns() -> None:
             progress.ended(cell, run(cell.cell_id, f"b{number}", speed, environment=environment))
     assert isinstance(console.file, io.StringIO)
     lines += console.file.getvalue().splitlines()
-    assert "faster" in lines[-1]
+    assert "as fast" in lines[-1]
     assert all(
         "compile_blocks" in line or "baseline" in line or "_blocks" in line for line in lines
     )
@@ -149,10 +149,10 @@ def test_a_terminal_shows_the_ratio_so_far_in_a_line_per_run_and_what_runs_below
             progress.ended(base if record.cell_id == "base" else fast, record)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert re.search(r"\[2/8\] precision=O1: 18.0 img/s, .* 2x faster \(no interval\)", shown)
+    assert re.search(r"\[2/8\] precision=O1: 18.0 img/s, .* 2x as fast \(no interval\)", shown)
     rows = cells(table(*records), {"base": "base", "fast": "base"}).set_index("cell_id")
     so_far = rows.loc["fast", "speedup"]
-    last = rf"\[8/8\] precision=O1: 14,000 img/s, .* {so_far:.2g}x faster \(no interval\)"
+    last = rf"\[8/8\] precision=O1: 14,000 img/s, .* {so_far:.2g}x as fast \(no interval\)"
     assert re.search(last, shown)
     assert "0 of 8 runs, " in shown
 

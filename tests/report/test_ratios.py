@@ -103,7 +103,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_walk_finds_what_it_is_for() -> None:
-    for text in ("1.31x", "<td>0.96x</td>", "1.3x faster", "12.5x [", "(1.8x)", "1.80x screened"):
+    for text in ("1.31x", "<td>0.96x</td>", "1.3x as fast", "12.5x [", "(1.8x)", "1.80x screened"):
         assert bare(text), text
     for text in ("1.31x [1.30, 1.32]", "0.96x\n(no interval)", "1.00x",
                  "about 1.8x slower (screening run, no interval)", "n2x4", "2x"):  # fmt: skip
@@ -168,8 +168,8 @@ def test_the_status_screen_and_what_it_prints() -> None:
                 progress.ended(cell, run(cell.cell_id, f"b{block}", rate))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "1.3x faster (no interval)" in shown
-    assert "1.8x faster (no interval)" in shown
+    assert "1.3x as fast (no interval)" in shown
+    assert "1.8x as fast (no interval)" in shown
     assert not bare(shown)
     assert max(map(len, re.sub(r"\x1b\S*?[A-Za-z]", "", shown).splitlines())) <= 80
 

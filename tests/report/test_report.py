@@ -194,7 +194,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
         *setting("f", {"O2": noisy}),
     )
     assert said == say("settings_shown", shown=2, all=6), "not: probably, failed, less accurate"
-    assert head.split(" | ")[2:] == ["speedup", "claim"]
+    assert head.split(" | ")[2:] == ["speedup", "result"]
     rows = {row.partition(" | ")[0][0]: row.partition(" | ")[2] for row in rows}
     assert re.match(r"O[12] \(.*: O[12]\) \| 1\.30x \[1\.30, 1\.30\] \| faster$", rows["a"])
     assert rows["b"].startswith("O1 | 1.30x [1.30, 1.30] | faster")

@@ -29,7 +29,7 @@ def four():
 def test_the_table_shows_what_varies_and_what_came_out(four):
     text = cell_text(four)
     assert list(text) == [
-        "cell", "img/s", "speedup", "claim", "status", "step ms", "top-1", "blocks"
+        "cell", "img/s", "speedup", "result", "status", "step ms", "top-1", "blocks"
     ]  # fmt: skip
     assert text.iloc[0].tolist() == [
         "O2", "202", "2.00x [2.00, 2.00]", "faster", "measured", "317", "95.1 %", "3"

@@ -216,14 +216,14 @@ def test_a_screening_run_gives_a_ratio_without_interval_and_claim():
 
 def test_a_ratio_of_a_hundred_and_more_is_written_without_an_exponent():
     assert about(1 / 104.2) == "about 104x slower"
-    assert about(99.4) == "about 99x faster"
+    assert about(99.4) == "about 99x as fast"
     assert about(1 / 12_345) == "about 12,345x slower"
 
 
 def test_screening_runs_alone_show_ratios_of_all_cells():
     found = speedup_over(table(screening("base", 100), screening("fast", 150)), BASELINES)
     assert one(found, "fast")["speedup"] == pytest.approx(1.5)
-    assert one(found, "fast")["speedup_note"] == say("screened", about="about 1.5x faster")
+    assert one(found, "fast")["speedup_note"] == say("screened", about="about 1.5x as fast")
     assert one(found, "base")["claim"] == "baseline"
 
 

@@ -275,7 +275,7 @@ def _sentence(typed: _Typed | None, too_large: str, plan: SweepPlan) -> str:
     others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
     return (
         f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}"
-        f"{f' ({too_large})' * bool(too_large)}; other sizes: {others}"
+        f"{f' ({too_large})' * bool(too_large)}; {others} chooses other sizes"
     )
 
 

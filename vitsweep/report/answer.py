@@ -144,7 +144,7 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     Returns:
         "" and an empty table where cells are compared with one baseline or none, where no ratio is known, and
         where a search has a result of its own. Else `setting`, `fastest shown`, `speedup` with its own
-        interval, and `claim` with what `answers` says beside it. Settings in which nothing could be compared
+        interval, and `result` with what `answers` says beside it. Settings in which nothing could be compared
         come last.
     """
     if cells is None and (tables.limit_key or search_result(tables)):
@@ -184,7 +184,7 @@ def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -
         "setting": _setting(first, several),
         "fastest shown": name,
         "speedup": ratio(first["speedup"], *ends),
-        "claim": f"{_claimed(first)}{_accuracy(first, base)}{_notes(first)}",
+        "result": f"{_claimed(first)}{_accuracy(first, base)}{_notes(first)}",
     }
 
 
@@ -193,7 +193,7 @@ def _not_compared(rows: DataFrame, several: bool) -> dict[str, str]:
     notes = [note for note in rows["speedup_note"] if not missing(note) and note]
     why = notes[0] if notes else formatting.tally(rows["status"])
     named = {"setting": _setting(rows.iloc[0], several), "fastest shown": "none compared"}
-    return named | {"speedup": "", "claim": why}
+    return named | {"speedup": "", "result": why}
 
 
 def _setting(row: Series, several: bool) -> str:

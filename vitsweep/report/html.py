@@ -55,7 +55,7 @@ from vitsweep.tables.valid_runs import checked_cells
 from vitsweep.tables.valid_runs import text as text_of
 
 FEW_VALUES = 3
-FIRST_SCREEN = ("cell", "img/s", "speedup", "claim")
+FIRST_SCREEN = ("cell", "img/s", "speedup", "result")
 """Columns of the table next to the first chart."""
 
 
@@ -172,7 +172,7 @@ def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep
 def table(cells: DataFrame) -> dict[str, Any]:
     """Return headings, rows of (text, sort key), and the choices to filter by."""
     text, ordered = cell_text(cells, wide=True), ranked(cells)
-    shown = headings(cells)
+    shown = headings(cells) | {"result": "claim"}
     empty = [""] * len(ordered)
     sources = {str(c): shown.get(str(c), str(c)) for c in text}
     columns = [

@@ -208,17 +208,18 @@ class Flag:
 
 
 _FLAGS = (
-    Flag("oversubscribed", "ranks shared cores, so nothing is said about scaling"),
+    Flag("oversubscribed", "ranks shared CPU cores, so there is no scaling efficiency"),
     Flag("shared_device", "other processes used the device"),
     Flag("throttled", "clocks were throttled"),
     Flag("drifting", "step times drifted within a run", 0.5),
     Flag("uneven_steps", "a few slow steps made up much of the time", 0.5),
-    Flag("short_window", "the window ended by time, with fewer steps than asked for"),
+    Flag("short_window", "timing stopped at its time limit, with fewer steps than asked for"),
     Flag(
         "unmoved_weights",
-        "more than 1 % of the weights with a gradient never moved in the timed steps",
+        "more than 1 % of the weights with a gradient kept their value in all timed steps: "
+        "a training may not converge",
     ),
-    Flag("unattributed_bytes", "collectives sent bytes for no stated purpose"),
+    Flag("unattributed_bytes", "some bytes of the collectives are assigned to no technique"),
 )
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}

@@ -272,7 +272,9 @@ def baseline_settings(cells: DataFrame) -> str:
     """Return what `baseline` stands for, `fp32 · ddp`: the varying columns in which all baselines agree."""
     if "baseline_cell_id" not in cells or "cell_id" not in cells:
         return ""
-    columns = varying_columns(cells)
+    sizes = [c for c in SIZES if c in cells]  # instead of a name such as `base`
+    told = ([c] if c != "batch" or not sizes else sizes for c in varying_columns(cells))
+    columns = [*dict.fromkeys(c for some in told for c in some)]
     rows = text_rows(cells[columns][cells["cell_id"].isin(set(cells["baseline_cell_id"].dropna()))])
     same = [c for c in columns if len({row[c] for row in rows}) == 1]
     return _joined(rows[0], same, " · ") if rows else ""

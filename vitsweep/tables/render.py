@@ -202,7 +202,7 @@ DIFFERENCE, ACCURACY = "top-1 - baseline's", "accuracy"
 MEASURED: dict[str, Column] = {
     heading("images_per_second"): with_spread("images_per_second", number),
     heading("speedup"): ratios("speedup"),
-    "claim": values("claim"),
+    "result": values("claim"),
     "note": values("speedup_note"),
     "status": _statuses,
     FAMILY: _families,
@@ -310,7 +310,7 @@ class CellTable:
         text, match = _with_names(ran, numbers)
         kept = _fitted(text, width)
         yield TextTable(_grouped(text[kept], match) if any(match) else text[kept])
-        yield Text("\n" + "; ".join([_tally(ran), *once]) + ".")
+        yield Text("\n" + "; ".join([_tally(ran), *once, *_unfinished(ran)]) + ".")
         if left_out := [f"`{c}`" for c in text if c not in kept]:
             yield Text(f"`--columns` shows {', '.join(left_out)}, too.", style="dim")
         yield from (Text(line, style="dim") for line in notes)
@@ -482,6 +482,19 @@ def _tally(cells: DataFrame, more: str = "") -> str:
     if len(set(words)) == 1:
         return f"{noun}, {'all ' if len(cells) > 1 else ''}{words[0]}"
     return f"{noun}: {tally(words)}"
+
+
+def _unfinished(ran: DataFrame) -> list[str]:
+    """Return `blocks: 2 to 4 of 5` where a cell lacks blocks that it was to have, as after Ctrl-C."""
+    asked = "measurement.blocks"
+    if not {asked, "blocks", "claim"} <= {*ran} or "replicates" in ran:
+        return []
+    whole_runs = (ran["status"] == Status.measured) & (ran["claim"] != Claim.screened)
+    done, planned = (ran.loc[whole_runs, c].dropna() for c in ("blocks", asked))
+    if done.empty or planned.nunique() != 1 or done.min() >= planned.iloc[0]:
+        return []
+    span = " to ".join(map(whole, sorted({done.min(), done.max()})))
+    return [f"{heading('blocks')}: {span} of {whole(planned.iloc[0])}"]
 
 
 # Columns by what a user typed: `collect --columns`.

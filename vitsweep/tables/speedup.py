@@ -31,7 +31,7 @@ from vitsweep.tables.valid_runs import (
 )
 
 SIZES = ("data", "resolution_px", "num_tokens")
-OTHER_SIZE = "of another size"
+OTHER_SIZE = "unequal work"
 
 
 def other_size(known: KeyedRuns) -> dict[int, str]:
@@ -333,10 +333,10 @@ def screened(speedup: float, than: str = "") -> str:
 
 
 def about(speedup: float, than: str = "") -> str:
-    """Say what one ratio shows: `about 35x slower`, or `about equal`; `than` follows `slower`."""
-    times, which = (1 / speedup, "slower") if speedup < 1 else (speedup, "faster")
+    """Say what one ratio shows: `about 35x slower` (`than` follows), `about 2x as fast` or `about equal`."""
+    times, which = (1 / speedup, f"slower{than}") if speedup < 1 else (speedup, "as fast")
     text = f"{times:.2g}" if times < MOST_DIGITS else f"{times:,.0f}"
-    return "about equal" if times < EQUAL_WHEN_SCREENED else f"about {text}x {which}{than}"
+    return "about equal" if times < EQUAL_WHEN_SCREENED else f"about {text}x {which}"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:
