@@ -54,7 +54,7 @@ def techniques(cells):
 def test_a_gpu_gets_a_real_model_and_names_it():
     cells, sweep, said = defaults(["precision=O1,O2"], ONE_H200)
     assert said.startswith("1 x H200 SXM: ViT-B/16, 224 px, 256 images; ")
-    assert said.endswith("`machine=cpu`")
+    assert said.endswith("`machine=cpu` chooses other sizes")
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
     typed += ["batch.scope=per_replica", "precision=O1,O2"]
@@ -219,3 +219,57 @@ def test_plan_prints_what_another_machine_would_run(tmp_path):
     assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images")
     assert "first-cuda on NVIDIA H200" in done.stdout
     assert "baseline: tf32 · ddp · adamw_loop" in done.stdout
+
+
+def baselines(*overrides, machine=ONE_H200):
+    """Return precision, images and pixels of the baselines of a command, and its plan."""
+    cells, sweep, _ = cells_for(overrides, COMPOSER, machine)
+    assert cells[0].tree["sweep"]["baseline"] == sweep["baseline"]
+    plan = plan_of(cells, machine, COMPOSER)
+    specs = [plan.entries[base].spec for base in {entry.baseline_id for entry in plan.runnable}]
+    found = [(s.precision.name, s.batch.images_per_step, s.batch.resolution_px) for s in specs]
+    return sorted(found), plan
+
+
+def test_a_typed_baseline_takes_the_place_of_that_of_a_named_sweep():
+    for name, machine in (("meta_speedups", ONE_H200), ("meta_speedups_cluster", H200)):
+        for typed in (
+            "sweep.baseline={precision:fp32}",
+            "+sweep.baseline={precision: fp32}",
+            "sweep.baseline='precision=fp32'",
+            "sweep.baseline=['precision=fp32']",
+            "sweep.baseline=default",
+            "sweep.baseline.precision=fp32",
+            "++sweep.baseline.precision=fp32",
+        ):
+            found = baselines(f"+sweep={name}", typed, machine=machine)[0]
+            assert found == [("fp32", 256, 224)], (name, typed)
+    typed = "sweep.baseline={precision:O1,batch.images_per_step:128}"
+    assert baselines("+sweep=meta_speedups", typed)[0] == [("O1", 128, 224)]
+    assert baselines("+sweep=first", "sweep.baseline.precision=fp32")[0] == [("fp32", 256, 224)]
+    sweep = cells_for(["+sweep=meta_speedups", "sweep.baseline=null"], COMPOSER, ONE_H200)[1]
+    assert sweep["baseline"] is None
+    typed = ["+sweep=optimizer_step", "sweep.baseline.precision=O1"]
+    assert cells_for(typed, COMPOSER, CPU)[1]["baseline"] == {"sharding": "none", "precision": "O1"}
+    with pytest.raises(BadValueError, match=r"`sweep\.baseline`"):
+        cells_for(["+sweep=first", "sweep.baseline={precision:fp32},null"], COMPOSER, CPU)
+
+
+def test_typed_sizes_are_the_baselines_too():
+    for machine, precision, px in ((ONE_H200, "tf32", 224), (CPU, "fp32", 14)):
+        found, plan = baselines("+sweep=meta_speedups", "batch.images_per_step=64", machine=machine)
+        assert found == [(precision, 64, px)]
+        assert {entry.spec.batch.images_per_step for entry in plan.runnable} == {64}
+    two = ("+sweep=meta_speedups", "batch.images_per_step=64,96", "batch.resolution_px=112")
+    found, plan = baselines(*two)
+    assert found == [("tf32", 64, 112), ("tf32", 96, 112)]
+    for entry in plan.runnable:
+        images = plan.entries[entry.baseline_id].spec.batch.images_per_step
+        assert images == entry.spec.batch.images_per_step
+    _, plan = baselines("+sweep=meta_speedups", "batch.scope=per_replica", machine=H200)
+    assert {entry.spec.batch.scope for entry in plan.runnable} == {"per_replica"}
+    # precision is what cells and baseline differ in
+    assert baselines("+sweep=meta_speedups", "precision=O1")[0] == [("tf32", 256, 224)]
+    own = "sweep.match=[model,data,task,resources,batch]"
+    each = baselines("+sweep=meta_speedups", own)[0]
+    assert each == [("tf32", 256, 224), ("tf32", 384, 256), ("tf32", 560, 224)]

@@ -110,9 +110,22 @@ def root_of(override: Override) -> str:
     return override.key_or_group.replace("/", ".").split(".")[0]
 
 
+BASELINE = "sweep.baseline"
+
+
+def is_of_baseline(override: Override) -> bool:
+    """Tell whether an override says what baselines are.
+
+    A named sweep may say it too. Hydra would merge the two, or refuse; in `grid.expand` what is typed wins.
+    """
+    key = override.key_or_group
+    return (key == BASELINE or key.startswith(f"{BASELINE}.")) and not override.is_delete()
+
+
 def belongs_to_the_sweep(override: Override) -> bool:
-    """Tell whether an override says what the sweep is or sets Hydra's own node, not a cell's."""
-    return root_of(override) in OUTSIDE_THE_CELL or bool(override.is_hydra_override())
+    """Tell whether Hydra composes an override for the whole sweep: what this is, or Hydra's own."""
+    is_outside = root_of(override) in OUTSIDE_THE_CELL and not is_of_baseline(override)
+    return is_outside or bool(override.is_hydra_override())
 
 
 def is_plain_value(override: Override) -> bool:

@@ -9,7 +9,15 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from vitsweep.composition import hydra
-from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree, root_of
+from vitsweep.composition.composer import (
+    BASELINE,
+    OUTSIDE_THE_CELL,
+    ComposedCell,
+    Composer,
+    Tree,
+    is_of_baseline,
+    root_of,
+)
 from vitsweep.composition.hydra import sweep_override, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
@@ -244,7 +252,9 @@ def expand(
     composer = composer or Composer()
     composer.refuse_unknown(overrides)
     typed_axes = axes_of(composer, overrides)
-    sweep = of_machine(composer.compose(_sweep_overrides(typed_axes)).tree["sweep"])
+    own = composer.parse(_sweep_overrides(typed_axes))
+    of_named = [str(o.input_line) for o in own if not is_of_baseline(o)]
+    sweep = of_machine(composer.compose(of_named).tree["sweep"])
     settings = sweep_settings({"sweep": sweep})
     axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
     axes |= {axis.key: axis for axis in typed_axes if axis.root != "sweep"}
@@ -252,14 +262,13 @@ def expand(
     _refuse_repeated(factors)
     cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
     typed_keys = {axis.key for axis in typed_axes}
-    common = _settings_of_all_cells(sweep, composer)
+    typed_baseline = _TypedBaseline(sweep, own, typed_keys, composer)
     products = product(cells, *(axis.values for axis in factors))
-    lists = [
-        merge_overrides(
-            [cell, *parts, _without_typed_keys(cell, typed_keys, composer), common], composer
-        )
-        for cell, *parts in products
-    ]
+    lists = []
+    for cell, *parts in products:
+        kept = [cell, *parts, _without_typed_keys(cell, typed_keys, composer)]
+        of_cell = sweep | {"baseline": typed_baseline.of(parts)}
+        lists.append(merge_overrides([*kept, _settings_of_all_cells(of_cell, composer)], composer))
     return named(without_duplicates(map(composer.compose, lists)), composer)
 
 
@@ -322,6 +331,57 @@ def merge_overrides(parts: Iterable[tuple[str, ...]], composer: Composer) -> lis
 
 
 # Baselines: what a speedup divides by, for every cell of a sweep.
+
+
+class _TypedBaseline:
+    """`sweep.baseline` of each cell: that of the named sweep, with what is typed.
+
+    A typed `sweep.baseline` replaces all techniques of the named sweep's, `sweep.baseline.KEY` one of its
+    keys. Its other settings are sizes that all cells share, such as `batch.images_per_step`; what is typed
+    for their section is the baseline's as well, and a typed `sweep.match` may make them the cell's own.
+    """
+
+    def __init__(
+        self, sweep: Tree, own: Sequence[Override], typed_keys: set[str], composer: Composer
+    ) -> None:
+        self.composer, self.typed_keys = composer, typed_keys
+        self.told = [o for o in own if is_of_baseline(o)]
+        self.named = sweep["baseline"]
+        if isinstance(self.named, Mapping) and "sweep.match" in typed_keys:
+            own_sections = {*sweep["match"]}
+            self.named = {k: v for k, v in self.named.items() if _section(k) not in own_sections}
+        fixed = self._mapping(self.named)
+        self.sizes = {k: v for k, v in fixed.items() if _section(k) not in GROUPS}
+
+    def of(self, parts: Sequence[Sequence[str]]) -> Any:
+        """Return it for a cell with the values of these axes."""
+        sections = {*map(_section, self.sizes)}
+        typed = {
+            o.get_key_element(): o.value()
+            for o in self.composer.parse(text for part in parts for text in part)
+            if sections and root_of(o) in sections and o.get_key_element() in self.typed_keys
+        }
+        found = self._mapping(self.named) | typed if typed else self.named
+        for override in self.told:
+            key, value = override.key_or_group.removeprefix(f"{BASELINE}."), override.value()
+            if key != BASELINE:
+                found = self._mapping(found) | {key: value}
+            elif value is None or not self.sizes:
+                found = value
+            else:
+                found = self.sizes | typed | self._mapping(value)
+        return found
+
+    def _mapping(self, setting: Any) -> dict[str, Any]:
+        """Return `sweep.baseline` as a mapping, however it is written."""
+        setting = tuple(setting) if isinstance(setting, list) else setting
+        parsed = self.composer.parse(_as_overrides(setting) or ())
+        return {o.get_key_element(): o.value() for o in parsed}
+
+
+def _section(key: str) -> str:
+    return key.lstrip("+").partition(".")[0]
+
 
 ALWAYS_THE_CELLS_OWN = ("measurement", "recipe", "seed")
 """A baseline is measured and trained the same way as its cell, whatever `sweep.match` says."""

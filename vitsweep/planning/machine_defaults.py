@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from annotated_types import Gt, Le
 
-from vitsweep.composition.composer import ComposedCell, Composer, Tree, root_of
+from vitsweep.composition.composer import BASELINE, ComposedCell, Composer, Tree, root_of
 from vitsweep.composition.grid import AUTO, expand, named
 from vitsweep.composition.hydra import key_of, unknown_choice
 from vitsweep.composition.sweep_settings import sweep_settings
@@ -101,7 +101,7 @@ def cells_for(
     cells = expand(typed.overrides, composer, part)
     sized, too_large = _sized(cells, typed)
     [(sweep, has_part)] = parts
-    sweep = sweep | {"name": sized[0].tree["sweep"]["name"]}
+    sweep = sweep | {key: sized[0].tree["sweep"][key] for key in ("name", "baseline")}
     follows = has_part or sized is not cells
     return sized, sweep, partial(_sentence, typed if follows else None, too_large)
 
@@ -148,7 +148,7 @@ def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _T
 
 def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
     """Return the node `sweep` with what its part for the machine replaces, and whether it has one."""
-    keys = {key_of(text) for text in typed.overrides}
+    keys = {key_of(text) for text in typed.overrides} - {BASELINE}  # of which sizes stay
     for name in sweep_settings({"sweep": sweep}).by_machine:
         if name not in typed.composer.options(GROUP):
             raise unknown_choice(GROUP, name, typed.composer.options(GROUP))
