@@ -127,8 +127,15 @@ def test_the_largest_cell_fits_into_the_share_of_the_memory():
     with pytest.raises(BadValueError, match=r"`machine=cpu`.*`machine=cuda`"):
         cells_for(["machine.images_per_rank=[48]"], COMPOSER, CPU)
     small = replace(ONE_H200, least_gib=28.7)
-    assert "images (ViT-B/16 needs 66 GiB of 29); " in defaults(["+sweep=meta_speedups"], small)[2]
-    assert "needs" not in defaults(["model=vit_large"], replace(small, least_gib=3))[2]
+    said = defaults(["+sweep=meta_speedups"], small)[2]
+    assert "images (ViT-B/16 needs 66 GiB of 23 usable" in said
+    said = defaults(["+sweep=meta_epoch_time"], small)[2]
+    assert "usable, the largest cell needs 33 GiB of 23 usable and may not fit); " in said
+    said = defaults(["+sweep=first", "model=vit_10b"], replace(ONE_H200, least_gib=79))[2]
+    assert "1 x H200 SXM: vit_10b, 224 px, 32 images (the largest cell needs 23" in said
+    said = defaults(["machine=cuda"], CPU)[2]
+    assert said.startswith("2 x CPU rank: ViT-B/16, ")
+    assert "ViT-B/16 needs" not in defaults(["model=vit_large"], replace(small, least_gib=3))[2]
 
 
 def test_named_sweeps_have_a_part_for_gpus():
@@ -175,6 +182,18 @@ def test_a_gpu_without_tf32_gets_fp32_and_the_same_sentences():
     part = f"{{question: 'Is tf32 fast?', baseline: {{precision: tf32}}, {cell}}}"
     typed = ["sweep.name=mine", f"+sweep.by_machine.cuda={part}"]
     old = replace(ONE_H200, has_tf32=False)
+    for machine, is_refused in (
+        (old, True),
+        (ONE_H200, False),
+        (replace(old, has_tf32=None), False),
+    ):
+        cells = cells_for(["precision=fp32,tf32"], COMPOSER, machine)[0]
+        [refused] = [
+            e.reasons
+            for e in plan_of(cells, machine, COMPOSER).named
+            if e.spec.precision.name == "tf32"
+        ]
+        assert ("`precision=fp32`" in " ".join(refused)) == is_refused
     cells, sweep, _ = cells_for(typed, COMPOSER, old)
     assert (sweep["question"], sweep["baseline"]) == ("Is tf32 fast?", {"precision": "fp32"})
     assert techniques(cells) == [["precision=fp32", "layout=batch_second"]]
@@ -215,6 +234,8 @@ def test_a_machine_is_one_for_all_cells():
 
 def test_plan_prints_what_another_machine_would_run(tmp_path):
     words = ("plan", "-m", "+sweep=first", "--hardware", "h200", "--no-predict")
+    several = Command(tmp_path)(*words[:-2], "h200,v100", words[-1], quick=False)
+    assert "All have the defaults of NVIDIA V100" in " ".join(several.stdout.split())
     done = Command(tmp_path)(*words, quick=False)
     assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images")
     assert "first-cuda on NVIDIA H200" in done.stdout

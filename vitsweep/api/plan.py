@@ -145,6 +145,11 @@ def plan(
     nodes = {name: machine_with(profile_named(name)) for name in hardware}
     console, settings = open_console(), session.settings
     rows = []
+    if len(nodes) > 1 and session.machine in nodes.values():
+        smallest = session.machine.described_by
+        console.print(
+            f"All have the defaults of {smallest}, which has the least memory: plan for one at a time."
+        )
     for device, node in nodes.items() or ((None, session.machine),):
         found = overview(session, node)
         title = f"Plan of sweep {settings.path.absolute().name}"

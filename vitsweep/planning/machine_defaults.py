@@ -202,15 +202,20 @@ def _sized(cells: list[ComposedCell], typed: _Typed) -> tuple[list[ComposedCell]
         counts = sizes.images_per_rank if added[-1] == "batch.scope=per_replica" else (None,)
         specs = _specs(_with(cells, added, typed.composer), typed)
         free = free_gpu_gib() if typed.machine.described_by == HERE else typed.machine.least_gib
+        usable = sizes.memory_share * (free or 0)
         for images in counts:
             needed = _gib(specs, images) if free else None
-            fits = needed is not None and needed <= sizes.memory_share * (free or 0)
+            fits = needed is not None and needed <= usable
             is_last = images == counts[-1] and (needed is None or model == sizes.models[-1])
+            if is_last and needed is not None and not fits:
+                too_large.append(
+                    f"the largest cell needs {needed:.0f} GiB of {usable:.0f} usable and may not fit"
+                )
             if fits or is_last:
                 texts = [f"batch.images_per_step={images}"] if images else []
                 return _with(cells, [*added, *texts], typed.composer), ", ".join(too_large)
         if added[0] == f"model={model}":
-            too_large.append(f"{_title(model)} needs {needed:.0f} GiB of {free:.0f}")
+            too_large.append(f"{_title(model)} needs {needed:.0f} GiB of {usable:.0f} usable")
     return cells, ""
 
 
@@ -286,12 +291,13 @@ def _span(numbers: set[int]) -> str:
 
 def _title(model: str) -> str:
     """Return the name that the YAML of a model begins with, such as `ViT-B/16`."""
-    return comment("model", model).split(",")[0] if model in choices("model") else model
+    name = comment("model", model).split(",")[0] if model in choices("model") else ""
+    return name if name.startswith("ViT-") else model
 
 
 def _device(machine: Machine) -> str:
     if machine.device == "cpu":
-        return "rank of a CPU"
+        return "CPU rank"
     if machine.described_by.startswith("partition"):
         return f"GPU of {machine.described_by}"
     here = machine.described_by == HERE

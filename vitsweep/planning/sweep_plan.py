@@ -151,12 +151,22 @@ def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = No
         reasons=(
             *conflicts(cell),
             *lacking,
+            *_without_tf32(cell, machine),
             *(resume_conflicts(cell) if cell.task.resume_from else ()),
             *_changed_model(cell, composed),
             *_replaced(cell, composed),
         ),
         known_code={} if known is None else known,
     )
+
+
+def _without_tf32(cell: CellSpec, machine: Machine) -> Iterator[str]:
+    """Yield why a GPU that is known to have no TF32 cannot run a cell."""
+    if machine.has_tf32 is False and getattr(cell.precision, "tf32", False):
+        yield (
+            f"`precision={cell.precision.name}` multiplies float32 as TF32, which GPUs have from Ampere on, "
+            f"and those of {machine.described_by} do not: use `precision=fp32`."
+        )
 
 
 def _changed_model(cell: CellSpec, composed: ComposedCell) -> Iterator[str]:

@@ -70,7 +70,7 @@ class Machine:
         described_by: where the facts come from (`this machine`, or the name of a site profile).
         gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
         least_gib: the same of the smallest of its GPUs.
-        has_tf32: whether its GPUs are known to multiply float32 as TF32.
+        has_tf32: whether its GPUs are known to multiply float32 as TF32; None where it is not known.
         most_ranks: on a node, of all cells that are planned together; 0 where there is one cell.
     """
 
@@ -80,18 +80,18 @@ class Machine:
     described_by: str = HERE
     gib_per_device: float | None = None
     least_gib: float | None = None
-    has_tf32: bool = False
+    has_tf32: bool | None = None
     most_ranks: int = 0
 
     @classmethod
     def here(cls) -> "Machine":
         """Look at this machine, without loading torch (a login node plans thousands of cells)."""
-        gpus = count_gpus()
+        gpus, capability = count_gpus(), gpu_capability()
         return cls(
             device="cuda" if gpus else "cpu",
             cores_per_node=len(os.sched_getaffinity(0)),
             devices_per_node=gpus,
-            has_tf32=gpus > 0 and (gpu_capability() or (0, 0)) >= TF32_CAPABILITY,
+            has_tf32=capability >= TF32_CAPABILITY if gpus and capability else None,
         )
 
 

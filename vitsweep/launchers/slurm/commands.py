@@ -190,7 +190,7 @@ def machine_of(settings: "SlurmSettings") -> Machine:
         described_by=f"partition {settings.partition or '(default)'}",
         gib_per_device=max(filter(None, most)) / 2**30 if is_known else None,
         least_gib=min(p.usable_bytes for p in profiles) / 2**30 if is_known else None,
-        has_tf32=is_known and all(profile.has_tf32 for profile in profiles),
+        has_tf32=all(profile.has_tf32 for profile in profiles) if is_known else None,
     )
 
 
