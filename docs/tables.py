@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import yaml
 
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.spec.menu import choices as menu_of
 from vitsweep.spec.menu import comment, conf_dir, groups, plain_choice

@@ -19,7 +19,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from tests.cells import TINY
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 from vitsweep.execution.rank_processes import fork_server
 from vitsweep.planning import freeze
 from vitsweep.results.store import Store

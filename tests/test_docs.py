@@ -17,7 +17,7 @@ from tests.cells import LAPTOP
 from tests.data.pictures import write_folder
 from tests.documents import NOT_RUN, PAGES, ROOT, RUN_IN, Block, blocks, written
 from tests.extras import ABSENT_FOLDERS, ABSENT_SETTINGS, ABSENT_VERBS
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.hydra import open_loader

@@ -188,7 +188,7 @@ entry = plan_cell(Composer().compose(["precision=O2", "sharding=fsdp"]), machine
 assert not entry.reasons and len(entry.cell_id) == 12
 """
 HELP = """
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 assert all(verb.parser().format_help() for verb in VERBS.values())
 """
 EVERY_TARGET = f"""
@@ -219,7 +219,7 @@ def test_torch_is_not_loaded_by(code: str) -> None:
 
 def test_collecting_a_sweep_loads_neither_hydra_nor_what_plans(tmp_path: Path) -> None:
     folder = shutil.copytree(HOUSE / "analysis" / "sample", tmp_path / "sample")
-    code = f"from vitsweep.cli.main import VERBS; VERBS['collect'].run([{str(folder)!r}])"
+    code = f"from vitsweep.cli import VERBS; VERBS['collect'].run([{str(folder)!r}])"
     planning = {"hydra", "vitsweep.composition", "vitsweep.planning"}
     shown = f"\nimport sys; print(sorted({planning} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code + shown], capture_output=True, text=True)

@@ -8,8 +8,9 @@ import pytest
 from tests.cells import LAPTOP, composer
 from tests.extras import ABSENT_VERBS
 from vitsweep.api.session import as_overrides
+from vitsweep.cli import VERBS
 from vitsweep.cli.cells import QUIET, read_line
-from vitsweep.cli.main import VERBS, run
+from vitsweep.cli.main import run
 from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.grid import expand
 from vitsweep.errors import VitsweepError

@@ -12,8 +12,7 @@ import pytest
 
 from tests.builders import run
 from tests.command import QUICK
-from vitsweep.cli import main
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS, main
 from vitsweep.files import append_line, remove
 from vitsweep.results import pack, provenance
 from vitsweep.results.pack import FILE

@@ -11,8 +11,9 @@ import pytest
 
 from tests.builders import run as run_of
 from tests.command import Command
+from vitsweep.cli import SCHEMA
 from vitsweep.cli.cells import read_line
-from vitsweep.cli.main import SCHEMA, run
+from vitsweep.cli.main import run
 from vitsweep.errors import VitsweepError
 from vitsweep.results.store import Store
 
@@ -93,7 +94,7 @@ def test_progress_goes_to_stderr_and_a_quiet_sweep_has_none(vitsweep: Command) -
 
 PRINTS = """
 import os, subprocess
-from vitsweep.cli.main import print_json, result_alone
+from vitsweep.cli import print_json, result_alone
 with result_alone():
     os.write(1, b"of C ")
     print_json(cells=[])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.extras import ABSENT_VERBS
-from vitsweep.cli.main import VERBS, run
+from vitsweep.cli import VERBS
+from vitsweep.cli.main import run
 from vitsweep.cli.show import usage
 
 

@@ -15,8 +15,7 @@ from tests.command import NO_REPORT, QUICK
 from tests.extras import PAGES, WORDS
 from tests.test_layering import HOUSE, PACKAGE, files, name_of
 from vitsweep import extras
-from vitsweep.cli import show
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS, show
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, VitsweepError
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.builders import run
-from vitsweep.cli import main
+from vitsweep.cli import VERBS, main
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import attempts
 from vitsweep.files import UnsafeFileError, append_line, write_atomically
@@ -217,7 +217,7 @@ def test_a_pack_of_more_lines_or_names_than_a_sweep_has_is_not_read(
     monkeypatch.setattr(pack, "MOST_FILES", 20)
     whole = path.read_bytes()
     pack.forget(path)
-    assert opened(path).cells
+    assert opened(path).runs
     many = io.BytesIO()
     for part in range(3):
         pack.add(many, {f"c{part}{number}/cell.yaml": "" for number in range(10)})
@@ -232,7 +232,7 @@ def test_a_pack_of_more_lines_or_names_than_a_sweep_has_is_not_read(
 def test_a_sweep_in_which_a_command_is_at_work_is_not_packed(tmp_path: Path, capsys: Any) -> None:
     store = filled(tmp_path / "sweep")
     with store.lock(), pytest.raises(VitsweepError, match="at work"):
-        main.VERBS["pack"].run([str(store.root)])
+        VERBS["pack"].run([str(store.root)])
     assert main.run(["pack", str(store.root)]) == 0
     assert "9 files moved" in capsys.readouterr().out
 

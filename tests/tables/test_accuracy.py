@@ -166,7 +166,7 @@ def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
     lost = diverged("O1", 3)
     for extra, filled, crosses in (((), {"baseline", "O1"}, 0), ((lost,), {"baseline"}, 2)):
         found = settings(*extra).reset_index(drop=True)
-        figure = chart.draw(chart.table_of(from_runs(DataFrame(), {}, found)))
+        figure = chart.ACCURACY.draw(chart.ACCURACY.table(from_runs(DataFrame(), {}, found)))
         speed, target = figure.axes
         assert speed.get_xlabel().startswith("Speedup")
         assert "time" in target.get_xlabel()

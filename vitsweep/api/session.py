@@ -42,7 +42,6 @@ from vitsweep.spec.resources import Machine
 from vitsweep.words import without_units
 
 if TYPE_CHECKING:
-    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
     from vitsweep.launchers.base import LaunchRequest
 
 CONFIG = "config"
@@ -70,7 +69,7 @@ class Session:
     cells: Sequence[ComposedCell]
     config: Mapping[str, Any]
     composer: Composer
-    launcher: "CellLauncherPlugin"
+    launcher: Any  # a CellLauncherPlugin
     machine: Machine
     console: Console
     command: str = ""
@@ -219,7 +218,7 @@ def session_of(
     overrides: Sequence[str],
     config: Any,
     composer: Composer,
-    launcher: "CellLauncherPlugin",
+    launcher: Any,
     console: Console,
     command: str = "",
     machine: Machine | None = None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitsweep.cli.main import VERBS, Options
+from vitsweep.cli import VERBS, Options
 from vitsweep.console import open_console
 from vitsweep.launchers.slurm.state.status import cancel
 from vitsweep.results.sweeps import find_sweep

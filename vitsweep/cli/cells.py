@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from vitsweep.api.session import CONFIG, SUBMITTED, NotOursError, Session, open_session
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.hydra import parse_overrides
 from vitsweep.console import open_console

@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitsweep.cli.main import VERBS, Options, print_json, rows_of
+from vitsweep.cli import VERBS, Options, print_json, rows_of
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import record_unfinished, unfinished

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import hydra as hydra_core
 from hydra.core.global_hydra import GlobalHydra
@@ -47,9 +47,6 @@ from vitsweep.results.sweeps import held, sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.world import environment_rank
-
-if TYPE_CHECKING:
-    from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
 
 HYDRA_SHOWS = ("-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""
@@ -178,8 +175,7 @@ def sweep_in_hydra(
     composer = composer_of(config, loader)
     if hasattr(launcher, "launch_cells"):  # Hydra loads the class of a plugin once more
         progress = open_console(stderr=True)
-        of_cells = cast("CellLauncherPlugin", launcher)
-        if code := finish(session_of(arguments, config, composer, of_cells, progress)):
+        if code := finish(session_of(arguments, config, composer, launcher, progress)):
             raise SystemExit(code)
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())

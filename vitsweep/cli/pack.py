@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitsweep.cli.main import VERBS, Options
+from vitsweep.cli import VERBS, Options
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import unfinished
 from vitsweep.launchers.slurm.state.poll import poll

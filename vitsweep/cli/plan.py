@@ -5,8 +5,8 @@ from math import inf
 from pathlib import Path
 
 from vitsweep.api.session import NotOursError
+from vitsweep.cli import VERBS, Options, print_json, require_writable
 from vitsweep.cli.cells import read_line
-from vitsweep.cli.main import VERBS, Options, print_json, require_writable
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import Machine

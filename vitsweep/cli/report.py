@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vitsweep.api.sweep import load
-from vitsweep.cli.main import VERBS, Options
+from vitsweep.cli import VERBS, Options
 from vitsweep.extras import OPTIONS, option
 
 

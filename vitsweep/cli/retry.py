@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from vitsweep.cli.main import VERBS, Options, measure_cells
+from vitsweep.cli import VERBS, Options
+from vitsweep.cli.main import measure_cells
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.errors import VitsweepError

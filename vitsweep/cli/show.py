@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 
-from vitsweep.cli.main import VERBS, Options
+from vitsweep.cli import VERBS, Options
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices, comment, conf_dir, groups
 from vitsweep.words import did_you_mean

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitsweep.cli.main import VERBS, Options, print_json
+from vitsweep.cli import VERBS, Options, print_json
 from vitsweep.console import open_console
 from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.launchers.slurm.state.status import outcomes_of, status

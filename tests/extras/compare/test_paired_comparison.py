@@ -17,7 +17,7 @@ from tests.builders import of_present_code, run
 from tests.command import QUICK, ROOT, Command, fault
 from tests.said import opening
 from vitsweep import extras
-from vitsweep.cli.main import SCHEMA
+from vitsweep.cli import SCHEMA
 from vitsweep.cli.main import run as front_door
 from vitsweep.extras.compare.pair import PairRounds, plan_pair
 from vitsweep.extras.compare.verb_compare import comparison_request

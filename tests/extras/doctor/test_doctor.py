@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from vitsweep.cli.main import SCHEMA, run
+from vitsweep.cli import SCHEMA
+from vitsweep.cli.main import run
 
 
 @pytest.mark.smoke

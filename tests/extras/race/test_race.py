@@ -23,7 +23,7 @@ GRID = (
     [
         (("sweep.search=race",), "`sweep.search=race` has one cell"),
         ((*GRID, "sweep.max_gpu_hours=1"), "`sweep.max_gpu_hours=1.0`"),
-        ((*GRID, "hydra/launcher=basic"), "BasicLauncher"),
+        ((*GRID, "hydra/launcher=basic"), "`hydra/launcher=basic`"),
     ],
 )
 def test_a_race_that_cannot_begin_is_refused(

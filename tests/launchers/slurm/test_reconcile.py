@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tests.builders import run as measured_run
 from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, rows, write_events
-from vitsweep.cli.main import VERBS
+from vitsweep.cli import VERBS
 from vitsweep.cli.pack import pack_ended
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RECORD_DRAFT

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.main import VERBS, Options, require_writable
+from vitsweep.cli import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.bundle.archive import write_bundle
 from vitsweep.results.sweeps import find_sweep

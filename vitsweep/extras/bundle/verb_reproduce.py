@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vitsweep.cli.main import VERBS, Options
+from vitsweep.cli import VERBS, Options
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.bundle.archive import checksum_faults, extract

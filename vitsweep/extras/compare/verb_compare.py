@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from vitsweep.cli.main import VERBS, Options, print_json
+from vitsweep.cli import VERBS, Options, print_json
 from vitsweep.cli.summary import summarize
 from vitsweep.console import open_console
 from vitsweep.errors import VitsweepError

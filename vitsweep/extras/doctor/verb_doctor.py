@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
-from vitsweep.cli.main import VERBS, Options, print_json
+from vitsweep.cli import VERBS, Options, print_json
 from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.rates.profile import cpu_half_precision, device_name

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from vitsweep.cli.main import VERBS, Options, print_json
+from vitsweep.cli import VERBS, Options, print_json
 from vitsweep.composition.hydra import value_override
 from vitsweep.console import open_console, print_lines, was_terminated
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError

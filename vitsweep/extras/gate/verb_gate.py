@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitsweep.cli.main import VERBS, Options, print_json, rows_of
+from vitsweep.cli import VERBS, Options, print_json, rows_of
 from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.extras.gate.gate import gate
 from vitsweep.report.answer import answers

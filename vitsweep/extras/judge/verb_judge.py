@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitsweep.cli.main import VERBS, Options, print_json, require_writable
+from vitsweep.cli import VERBS, Options, print_json, require_writable
 from vitsweep.console import interrupts_to, open_console, print_lines
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.extras.judge.session import JudgeRequest, file_and_function, judge, overrides_of

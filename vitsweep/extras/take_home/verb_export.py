@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitsweep.cli.main import VERBS, Options, require_writable
+from vitsweep.cli import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.results.sweeps import find_sweep
