@@ -177,6 +177,8 @@ def noted() -> Iterator[str]:
     yield from shown(base, of("sure", SURE[:3], **code[0]), of("sure", SURE[3:], 3, **code[1]))
     yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
     yield from shown(base, of("large", SURE, resolution_px=32))
+    windows = ({"metrics": {"window_seconds": seconds}} for seconds in (1.5, 4.9))
+    yield from shown(of("base", **next(windows)), of("sure", SURE, **next(windows)))
     yield from shown([run("base", status=Status.failed, precision="base")], of("sure", SURE))
     for last, wide in ((2, 0), (3, 5)):
         seeds = [

@@ -375,3 +375,13 @@ def test_what_a_block_ran_on_other_nodes_is_another_block():
     part = [run("a", "b3", 100, **on("n1,n2")), run("b", "b3", 200, **on("n1"))]
     assert within_blocks(table(*kept, *part)).num_blocks.tolist() == [4, 4]
     assert within_blocks(table(*kept, *part)).degrees == 3
+
+
+def test_an_effect_of_cells_that_were_timed_apart_says_so():
+    runs, baselines = simulated(*grid(TWO, {}, {}), normal(0.01))
+    windows = runs["cell_id"].map({"compile-sdpa_auto": 4.9}).fillna(1.7)
+    found = effects(runs.assign(window_seconds=windows), baselines)
+    assert one(found, "compilation=compile")["timed"] == "timed for 4.9 s, without it for 1.7 s"
+    given = ("attention=sdpa_auto", "attention=sdpa_math")
+    assert [bool(one(found, "compilation=compile", g)["timed"]) for g in given] == [True, False]
+    assert one(found, "attention=sdpa_math")["timed"].startswith("timed for 1.7 s")

@@ -76,6 +76,15 @@ def test_a_gain_is_over_the_row_above_and_has_its_own_interval(runs):
     assert chain.loc["base", "gain"] == 1.0
 
 
+def test_a_step_and_the_one_before_that_were_timed_apart_are_marked(runs):
+    windows = runs["cell_id"].map({"o1_fsdp": 4.9, "all": 1.7, "o1": 1.6, "fsdp": 3.3}).fillna(1.7)
+    steps = waterfall(runs.assign(window_seconds=windows), BASELINES).set_index("cell_id")["timed"]
+    assert dict(steps[steps != ""]) == {
+        "o1_fsdp": "timed for 4.9 s, the one before for 1.6 s",
+        "all": "timed for 1.7 s, the one before for 4.9 s",
+    }
+
+
 def test_one_technique_alone_is_no_waterfall():
     runs = table(run("base"), run("o1", "b0", 150, **O1))
     assert waterfall(runs, BASELINES)["kind"].tolist() == ["alone"]

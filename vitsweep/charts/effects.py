@@ -63,10 +63,11 @@ def _text(average: Series, given: DataFrame) -> str:
     """Return `1.31x [1.30, 1.32]; 1.02x [1.01, 1.03] with attention=sdpa_math`."""
     claimed = given[given["interaction"].isin(["more than on average", "less than on average"])]
     if claimed.empty:
-        return _effect(average)
+        return f"{_effect(average)}{_timed(average)}"
     gap = (claimed["ratio_to_average"].astype(float) - 1).abs()
     row = claimed.loc[[gap.idxmax()]].iloc[0]
-    return f"{_effect(average)}; {_effect(row)} with {str(row['given']).partition('=')[2]}"
+    together = f"{_effect(row)} with {str(row['given']).partition('=')[2]}"
+    return f"{_effect(average)}; {together}{_timed(average)}"
 
 
 def _effect(row: Series) -> str:
@@ -125,9 +126,13 @@ def _step_note(row: Series) -> str:
     if missing(row["speedup"]):
         return status_words(row["status"])
     size = ratio(*row[["speedup", "speedup_low", "speedup_high", "claim"]])
-    if row["kind"] == "alone" or not row["position"]:
-        return size
-    return f"{size}, gain {ratio(*row[['gain', 'gain_low', 'gain_high']])}"
+    gain = ratio(*row[["gain", "gain_low", "gain_high"]])
+    told = f", gain {gain}" if row["kind"] != "alone" and row["position"] else ""
+    return f"{size}{told}{_timed(row)}"
+
+
+def _timed(row: Series) -> str:
+    return f"\n{timed}" if (timed := plain(row["timed"])) else ""
 
 
 WATERFALL = Chart(

@@ -20,7 +20,13 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.formatting import plain
 from vitsweep.tables.names import Changes, named, names_by_id, varying_columns, with_changes
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import biased, is_biased, missing_blocks_of
+from vitsweep.tables.speedup import (
+    biased,
+    is_biased,
+    missing_blocks_of,
+    timed_apart,
+    windows_of,
+)
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -44,6 +50,7 @@ from vitsweep.tables.valid_runs import (
     newest_code,
     one_device_each,
     text,
+    valid_runs,
 )
 
 Floats = NDArray[np.float64]
@@ -51,7 +58,7 @@ Floats = NDArray[np.float64]
 COLUMNS = (
     "device kind technique against given effect effect_low effect_high p_value p_holm claim "
     "ratio_to_average ratio_low ratio_high ratio_p_value ratio_p_holm interaction "
-    "num_cells num_blocks note"
+    "num_cells num_blocks note timed"
 ).split()
 BASELINE = "baseline"
 """Factor that distinguishes cells with different baselines: other sizes, models, data."""
@@ -79,7 +86,8 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         the average one and `interaction` says `more than on average`, `less than on average` or `no
         interaction shown`.
         p-values are adjusted within each kind (Holm 1979). It compares `num_cells`, `num_blocks` is the
-        fewest blocks of one of them; `note` says why there is no estimate, or what the average leaves out.
+        fewest blocks of one of them; `note` says why there is no estimate, or what the average leaves out,
+        `timed` for how long two cells were timed that it compares, where that differs (`timed_apart`).
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -104,8 +112,9 @@ def _of_device(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFram
     columns = [str(c) for c in grid if c != BASELINE]
     if not columns or not len(data.spectrum[0]):  # no two cells, or none shared a block
         return DataFrame(columns=COLUMNS)
+    seconds = Series(data.cells, grid.index).map(windows_of(valid_runs(runs), "cell_id"))
     told, found, averages = zip(
-        *(row for c in columns for row in _rows(c, grid, usual)), strict=True
+        *(row for c in columns for row in _rows(c, grid, usual, seconds)), strict=True
     )
     used = [weights != 0 for weights in found]
     fewest = [data.num_blocks[cells].min() if cells.any() else pd.NA for cells in used]
@@ -146,7 +155,7 @@ def _grid(
 Row = tuple[dict[str, Any], Floats, Floats]
 
 
-def _rows(column: str, grid: DataFrame, usual: Mapping[str, str]) -> Iterator[Row]:
+def _rows(column: str, grid: DataFrame, usual: Mapping[str, str], windows: Series) -> Iterator[Row]:
     """Yield what a row says, the weights of its effect on the cells, and those of the effect on average.
 
     Weights are 0 where the cells cannot tell it, and those of the average NaN in its own row.
@@ -169,7 +178,8 @@ def _rows(column: str, grid: DataFrame, usual: Mapping[str, str]) -> Iterator[Ro
             apart = [o for o in others if not {*grid[o][sides[0]]} & {*grid[o][sides[1]]}]
             same = apart[0].replace("_", " ") if apart else "other choices"
             note = say("not_measured_with", what=f"the same {same} as {against}")
-        yield told | {"kind": "average", "given": "", "note": note}, average, none
+        row = {"kind": "average", "given": "", "note": note}
+        yield told | row | _timed(sides, common, keys, windows), average, none
         for other in others:
             rest = [o for o in others if o != other]
             for given in grid[other].unique():
@@ -180,7 +190,8 @@ def _rows(column: str, grid: DataFrame, usual: Mapping[str, str]) -> Iterator[Ro
                 if not here.any():
                     mean = none
                     without = say("not_measured_with", what=row["given"]) if common.any() else note
-                yield row | {"note": without}, _weights(sides, here, keys), mean
+                row |= {"note": without} | _timed(sides, here, keys, windows)
+                yield row, _weights(sides, here, keys), mean
 
 
 def _weights(sides: Sequence[Series], used: Series, keys: Series) -> Floats:
@@ -191,6 +202,13 @@ def _weights(sides: Sequence[Series], used: Series, keys: Series) -> Floats:
         times = keys.iloc[rows].map(keys.iloc[rows].value_counts())
         weights[rows] = sign / times / times.rdiv(1).sum()
     return weights
+
+
+def _timed(sides: Sequence[Series], used: Series, keys: Series, windows: Series) -> dict[str, str]:
+    """Say for how long the first two cells were timed that are compared and were timed apart."""
+    own, base = (dict(zip(keys[s & used], windows[s & used], strict=True)) for s in sides)
+    apart = (timed_apart(own[key], base[key], "without it") for key in own)
+    return {"timed": next(filter(None, apart), "")}
 
 
 def _left_out(grid: DataFrame, others: Sequence[str], used: Series) -> Iterator[str]:
@@ -264,7 +282,8 @@ def _claimed(table: DataFrame) -> DataFrame:
 
 WATERFALL_COLUMNS = (
     "baseline_cell_id kind position added cell_id status images_per_second throughput_spread "
-    "speedup speedup_low speedup_high claim num_pairs gain gain_low gain_high gain_claim sweep device"
+    "speedup speedup_low speedup_high claim num_pairs gain gain_low gain_high gain_claim timed "
+    "sweep device"
 ).split()
 NAMES = {"speedup": "gain", "speedup_low": "gain_low", "speedup_high": "gain_high"}
 
@@ -281,11 +300,12 @@ def waterfall(
     `gain` over the row above, each with its own interval and claim: paired where both shared
     blocks, else by way of the baseline (see `contrast`). The speedups of a cumulative sequence all
     divide by one baseline: they are not factors to multiply. A technique that was not measured
-    keeps its row with its `status`.
+    keeps its row with its `status`. `timed` says for how long a row and the one that `gain` divides by
+    were timed, where that differs (`timed_apart`).
 
     Args:
         runs: one row per run.
-        baselines: cell -> its baseline cell, or None.
+        baselines: cell -> its baseline cell, or None; in the order in which the steps follow.
         cells_: one row per cell of these runs, where it is there already.
 
     Raises:
@@ -357,11 +377,16 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
         baseline_cell_id=steps["previous"], num_blocks=lambda t: t["num_blocks"].fillna(0),
         _survivors=lambda t: biased(t["speedup"] > 1, t["_key"], t["baseline_cell_id"], lost),
     )  # fmt: skip
+    windows = windows_of(known.valid, ROW)
+    sides = (table[c].map(windows) for c in ("_key", "baseline_cell_id"))
+    pairs = zip(*sides, strict=True)
+    timed = [timed_apart(own, other, "the one before") for own, other in pairs]
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (
         table.assign(p_holm=adjusted)
         .assign(gain_claim=claims)
-        .rename(columns=NAMES)[["_key", "kind", *NAMES.values(), "gain_claim"]]
+        .assign(timed=timed)
+        .rename(columns=NAMES)[["_key", "kind", *NAMES.values(), "gain_claim", "timed"]]
     )
 
 

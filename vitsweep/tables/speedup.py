@@ -13,7 +13,7 @@ from vitsweep.tables.blocks import (
     log_ratios,
     log_throughput_per_block,
 )
-from vitsweep.tables.formatting import as_text, count, plain, value_label
+from vitsweep.tables.formatting import as_text, count, number, plain, value_label
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import (
     Claim,
@@ -28,6 +28,7 @@ from vitsweep.tables.valid_runs import (
     checked_runs,
     is_screening,
     keyed,
+    numbers,
 )
 
 SIZES = ("data", "resolution_px", "num_tokens")
@@ -58,6 +59,28 @@ def other_size(known: KeyedRuns) -> dict[int, str]:
         if apart:
             found[row] = say("other_size", own=labels[0], base=labels[1])
     return found  # type: ignore[return-value]
+
+
+MOST_APART = 2.0
+"""From this ratio of their timed windows on, a GPU's clock and heat may differ between two cells."""
+
+
+def windows_of(runs: DataFrame, by: str) -> Series:
+    """Return the seconds for which each cell was timed, the median of its runs."""
+    return numbers(runs, "window_seconds").groupby(runs[by]).median()
+
+
+def timed_apart(own: float, other: float, whose: str) -> str:
+    """Say for how many seconds two cells were timed where these differ by more than `MOST_APART`, else "".
+
+    Args:
+        own: seconds of a cell; NaN where unknown.
+        other: those of the cell that it is compared with.
+        whose: what the sentence calls that.
+    """
+    if not max(own, other) > MOST_APART * min(own, other):
+        return ""
+    return say("timed_apart", own=number(own, 2), whose=whose, other=number(other, 2))
 
 
 Families = Sequence[Collection[str]]
@@ -290,7 +313,10 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     codes = codes.mask(earlier, say("earlier_baseline"))
     sizes = other_size(known)
     own_sizes = table[ROW].map(lambda row: sizes.get(row, ""))
-    told = zip(codes, own_codes, table["_missing"], own_sizes, strict=True)
+    windows = windows_of(known.valid, ROW)
+    sides = zip(table[ROW].map(windows), base.where(compared).map(windows), strict=True)
+    apart = [timed_apart(own, other, ITS_BASELINE) for own, other in sides]
+    told = zip(codes, own_codes, table["_missing"], own_sizes, apart, strict=True)
     noted = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return noted
