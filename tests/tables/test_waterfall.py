@@ -85,6 +85,14 @@ def test_a_step_and_the_one_before_that_were_timed_apart_are_marked(runs):
     }
 
 
+def test_of_two_orders_of_steps_the_planned_one_is_taken_whichever_ran_first(runs):
+    for first in ("o1", "fsdp"):
+        planned = dict.fromkeys(["base", first, *SETTINGS], "base")
+        for data in (runs, runs.iloc[::-1]):
+            chain = waterfall(data, planned).query("kind == 'cumulative'")
+            assert chain["cell_id"].tolist() == ["base", first, "o1_fsdp", "all"]
+
+
 def test_one_technique_alone_is_no_waterfall():
     runs = table(run("base"), run("o1", "b0", 150, **O1))
     assert waterfall(runs, BASELINES)["kind"].tolist() == ["alone"]

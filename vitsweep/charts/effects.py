@@ -10,6 +10,7 @@ from vitsweep.charts.bars import HOLLOW, Bars, stacked
 from vitsweep.charts.style import NOTHING, Chart, mixed
 from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.formatting import missing, plain, ratio, status_words
+from vitsweep.tables.names import short
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import SURE
 from vitsweep.tables.sweep_tables import SweepTables
@@ -53,7 +54,7 @@ def draw(table: DataFrame) -> Figure:
         sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: nothing is claimed",
     )  # fmt: skip
     most = [of[place]["effect"].max() for place in shown.index]
-    figure = bars.draw(shown.assign(most=most), shown["technique"].tolist(), 8.8)
+    figure = bars.draw(shown.assign(most=most), [*map(short, shown["technique"])], 8.8)
     for at, place in enumerate(shown.index):
         figure.axes[0].plot(of[place]["effect"], [at] * len(of[place]), zorder=4, **HOLLOW)
     return figure
@@ -66,7 +67,7 @@ def _text(average: Series, given: DataFrame) -> str:
         return f"{_effect(average)}{_timed(average)}"
     gap = (claimed["ratio_to_average"].astype(float) - 1).abs()
     row = claimed.loc[[gap.idxmax()]].iloc[0]
-    together = f"{_effect(row)} with {str(row['given']).partition('=')[2]}"
+    together = f"{_effect(row)} with {short(str(row['given']))}"
     return f"{_effect(average)}; {together}{_timed(average)}"
 
 
@@ -108,7 +109,7 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     is_alone = rows["kind"].iloc[0] == "alone"
     claim = "claim" if is_alone else "gain_claim"
     plus = "" if is_alone else "+ "
-    names = [f"{plus * (name != BASELINE)}{name}" for name in rows["added"]]
+    names = [f"{plus * (name != BASELINE)}{short(name)}" for name in rows["added"]]
     bars = Bars(
         column="speedup", low="speedup_low", high="speedup_high", start="before", note=_step_note,
         colour=_step_colour, sure=lambda row: plain(row[claim]) in SURE, reference=1.0,

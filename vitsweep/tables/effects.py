@@ -305,7 +305,7 @@ def waterfall(
 
     Args:
         runs: one row per run.
-        baselines: cell -> its baseline cell, or None; in the order in which the steps follow.
+        baselines: cell -> its baseline cell, or None; of steps in several orders, its first cells come first.
         cells_: one row per cell of these runs, where it is there already.
 
     Raises:
@@ -315,6 +315,8 @@ def waterfall(
     known = keyed(checked, baselines)
     every = cells(checked, baselines) if cells_ is None else cells_
     table = _keyed_cells(one_device_each(every), known)
+    planned = {cell: place for place, cell in enumerate(baselines)}
+    table = table.sort_values("cell_id", key=lambda ids: ids.map(planned), kind="stable")
     groups = table.groupby("_baseline", sort=False)
     rows = [row for _, group in groups for row in _steps(group)]
     steps = DataFrame(rows, columns=["_key", "kind", "position", "added", "previous"]).astype(

@@ -306,7 +306,15 @@ def with_changes(cells: DataFrame) -> DataFrame:
 
 def named(changes: Changes) -> str:
     """Return changes as one label, `precision=O1 + sharding=fsdp`, or `baseline` if there are none."""
-    return " + ".join(sorted(changes)) or "baseline"
+    order = {group: place for place, group in enumerate(CHOICES)}
+    known = sorted(changes, key=lambda c: (order.get(c.partition("=")[0], len(order)), c))
+    return " + ".join(known) or BASELINE
+
+
+def short(label: str) -> str:
+    """Return a label of `named` as names of cells say it: `O1 + fsdp`."""
+    parts = (part.partition("=") for part in label.split(" + "))
+    return " + ".join(value_label(key, value) if value else key for key, _, value in parts)
 
 
 def _changes(row: Row, base: Row) -> Changes:
