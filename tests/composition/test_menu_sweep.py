@@ -29,7 +29,11 @@ def test_both_sides_have_the_fast_choices_and_only_the_technique_between_them() 
         differing = {g for g in groups if getattr(planned.spec, g) != getattr(baseline.spec, g)} - {
             "mesh"
         }  # follows from sharding
-        shared = {"precision": "bf16", "compilation": "compile_blocks", "optimizer": "adamw_fused"}
+        shared = {
+            "precision": "bf16_masters",
+            "compilation": "compile_blocks",
+            "optimizer": "adamw_fused",
+        }
         typed = {
             text.partition("=")[0].partition(".")[0]
             for text in cell.overrides
