@@ -294,3 +294,13 @@ def test_typed_sizes_are_the_baselines_too():
     own = "sweep.match=[model,data,task,resources,batch]"
     each = baselines("+sweep=meta_speedups", own)[0]
     assert each == [("tf32", 256, 224), ("tf32", 384, 256), ("tf32", 560, 224)]
+
+
+def test_a_named_sweep_with_the_sizes_of_cpus_says_so_on_a_gpu():
+    for name in ("menu_2026", "meta_chips"):
+        said = defaults([f"+sweep={name}"], ONE_H200)[2]
+        assert said == (
+            f"`+sweep={name}` has the sizes of CPUs, vit_nano; for GPUs: `+sweep={name}_cluster`"
+        )
+    assert defaults(["+sweep=menu_2026"], CPU)[2] == ""
+    assert "sizes of CPUs" not in defaults(["+sweep=menu_2026_cluster"], ONE_H200)[2]

@@ -103,7 +103,21 @@ def cells_for(
     [(sweep, has_part)] = parts
     sweep = sweep | {key: sized[0].tree["sweep"][key] for key in ("name", "baseline")}
     follows = has_part or sized is not cells
+    for_cpus = "" if follows else _for_cpus(cells, typed)
+    if for_cpus:
+        return sized, sweep, lambda plan: for_cpus
     return sized, sweep, partial(_sentence, typed if follows else None, too_large)
+
+
+def _for_cpus(cells: Sequence[ComposedCell], typed: _Typed) -> str:
+    """Say that a named sweep has the sizes of CPUs on a machine with GPUs; "" where it has not."""
+    name = next((t.split("=")[1] for t in typed.overrides if key_of(t) == "sweep" and "=" in t), "")
+    models = {cell.choices.get("model", "") for cell in cells}
+    if not (name and typed.sizes.models and all(m.endswith(FOR_CPUS) for m in models)):
+        return ""
+    large = f"{name}_cluster"
+    other = f"; for GPUs: `+sweep={large}`" if large in typed.composer.options("sweep") else ""
+    return f"`+sweep={name}` has the sizes of CPUs, {', '.join(sorted(models))}{other}"
 
 
 def with_sizes(
