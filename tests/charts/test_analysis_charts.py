@@ -7,7 +7,7 @@ import numpy as np
 from tests.builders import from_runs, run, table
 from tests.noise import normal, simulate
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
-from vitsweep.charts import effects, pareto
+from vitsweep.charts import effects, pareto, style
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 
@@ -50,6 +50,8 @@ def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them
     found = effects_table(*simulated(logs, specs, normal(0.01)))
     axes = effects.draw(found).axes[0]
     assert set(names(axes)) == {t.split("=")[1] for t in found["technique"]}
+    marks = {line.get_marker() for line in axes.lines if line.get_markerfacecolor() == style.PAPER}
+    assert marks == {"o"}  # a diamond is a published figure
     row = next(t for t in texts(axes) if t.startswith("1.2") and "sdpa_math" in t)
     assert row.endswith("] with sdpa_math")
     assert re.fullmatch(r"Throughput .*baseline.* \(x\)", axes.get_xlabel())

@@ -19,6 +19,8 @@ BAR = 0.66
 WIDEST = 1.5
 """A whisker longer than so many of the longest bar leaves the chart: the bars must be seen."""
 HOLLOW: dict[str, Any] = {"marker": "D", "ls": "", "mfc": PAPER, "mec": INK, "mew": 1.4, "ms": 7}
+ROUND = HOLLOW | {"marker": "o"}
+"""A diamond is a published figure, a circle one that was measured here."""
 VALUE: dict[str, Any] = {
     "va": "center", "fontsize": 8.5, "color": INK, "bbox": {"fc": PAPER, "ec": "none", "pad": 1},
 }  # fmt: skip
@@ -43,7 +45,7 @@ class Bars:
         sure: row -> whether its bar is filled; hatched where not.
         hatched: what that means, for the legend.
         mark: column of a hollow mark in a row.
-        marked: what that is, for the legend; the sources in `<mark>_by` if empty.
+        marked: what that is, for the legend, with round marks; the sources in `<mark>_by` if empty.
         reference: where a dashed line stands.
     """
 
@@ -97,7 +99,7 @@ class Bars:
                 axes.plot(limit, at, ">", color=INK, ms=5)  # it goes on
                 text += f", up to {number(high)}"
             if not missing(mark):
-                axes.plot(mark, at, zorder=4, **HOLLOW)
+                axes.plot(mark, at, zorder=4, **(ROUND if self.marked else HOLLOW))
                 outer = max(outer, mark + 0.015 * limit)  # clear of the value
             end = max(outer, self.reference or 0.0)  # clear of the dashed line
             axes.annotate(text, (end, at), xytext=(5, 0), textcoords="offset points", **VALUE)
@@ -121,7 +123,7 @@ class Bars:
         sources = table.get(f"{self.mark}_by", Series(dtype=str)).dropna().unique()
         named = [self.marked] if self.marked and table[self.mark].notna().any() else []
         for text in [*named, *(f"published: {source}" for source in sources)]:
-            axes.plot([], [], label=text, **HOLLOW)
+            axes.plot([], [], label=text, **(ROUND if self.marked else HOLLOW))
 
     def _choices(self, table: DataFrame) -> list[str]:
         """Return the choices that colours distinguish; a single one needs no legend."""

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from vitsweep.charts import style
-from vitsweep.charts.bars import HOLLOW, Bars, stacked
+from vitsweep.charts.bars import ROUND, Bars, stacked
 from vitsweep.charts.style import NOTHING, Chart, mixed
 from vitsweep.tables.effects import BASELINE
 from vitsweep.tables.formatting import missing, plain, ratio, status_words
@@ -56,7 +56,7 @@ def draw(table: DataFrame) -> Figure:
     most = [of[place]["effect"].max() for place in shown.index]
     figure = bars.draw(shown.assign(most=most), [*map(short, shown["technique"])], 8.8)
     for at, place in enumerate(shown.index):
-        figure.axes[0].plot(of[place]["effect"], [at] * len(of[place]), zorder=4, **HOLLOW)
+        figure.axes[0].plot(of[place]["effect"], [at] * len(of[place]), zorder=4, **ROUND)
     return figure
 
 
