@@ -1,13 +1,13 @@
-"""Effects, two days, and the Pareto front."""
+"""Effects, and two days."""
 
 import re
 
 import numpy as np
 
-from tests.builders import from_runs, run, table
+from tests.builders import from_runs
 from tests.noise import normal, simulate
 from tests.tables.test_effects import AVERAGE, LEVELS, TOGETHER, grid, simulated
-from vitsweep.charts import effects, pareto, style
+from vitsweep.charts import effects, style
 from vitsweep.tables.cells import cells
 from vitsweep.tables.effects import effects as effects_table
 
@@ -23,26 +23,6 @@ def names(axes):
 
 def texts(axes):
     return [text.get_text() for text in axes.texts]
-
-
-def test_the_front_of_long_names_leaves_the_axes_their_width():
-    names = [f"c{n}" for n in range(3)]
-    runs = table(
-        *(
-            run(
-                c,
-                speed,
-                images_per_second=speed,
-                metrics={"peak_rss_gib": speed},
-                precision=c + "x" * 70,
-            )
-            for c, speed in zip(names, (100.0, 110.0, 120.0), strict=True)
-        )
-    )
-    figure = pareto.draw(pareto.pareto_front(cells(runs, dict.fromkeys(names))))
-    figure.draw_without_rendering()
-    assert figure.axes[0].get_position().width > 0.6
-    assert len(figure.legends[0].get_texts()) == 3
 
 
 def test_effects_have_a_row_per_technique_and_name_the_company_that_changes_them_most():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import from_runs, run, table
 from tests.sample_sweep import baselines_of, records_of, sweep
-from vitsweep.charts import effects, pareto, scaling, step, style
+from vitsweep.charts import effects, scaling, step, style
 from vitsweep.report.html import drawn
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -197,18 +197,6 @@ def test_communication_stacks_purposes_and_marks_the_formula():
     assert set(legend(axes)) == {"parameter", "gradient", "activation", "formula"}
     diamonds = next(line for line in axes.lines if line.get_marker() == "D")
     assert diamonds.get_xdata()[0] == pytest.approx(table["bytes_per_step"].max() / 2**20)
-
-
-def test_the_front_is_filled_and_numbered():
-    table = pareto.pareto_front(sweep("speedups").cells)
-    axes = pareto.draw(table).axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "Peak memory, worst rank (GiB)", "Throughput, all ranks (img/s)"
-    )  # fmt: skip
-    entries = legend(axes)
-    assert axes.figure.legends[0].get_title().get_text() == "On the front"
-    assert len(entries) == table["on_front"].sum()
-    assert entries[0].startswith("1  O3")
 
 
 def test_charts_of_missing_and_infinite_values_still_draw():

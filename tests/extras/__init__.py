@@ -36,6 +36,7 @@ WORDS = {
     "gate": ("blocks_to_decide", "welch"),
     "take_home": ("asked_cell", "not_provable"),
     "bundle": ("bundle", "bundled", "reproduction"),
+    "pareto": ("pareto_", "undominated"),
     "latex": ("booktabs", "tex", "write_latex"),
     "published": ("PublishedTable", "SURENESS", "beside_cells", "beside_text", "with_published"),
     "race": (

@@ -1,11 +1,9 @@
 import math
 
-import numpy as np
 import pytest
 
 from analysis.cost import cost, epoch_hours
 from tests.builders import run, table
-from vitsweep.charts.pareto import pareto_front, undominated
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
@@ -56,30 +54,6 @@ def test_cost_counts_every_rank(four):
     assert "dead" not in table.index
     with pytest.raises(VitsweepError, match="price"):
         cost(four, price_per_rank_hour=-1, epochs=1)
-
-
-def test_the_front_holds_what_nothing_beats(four):
-    front = pareto_front(four).set_index("cell_id")["on_front"]
-    assert front.to_dict() == {"fast": True, "lean": True, "worse": False, "base": False}
-
-
-def test_one_training_makes_accuracy_no_objective_of_the_others(four):
-    trained = four.assign(
-        accuracy_top1=[0.9 if c == "worse" else math.nan for c in four["cell_id"]]
-    )
-    front = pareto_front(trained).set_index("cell_id")
-    assert front["on_front"].to_dict() == {"fast": True, "lean": True, "worse": True, "base": False}
-    assert front.loc["worse", "objectives"] == "images_per_second, peak_gib, accuracy_top1"
-    assert front.loc["fast", "objectives"] == "images_per_second, peak_gib"
-
-
-def test_objectives_that_nobody_measured_are_left_out(four):
-    assert pareto_front(four)["objectives"].iloc[0] == "images_per_second, peak_gib"
-
-
-def test_equal_cells_are_both_on_the_front():
-    points = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 1.0], [3.0, 1.0], [2.0, 2.0]])
-    assert undominated(points).tolist() == [True, True, False, True, True]
 
 
 def test_a_cell_without_baseline_has_hours_all_the_same():

@@ -12,7 +12,6 @@ from analysis.cost import cost, epoch_hours
 from analysis.meta_blog import per_chip
 from tests.builders import from_runs, run, table
 from vitsweep import extras
-from vitsweep.charts.pareto import pareto_front
 from vitsweep.charts.step import optimizer_steps
 from vitsweep.charts.style import caption
 from vitsweep.errors import VitsweepError
@@ -74,7 +73,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "ranked": ranked,
     "epoch_hours": epoch_hours,
     "cost": lambda t: cost(t, 1.0, 1.0),
-    "pareto_front": pareto_front,
     "per_chip": per_chip,
     "communication": communication,
     "optimizer_steps": optimizer_steps,
@@ -86,6 +84,10 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "question": question,
     "caption": caption,
 }
+
+
+if "pareto" in extras.FEATURES:
+    OF_CELLS["pareto_front"] = extras.load("pareto.charts.pareto:pareto_front")
 
 
 def damaged(whole: DataFrame) -> Iterator[tuple[str, DataFrame]]:

@@ -142,6 +142,9 @@ KNOWN: dict[str, Feature] = {
             "reproduce": "check a bundle, and measure its claims on this machine",
         },
     ),
+    "pareto": Feature(
+        charts={"pareto": "memory"},
+    ),
     "latex": Feature(
         options={"report --latex": "latex:write_latex"},
     ),

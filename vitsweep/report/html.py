@@ -14,7 +14,6 @@ from pandas import DataFrame, Series
 from vitsweep.charts import (
     accuracy,
     effects,
-    pareto,
     scaling,
     speedup,
     step,
@@ -252,7 +251,6 @@ CHARTS: tuple[Chart, ...] = (
     scaling.SEQUENCE_LENGTH,
     step.COMMUNICATION,
     step.MEMORY,
-    pareto.PARETO,
     accuracy.ACCURACY,
     accuracy.CURVES,
 )

@@ -92,7 +92,7 @@ def draw(table: DataFrame) -> Figure:
     return figure
 
 
-PARETO = Chart(
+CHART = Chart(
     "pareto", "Throughput, memory, accuracy", draw, table=lambda tables: pareto_front(tables.settings),
     needs=("images_per_second", "peak_gib"), least=3, one_device=True,
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which cells nothing beats in throughput, memory and accuracy together."""
