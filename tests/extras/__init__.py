@@ -37,6 +37,7 @@ WORDS = {
     "take_home": ("asked_cell", "not_provable"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "pareto": ("pareto_", "undominated"),
+    "curves": ("mean_curve", "training_curves"),
     "latex": ("booktabs", "tex", "write_latex"),
     "published": ("PublishedTable", "SURENESS", "beside_cells", "beside_text", "with_published"),
     "race": (

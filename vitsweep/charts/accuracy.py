@@ -1,4 +1,4 @@
-"""Top-1 accuracy against speedup, against the time to a target accuracy, and over a training."""
+"""Top-1 accuracy against speedup, and against the time to a target accuracy."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -8,17 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from vitsweep.charts import style
-from vitsweep.charts.style import NOTHING, Chart, Look, fastest, looks, settings
+from vitsweep.charts.style import Chart, Look, looks, settings
 from vitsweep.results.record import Status
-from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE, mean_curve, training_curves
+from vitsweep.tables.accuracy import BETTER, MARGIN, NO_WORSE
 from vitsweep.tables.formatting import missing
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import Claim
-from vitsweep.tables.sweep_tables import SweepTables
 
 COLUMNS = ("speedup", "seconds_to_target")
 """Of the horizontal axes."""
@@ -100,74 +98,4 @@ def _meanings() -> list[Artist]:
 ACCURACY = Chart(
     "accuracy", "Accuracy against speed", draw, reading=say("whiskers"),
     needs=("accuracy_claim", "accuracy_top1", "speedup"), least=2, one_device=True,
-)  # fmt: skip
-
-# Top-1 accuracy over a training: against its seconds and against its epochs, a line per setting.
-
-PANELS = {"seconds": style.axis_label("train_seconds"), "epoch": "Epochs trained"}
-"""Column of the horizontal axis -> its label."""
-MOST_MARKERS = 12
-"""A line of more evaluations has a marker at some of them only."""
-
-
-def curves_of(tables: SweepTables) -> DataFrame:
-    """Return the trained cells with their curves."""
-    if tables.evaluations.empty:
-        return NOTHING
-    table = training_curves(tables.settings, tables.runs, tables.evaluations)
-    return table if table["curves"].map(bool).any() else NOTHING
-
-
-def draw_curves(table: DataFrame) -> Figure:
-    """Draw the table of `tables.accuracy.training_curves`: the mean of each setting, single trainings thin.
-
-    A setting of which every repetition diverged is named in the legend only.
-    """
-    shown, cut = fastest(table.assign(series=settings(table)), series=settings(table))
-    styles = looks(shown, shown["series"])
-    figure = style.empty_figure(10.0, 4.6)
-    panels = list(map(style.dress, figure.subplots(1, 2, sharey=True)))
-    for axes, column in zip(panels, PANELS, strict=True):
-        for name, rows in shown.groupby("series", sort=False):
-            _training(axes, rows, column, styles[str(name)])
-        _key(axes, shown)
-        axes.set_xlabel(PANELS[column])
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=column == "epoch"))
-    panels[0].set_ylabel(f"{style.axis_label('accuracy_top1')} on held-out images (%)")
-    style.legend(panels[1], cut)
-    return figure
-
-
-def _training(axes: Axes, rows: DataFrame, column: str, look: Look) -> None:
-    """Draw the trainings of one setting and their mean; a cross in the legend where none ended well."""
-    mean = mean_curve(rows["curves"].tolist())
-    runs = [run for curves in rows["curves"] for run in curves]
-    for run in runs if len(runs) > 1 else []:
-        thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.45, "zorder": 1.5}
-        axes.plot(run[column], 100 * run["accuracy_top1"], color=look.colour, **thin)
-    [name] = style.shorten(rows["series"].iloc[:1], 56)
-    if lost := int(rows["diverged"].sum()):
-        name += ": diverged" if lost == len(rows) else f": {lost} of {len(rows)} diverged"
-    axes.plot(
-        mean[column], 100 * mean["accuracy_top1"], color=look.colour, linewidth=1.8, ms=6, label=name,
-        marker=look.marker if runs else "x", linestyle=look.line if runs else "",
-        markevery=-(-len(mean) // MOST_MARKERS) or 1,
-    )  # fmt: skip
-
-
-def _key(axes: Axes, table: DataFrame) -> None:
-    """Draw the line of each target accuracy, and explain the thin lines where there are any."""
-    trainings = table.groupby("series")["curves"].agg(lambda curves: sum(map(len, curves)))
-    if (trainings > 1).any():
-        axes.plot([], [], color=style.QUIET, linewidth=0.8, label="thin: one training")
-    targets = table.get("task.target_accuracy", Series(dtype=float)).dropna().astype(float)
-    for target in sorted(targets.unique()):
-        look: dict[str, Any] = {"color": style.INK, "linewidth": 1, "linestyle": (0, (4, 3))}
-        axes.axhline(100 * target, zorder=0.9, label=f"target: {100 * target:g} %", **look)
-
-
-CURVES = Chart(
-    "training_curves", "Accuracy over training", draw_curves, table=curves_of,
-    needs=("accuracy_top1",), one_device=True,  # seconds of two kinds of device have no mean
 )  # fmt: skip

@@ -145,6 +145,10 @@ KNOWN: dict[str, Feature] = {
     "pareto": Feature(
         charts={"pareto": "memory"},
     ),
+    "curves": Feature(
+        recorded="training",
+        charts={"training_curves": "accuracy"},
+    ),
     "latex": Feature(
         options={"report --latex": "latex:write_latex"},
     ),

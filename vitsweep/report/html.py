@@ -252,7 +252,6 @@ CHARTS: tuple[Chart, ...] = (
     step.COMMUNICATION,
     step.MEMORY,
     accuracy.ACCURACY,
-    accuracy.CURVES,
 )
 """In the order of the page; those of optional features come between."""
 

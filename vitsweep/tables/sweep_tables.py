@@ -176,6 +176,6 @@ class SweepTables:
 
     @cached_property
     def evaluations(self) -> DataFrame:
-        """One row per evaluation of a training (`accuracy.training_curves`)."""
+        """One row per evaluation of a training."""
         found = [evaluations_of(store, runs) for store, runs in self._runs_of.items()]
         return pd.concat(found, ignore_index=True) if found else DataFrame()

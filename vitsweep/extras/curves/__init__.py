@@ -1,0 +1,1 @@
+"""Accuracy over the time and the epochs of trainings."""
