@@ -236,13 +236,11 @@ def parsed_lines(content: bytes, most: Bounds = OF_RUN) -> list[dict[str, Any]]:
         ValueError: all lines together hold more than `most` allows.
     """
     _check_counts(content.decode("latin-1"), most)
-    return [entry for entry in _lines(content, most) if isinstance(entry, dict)]
-
-
-def _lines(content: bytes, most: Bounds) -> Iterator[Any]:
+    found = []
     for line in io.BytesIO(content):
         with suppress(ValueError):  # also where it is no UTF-8
-            yield parsed_json(line.decode(), most)
+            found.append(parsed_json(line.decode(), most))
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
 # Parquet
@@ -274,18 +272,6 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
             kept = table[name].cat
             table[name] = kept.rename_categories(kept.categories.astype(object)).astype(object)
         return table
-
-
-def table_size(path: Path) -> tuple[int, list[str]]:
-    """Return how many rows the footer of a parquet file names, and its columns.
-
-    Raises:
-        ForeignFileError: they are more than a table has, or the file is not whole.
-        OSError: it cannot be read.
-    """
-    with _named(path):
-        footer = _footer(path, [])
-        return footer.num_rows, footer.schema.names
 
 
 @contextmanager

@@ -283,16 +283,12 @@ def gathered(
     dist.all_gather(lengths, torch.tensor([len(own)], device=own.device), group=group)
     longest = max(int(length) for length in lengths)
     padded = torch.cat([own, own.new_zeros(longest - len(own))])
-    texts = [torch.empty_like(padded) for _ in lengths if not on_first or _is_first(group)]
+    texts = [torch.empty_like(padded) for _ in lengths if not on_first or dist.get_rank(group) == 0]
     if on_first:
         dist.gather(padded, texts or None, _global(0, group), group=group)
     else:
         dist.all_gather(texts, padded, group=group)
     return [_decoded(text[: int(size)]) for text, size in zip(texts, lengths, strict=False)]
-
-
-def _is_first(group: dist.ProcessGroup | None) -> bool:
-    return dist.get_rank(group) == 0
 
 
 def from_first(value: Any, group: dist.ProcessGroup | None = None, rank: int = 0) -> Any:

@@ -96,10 +96,8 @@ class Searches:
 
     def first(self) -> list[ComposedCell]:
         """Return the cells of the first round."""
-        return [self._with_value(cell, self._first_value()) for cell in self.cells]
-
-    def _first_value(self) -> int:
-        return Search().next(self.limit) or self.limit.step
+        value = Search().next(self.limit) or self.limit.step
+        return [self._with_value(cell, value) for cell in self.cells]
 
     def _probes(self) -> list[tuple[ComposedCell, int]]:
         wanted = [(cell, self._searches[cell.key].next(self.limit)) for cell in self.cells]

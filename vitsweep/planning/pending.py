@@ -101,7 +101,7 @@ def usable_runs(
     """
     found, entries = UsableRuns(), plan.entries
     earlier = [run for run in runs if run.cell_id in entries]
-    for run in sorted(earlier, key=_began):
+    for run in sorted(earlier, key=lambda run: str(run.environment.get("started_at") or "")):
         entry, cell_id = entries[run.cell_id], run.cell_id
         if not _comparable(run, entry, torch_version):
             continue
@@ -162,10 +162,6 @@ def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
 def _lacks_traced_steps(run: RunRecord, entry: PlannedCell) -> bool:
     is_asked_for = entry.spec.measurement.traced_steps > 0
     return is_asked_for and run.status == Status.measured and "trace" not in run.samples
-
-
-def _began(run: RunRecord) -> str:
-    return str(run.environment.get("started_at") or "")
 
 
 KILLS_IN_A_ROW = 3

@@ -264,8 +264,3 @@ def csv_text(table: DataFrame) -> str:
 
 def _no_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def plain_rows(table: DataFrame) -> list[dict[Any, Any]]:
-    """Return the rows of a table as plain values for JSON."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")

@@ -25,7 +25,7 @@ from vitsweep.files import (
     replacing,
     write_atomically,
 )
-from vitsweep.foreign import MOST_JSON_BYTES, table_size
+from vitsweep.foreign import MOST_JSON_BYTES, foreign_table
 from vitsweep.report.views import collect
 from vitsweep.results.pack import OF_CELL
 from vitsweep.results.record import RunRecord
@@ -170,7 +170,7 @@ def extract(archive: Path, folder: Path) -> Path:
     guard(folder)
     root = folder / tops.pop()
     for table in root.glob("*.parquet"):
-        table_size(table)
+        foreign_table(table, [])
     return root
 
 

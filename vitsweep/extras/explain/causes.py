@@ -17,13 +17,13 @@ from pandas import DataFrame
 
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.explain.kernel_kinds import BETWEEN, POOLED, TimeClass
+from vitsweep.extras.explain.roofline import plain_rows
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.tables.formatting import (
     Column,
     count,
     missing,
     number,
-    plain_rows,
     text_columns,
     values,
     with_interval,

@@ -18,7 +18,6 @@ from vitsweep.tables.formatting import (
     number,
     percent,
     plain,
-    plain_rows,
     text_columns,
     values,
 )
@@ -199,3 +198,8 @@ def _bytes(row: Series, phase: str, per_element: int) -> tuple[float, str]:
 def _number(row: Series, column: str) -> float:
     value: Any = row.get(column)
     return float("nan") if missing(value) or isinstance(value, str) else float(value)
+
+
+def plain_rows(table: DataFrame) -> list[dict[Any, Any]]:
+    """Return the rows of a table as plain values for JSON."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")

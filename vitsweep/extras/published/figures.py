@@ -206,9 +206,9 @@ def _taken(value: Any, figure: Mapping[Any, Any]) -> Any:
 def _measured(cell: Mapping[Any, Any], column: str) -> dict[str, Any]:
     value = cell.get(column)
     if missing(value) or not isinstance(value, int | float):
-        is_measured = cell["status"] == Status.measured
-        note = NOT_HERE if is_measured else status_words(cell["status"])
-        return {"cell_id": cell["cell_id"], "note": note}
+        status = cell["status"]
+        is_run = not missing(status) and status != Status.measured
+        return {"cell_id": cell["cell_id"], "note": status_words(status) if is_run else NOT_HERE}
     ends = {f"measured_{end}": cell.get(f"{column}_{end}") for end in ("low", "high")}
     claim = plain(cell.get("claim")) if column == "speedup" else ""
     return {"cell_id": cell["cell_id"], "measured": value, **ends, "note": claim}
