@@ -195,8 +195,8 @@ def test_communication_stacks_purposes_and_marks_the_formula():
     axes = step.COMMUNICATION.draw(table.assign(**formula)).axes[0]
     assert axes.get_xlabel().endswith("(MiB)")
     assert set(legend(axes)) == {"parameter", "gradient", "activation", "formula"}
-    diamonds = next(line for line in axes.lines if line.get_marker() == "D")
-    assert diamonds.get_xdata()[0] == pytest.approx(table["bytes_per_step"].max() / 2**20)
+    circles = next(line for line in axes.lines if line.get_marker() == "o")
+    assert circles.get_xdata()[0] == pytest.approx(table["bytes_per_step"].max() / 2**20)
 
 
 def test_charts_of_missing_and_infinite_values_still_draw():

@@ -31,7 +31,7 @@ class Feature:
 
     Attributes:
         needs: features without which it is absent, too.
-        verbs: of the command line -> what each does, in one line; see `cli.main.Verb`.
+        verbs: of the command line -> what each does, in one line; see `cli.Verb`.
         names: of `import vitsweep` -> their places.
         methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
