@@ -95,7 +95,7 @@ def test_the_picture_has_a_bar_per_phase_and_the_attainable_rate_beside_it():
     found = placed(cells(table(record), {}))
     axes = found.figure.axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["forward", "backward", "optimizer"]
-    assert sum(line.get_marker() == "D" and len(line.get_xdata()) > 0 for line in axes.lines) == 3
+    assert sum(line.get_marker() == "o" and len(line.get_xdata()) > 0 for line in axes.lines) == 3
     assert "4.8 TB/s" in found.notes[0]
     unknown = run("a", metrics=METRICS | {"peak_tflops": None}, environment={"device": "AMD EPYC"})
     found = placed(cells(table(unknown), {}))
