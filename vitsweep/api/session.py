@@ -270,6 +270,7 @@ def require_rounds(launcher: object, name: str, settings: SweepSettings) -> None
         f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
         f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
         f"sweep.limit.key={settings.limit.key}": settings.limit.key,
+        "sweep.screening=true": settings.screening is True,
     }
     typed = next((key for key, is_set in chooses.items() if is_set), "")
     if typed and not getattr(launcher, "can_choose_rounds", False):

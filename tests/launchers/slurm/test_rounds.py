@@ -9,8 +9,8 @@ from vitsweep.cli.main import run
 from vitsweep.errors import BadValueError
 
 
-def test_a_race_minutes_and_a_search_for_limits_are_refused_with_the_way_out() -> None:
-    for typed in ("search=race", "minutes=3", "limit.key=batch.images_per_step"):
+def test_what_chooses_from_the_runs_before_is_refused_with_the_way_out() -> None:
+    for typed in ("search=race", "minutes=3", "limit.key=batch.images_per_step", "screening=true"):
         require_rounds(LocalLauncher(), "local", settings(f"sweep.{typed}"))
         with pytest.raises(
             BadValueError, match=rf"^`sweep.{typed}.* `hydra/launcher=slurm`.*local.*salloc -N1"
