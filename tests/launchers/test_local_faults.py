@@ -282,6 +282,7 @@ def ranks_in(folder: Path) -> list[int]:
 
 def test_a_budget_that_ends_before_anything_is_decided_says_how_to_go_on(vitsweep: Command) -> None:
     grid = ("optimizer=adamw_loop,adamw_fused", "measurement=standard", "measurement.prove=none")
-    done = vitsweep("-m", *grid, "sweep.minutes=0.1", "sweep.prune_slowdown=null")
+    grid += ("measurement.min_seconds=2", "sweep.prune_slowdown=null")
+    done = vitsweep("-m", *grid, "sweep.minutes=0.2")  # three blocks take longer on any machine
     assert "`sweep.minutes`" in done.stderr
     assert list(vitsweep.store.runs()), "what ended in time is kept"
