@@ -104,13 +104,24 @@ def test_the_gpu_sample_has_names_claims_and_the_figures_of_the_blog() -> None:
 
 def test_the_pages_show_the_gpu_sample_as_a_terminal_of_100_columns_does() -> None:
     sweep = SweepTables.read(H200)
-    console = Console(width=100, record=True, file=StringIO())
-    console.print(CellTable(sweep.cells, "meta_speedups-cuda"))
-    shown = "\n".join(line.rstrip() for line in console.export_text().splitlines())
     [answer] = answers(sweep)
+    answer = textwrap.fill(answer, 100)
+    shown = _printed(CellTable(sweep.cells, "meta_speedups-cuda"))
     for page in ("README.md", "docs/first_sweep.md"):
-        text = H200.parents[1].joinpath(page).read_text(encoding="utf-8")
-        assert f"```text\n{shown}\n{textwrap.fill(answer, 100)}\n```" in text
+        assert f"```text\n{shown}\n{answer}\n```" in _page(page)
+    best = _printed(CellTable(sweep.cells, "analysis/sample_h200", rows=5))
+    assert f"```text\n{best}\n```" in _page("docs/report.md")
+    assert f"```text\n{answer}\n```" in _page("docs/report.md")
+
+
+def _printed(table: CellTable) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+
+def _page(name: str) -> str:
+    return H200.parents[1].joinpath(name).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
