@@ -1,18 +1,33 @@
 """The W&B mirror holds the numbers of the records, and costs nothing when it fails."""
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import vitsweep
+from tests.builders import run
 from tests.command import Command
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import check_tracker, mirror
+from vitsweep.results.trackers import (
+    LONGEST_TAG,
+    WANDB_CONFIG,
+    _plain,
+    check_tracker,
+    metrics_of,
+    mirror,
+    write_runs,
+)
 
 CELL = ("sweep.baseline=null", "measurement.blocks=2")
 
@@ -101,6 +116,11 @@ def pairs(items: Any) -> dict[str, float]:
         ({"mode": "tensorboard"}, "`tracker.mode=tensorboard`"),
         ({"mode": "offline", "time_limit_s": 0}, "`tracker.time_limit_s=0`"),
         ({"mode": "offline", "time_limit_s": "soon"}, "`tracker.time_limit_s=soon`"),
+        ({"mode": "offline", "time_limit_s": True}, "`tracker.time_limit_s=True`"),
+        ({"mode": "online", "time_limit_s": 86_401}, "`tracker.time_limit_s=86401`"),
+        ({"mode": "online", "time_limit_s": 1, "project": " "}, "`tracker.project= `"),
+        ({"mode": "online", "time_limit_s": 1, "project": "a\n"}, "`tracker.project=a\n`"),
+        ({"mode": "online", "time_limit_s": 1, "project": 3}, "`tracker.project=3`"),
     ],
 )
 def test_a_tracker_that_cannot_work_is_refused_before_anything_runs(
@@ -109,3 +129,128 @@ def test_a_tracker_that_cannot_work_is_refused_before_anything_runs(
     with pytest.raises(VitsweepError) as error:
         check_tracker(tracker)
     assert words in str(error.value)
+
+
+def test_a_tracker_that_can_work_is_taken() -> None:
+    for tracker in (
+        {}, {"mode": "none", "time_limit_s": -1}, {"mode": "offline", "time_limit_s": 0.5},
+        {"mode": "online", "time_limit_s": 86_400, "project": "a b"},
+    ):  # fmt: skip
+        check_tracker(tracker)
+
+
+def test_values_of_a_row_are_those_of_json() -> None:
+    row = {
+        "text": "a", "whole": 3, "yes": True, "none": None, "half": np.float32(0.5), "nan": math.nan,
+        "inf": math.inf, "lost": pd.NA, "never": pd.NaT, "day": pd.Timestamp("2026-10-20"),
+        "list": [1, math.nan, ("b", np.int64(2))], 7: Path("x/y"),
+    }  # fmt: skip
+    assert _plain(row) == {
+        "text": "a", "whole": 3, "yes": True, "none": None, "half": 0.5, "nan": None, "inf": None,
+        "lost": None, "never": None, "day": "2026-10-20 00:00:00", "list": [1, None, ["b", 2.0]],
+        "7": "x/y",
+    }  # fmt: skip
+
+
+def test_a_ratio_without_its_interval_is_no_metric() -> None:
+    row = {"speedup": 1.5, "step_time_ms": 2, "mfu": None, "loss_last": "x", "sharding": 3}
+    plain = {"step_time_ms": 2}
+    assert metrics_of(row) == plain
+    assert metrics_of(row | {"claim": "faster", "speedup_low": None}) == plain
+    known = {"claim": "faster", "speedup_low": 1.4}
+    assert metrics_of(row | known) == plain | {"speedup": 1.5, "speedup_low": 1.4}
+    assert metrics_of(row | {"claim": "baseline", "speedup": 1.0}) == plain | {"speedup": 1.0}
+
+
+class Wandb:
+    """Stands in for W&B, whose process takes seconds to start; another test has the real one."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {"steps": []}
+        self.summary = self
+        self.Settings = dict
+
+    def init(self, **settings: Any) -> "Wandb":
+        self.told |= settings
+        return self
+
+    def define_metric(self, name: str, summary: str) -> None:
+        self.told[name] = summary
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.told["steps"].append((step, metrics))
+
+    def update(self, row: dict[str, Any]) -> None:
+        self.told["row"] = row
+
+    def finish(self) -> None:
+        self.told["finished"] = True
+
+
+def test_a_cell_is_a_run_with_its_spec_its_measured_runs_and_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "s").create()
+    for block, status in enumerate((Status.measured, Status.failed, Status.measured)):
+        metrics = {"mfu": None, "loss_last": float(block)}
+        store.save_run(
+            run("c", f"b{block}", 64.0, status, metrics=metrics, minute=block, seed=block)
+        )
+    row = {"cell_id": "c", "claim": "faster", "speedup": 2.0, "speedup_low": 1.9, "device": "d",
+           "throttled": True, "drifting": False, "blocks": "", "status": None}  # fmt: skip
+
+    def told(row: dict[str, Any], mode: str, answers: list[str]) -> dict[str, Any]:
+        wandb = Wandb()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        tracker = {"mode": mode, "project": "p"}
+        write_runs({"root": str(store.root), "sweep": "s", "tracker": tracker, "cells": [row],
+                    "answers": answers})  # fmt: skip
+        return wandb.told
+
+    found = told(row, "offline", [])
+    assert (found["id"], found["name"], found["group"], found["project"]) == ("s-c", "c", "s", "p")
+    assert (found["resume"], found["notes"], found["tags"], found["mode"]) == (
+        None, None, [], "offline"
+    )  # fmt: skip
+    assert found["dir"] == str(store.root)
+    assert (found["save_code"], found["finished"], found["*"]) == (False, True, "none")
+    assert found["settings"] == {"disable_git": True, "x_disable_stats": True, "console": "off"}
+    assert (found["config"]["seed"], found["config"]["device"]) == (2, "d")
+    assert [(step, metrics["loss_last"]) for step, metrics in found["steps"]] == [
+        (0, 0.0),
+        (1, 2.0),
+    ]
+    assert all("mfu" not in metrics for _, metrics in found["steps"])
+    assert found["row"] == {
+        "speedup": 2.0,
+        "speedup_low": 1.9,
+        "claim": "faster",
+        "flags": ["throttled"],
+    }
+
+    more = {"name": "mine", "tags": ["x" * 100, "y"], "cell_id": "nowhere", "device": "d"}
+    found = told(more, "online", ["One.", "Two."])
+    assert (found["resume"], found["notes"], found["name"]) == ("allow", "One.\nTwo.", "mine")
+    assert [len(tag) for tag in found["tags"]] == [LONGEST_TAG, 1]
+    assert set(found["config"]) == set(WANDB_CONFIG)
+    assert (found["steps"], found["row"]) == ([], {"flags": []})
+
+
+def test_a_mirror_that_fails_names_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    ends = iter([(1, "one\ntwo\n"), (2, " "), (0, "")])
+
+    def captured(command: list[str], input: str, timeout: float) -> Any:
+        asked.append(json.loads(input) | {"timeout": timeout})
+        code, error = next(ends)
+        return SimpleNamespace(returncode=code, stderr=error)
+
+    monkeypatch.setattr("vitsweep.results.trackers.captured", captured)
+    rows = [{"status": "measured", "cell_id": "a", "mfu": math.nan}, {"status": "failed"}, {}]
+    tracker = {"mode": "offline", "time_limit_s": 7}
+    for told in ("(two)", "(no reason given)", " 1 cells "):
+        assert told in mirror(Store(tmp_path), rows, tracker, ["A."])
+    assert asked[0]["cells"] == [{"status": "measured", "cell_id": "a", "mfu": None}]
+    assert (asked[0]["answers"], asked[0]["timeout"], asked[0]["tracker"]) == (["A."], 7.0, tracker)
