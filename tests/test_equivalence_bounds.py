@@ -1,7 +1,7 @@
 """What the proof allows: each bound by numbers made by hand, just within it and just beyond."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -247,7 +247,7 @@ def test_averages_follow_their_equation() -> None:
     average, before, held = named(a=4.0), named(a=2.0), named(a=1.0)
 
     class Scaler:
-        skipped: list[int] = []
+        skipped: ClassVar[list[int]] = []
 
     def after(*words: str, step: int = 0, skipped: int = 0, known: int = 0) -> float:
         own = leg(alone("averaging=ema", *words), _skipped=known, _trainer=Scaler())

@@ -39,6 +39,12 @@ def test_a_sure_but_small_trend_is_no_drift() -> None:
     assert is_drifting(list(np.linspace(100, 104, 50)))
 
 
+def test_a_trend_counts_from_three_hundredths_of_the_median_on() -> None:
+    """Steps of 0.1 ms over ten steps move the step time by 1 ms."""
+    for start, drifts in ((33.0, False), (32.5, True)):
+        assert is_drifting([start + 0.1 * step for step in range(10)]) is drifts
+
+
 def test_one_slow_step_is_no_drift() -> None:
     times = [100.0] * 20
     times[-1] = 1000.0

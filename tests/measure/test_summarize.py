@@ -207,3 +207,102 @@ def test_gradients_may_differ_by_the_root_of_the_rounding_for_one_reason_and_fre
     assert gradient_tolerance(replace(exact, model=OverBatch())) == loss**0.5  # type: ignore[arg-type]
     assert gradient_tolerance(replace(rounded, model=OverBatch())) is None  # type: ignore[arg-type]
     assert gradient_tolerance(cell("precision=fp8", "precision.emulate=true")) is None
+
+
+def test_losses_of_the_first_steps_end_with_a_skipped_update_and_the_last_is_of_a_fixed_step() -> (
+    None
+):
+    losses = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
+
+    def found(
+        skipped: int | None, given: list[float], least: int = 3, warmup: int = 2
+    ) -> list[Any]:
+        flags = [step == skipped for step in range(len(given))]
+        ranks = [samples(TIMES[: len(given)], losses=given, skipped=flags)] * 2
+        asked = spec(warmup, least)
+        window = replace(asked.measurement, min_seconds=0.0)
+        columns = summarize(replace(asked, measurement=window), ranks).metrics
+        return [columns[key] for key in ("loss_step_1", "loss_step_2", "loss_step_3", "loss_last")]
+
+    assert found(None, losses) == [9.0, 8.0, 7.0, 5.0]
+    assert found(0, losses) == [9.0, None, None, 5.0]
+    assert found(1, losses) == [9.0, 8.0, None, 5.0]
+    assert found(2, losses) == [9.0, 8.0, 7.0, 5.0]
+    assert found(None, losses[:2]) == [9.0, 8.0, None, 8.0]
+    assert found(None, losses[:4]) == [9.0, 8.0, 7.0, 6.0]
+    assert found(None, losses, warmup=0) == [9.0, 8.0, 7.0, 7.0]
+
+
+def test_weights_count_as_unmoved_over_all_ranks_that_gave_them_a_gradient() -> None:
+    def found(*ranks: dict[str, list[float]]) -> tuple[Any, ...]:
+        made = summarize(spec(), [samples(TIMES, unmoved_weights=rank) for rank in ranks])
+        shares = made.metrics["unmoved_tensor_share"], made.metrics["unmoved_weight_share"]
+        return (*shares, made.validity["unmoved_weights"])
+
+    assert found({}, {}) == (None, None, None)
+    assert found({"a": [0.0, 0.0]}) == (None, None, None)
+    halves = {"a": [60.0, 60.0], "b": [40.0, 0.0]}, {"a": [40.0, 30.0], "b": [60.0, 10.0]}
+    assert found(*halves) == (0.0, 0.5, True)
+    assert found({"a": [50.0, 50.0], "b": [150.0, 0.0], "c": [0.0, 0.0]}) == (0.5, 0.25, True)
+    assert found({"a": [1000.0, 10.0]}) == (0.0, 0.01, False)
+    assert found({"a": [1000.0, 11.0]}) == (0.0, 0.011, True)
+    many = {f"{i}": [1000.0, 0.0] for i in range(99)}
+    assert found(many | {"a": [1.0, 1.0]}) == (0.01, 1 / 99001, False)
+    assert found({"a": [1.0, 1.0], "b": [9999.0, 0.0]})[2] is True
+
+
+def test_what_ranks_do_not_know_is_unknown_of_the_run() -> None:
+    """Bytes and compilations, throttling and energy: of all ranks, of any, or of the largest."""
+    first = samples(TIMES, compile_seconds=3.0, compiled_graphs=4, setup_seconds=1.0)
+    for seconds, graphs, largest in ((5.0, 1, 5.0), (2.0, 9, 3.0), (None, 1, None)):
+        other = samples(TIMES, compile_seconds=seconds, compiled_graphs=graphs, setup_seconds=2.5)
+        found = summarize(spec(), [first, other]).metrics
+        assert (found["compile_seconds"], found["compiled_graphs"]) == (largest, 4)
+        assert found["setup_seconds"] == 2.5
+    for flags, expected in (([None, None], None), ([None, False], False), ([True, None], True)):
+        states = [DeviceState(throttled=flag, energy_j=flag and 7.0) for flag in flags]
+        made = summarize(spec(), [samples(TIMES, device_state=state) for state in states])
+        assert made.validity["throttled"] is expected
+        assert made.metrics["window_energy_j"] is None
+    purposes = ({"unattributed": 0.0}, {"unattributed": 5.0}, {})
+    for of_ranks, expected in (((0, 0), False), ((0, 1), True), ((2, 2), None), ((2, 0), False)):
+        sent = [SentBytes(by_purpose=purposes[i], reason=f"r{i}" * (i == 2)) for i in of_ranks]
+        made = summarize(spec(), [samples(TIMES, sent=each) for each in sent])
+        assert made.validity["unattributed_bytes"] is expected
+        assert made.environment["sent_bytes_reason"] == ("r2" if of_ranks[0] == 2 else None)
+        assert made.metrics["gradient_bytes_per_step"] is None
+    of_one = summarize(spec(), [samples(TIMES, sent=SentBytes(by_purpose={"gradient": 8.0})),
+                                samples(TIMES, sent=SentBytes())]).metrics  # fmt: skip
+    assert of_one["gradient_bytes_per_step"] == 8.0, "the mean over ranks that know it"
+    without = [samples(TIMES, collectives=None)] * 2
+    assert summarize(spec(), without).metrics["communication_ms"] is None
+
+
+def test_samples_keep_four_digits_and_the_facts_of_the_first_rank() -> None:
+    given = samples(
+        [1.23456, 2.0, 3.0], data_waits_ms=[0.12345, 1.0, 2.0], losses=[1.0] * 3, skipped=[False] * 3,
+        warmup_steps_added=2, cut_short=True, first_gradients=[1.5, 2.0], memory_reason="none",
+    )  # fmt: skip
+    found = summarize(spec(), [given])
+    assert found.samples["step_time_ms"] == [[1.2346, 2.0, 3.0]]
+    assert found.samples["data_wait_ms"] == [[0.1235, 1.0, 2.0]]
+    assert found.samples["collectives"] == given.sent.by_collective
+    assert found.validity["first_gradients"] == "1.5 2.0"
+    assert found.validity["short_window"] is True
+    assert found.validity["warmup_steps_added"] == 2
+    assert found.environment["activation_gib_reason"] == "none"
+    assert summarize(spec(), [samples(TIMES)]).validity["first_gradients"] is None
+
+
+def test_instruments_add_to_what_was_timed() -> None:
+    timed = samples(TIMES, phases_ms={}, collectives=None)
+    found = timed.with_instruments(
+        {"phases_ms": {"data": 1.0}, "memory": {"activation_gib": 2.0}, "environment": {"kernel": "k"},
+         "collectives": [["gloo", 1.0, 2.0]], "sent": {"reason": "r"}}
+    )  # fmt: skip
+    assert found.phases_ms == {"data": 1.0}
+    assert found.memory == timed.memory | {"activation_gib": 2.0}
+    assert found.environment == timed.environment | {"kernel": "k"}
+    assert found.collectives == [("gloo", 1.0, 2.0)]
+    assert found.sent == SentBytes(reason="r")
+    assert found.device_state == timed.device_state

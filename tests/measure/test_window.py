@@ -67,6 +67,20 @@ def test_uneven_steps_are_flagged_with_the_data_as_their_cause_where_steps_waite
     assert window([times]).uneven_cause == "unknown"
 
 
+def test_data_explain_half_of_what_slow_steps_take_beyond_the_median() -> None:
+    """Two of five steps take 100 and 60 ms more than the median of 80: 160 ms, of which 80 are half."""
+    times = [80.0, 180.0, 80.0, 140.0, 80.0]
+    for waits, cause in (
+        ([10.0, 50.0, 10.0, 50.0, 10.0], "data"),
+        ([10.0, 50.0, 10.0, 49.0, 10.0], "unknown"),
+        ([10.0, 90.0, 10.0, 0.0, 10.0], "data"),
+        ([0.0, 79.0, 30.0, 0.0, 0.0], "unknown"),
+    ):
+        assert window([times], waits=[waits]).uneven_cause == cause, waits
+    evens = [100.0, 100.0, 100.0, 140.0], [100.0, 100.0, 100.0, 144.0]
+    assert [window([even]).uneven for even in evens] == [False, True], "means of 110 and 111"
+
+
 def test_a_wait_on_another_rank_explains_the_slowest_one() -> None:
     """Ranks wait for each other in collectives: who reads late is not always who is slowest."""
     times = [80.0, 80.0, 80.0, 300.0, 80.0, 80.0, 80.0, 300.0]

@@ -122,15 +122,14 @@ def is_drifting(times_ms: list[float]) -> bool:
 def theil_sen(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the median slope per step and its 95 % interval (P. K. Sen, JASA 63, 1968, equation 2.6).
 
-    It is `scipy.stats.theilslopes`: importing that takes a second of each command.
+    It is `scipy.stats.theilslopes` of at least 8 values: importing that takes a second of each command.
     """
     size, (first, second) = len(values), np.triu_indices(len(values), 1)
     slopes = np.sort((values[second] - values[first]) / (second - first))
     ties = np.unique(values, return_counts=True)[1]
     variance = (_of_ties(size) - _of_ties(ties).sum()) / 18
     width = NormalDist().inv_cdf(0.975) * np.sqrt(variance)
-    low = max(round((len(slopes) - width) / 2) - 1, 0)
-    high = min(round((len(slopes) + width) / 2), len(slopes) - 1)
+    low, high = round((len(slopes) - width) / 2) - 1, round((len(slopes) + width) / 2)
     return float(np.median(slopes)), float(slopes[low]), float(slopes[high])
 
 
