@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
@@ -12,10 +13,15 @@ import pytest
 from nbclient import NotebookClient
 
 import vitsweep
+from tests.builders import run as run_of
 from tests.cells import TINY
-from tests.command import QUICK, ROOT
+from tests.command import QUICK
 from vitsweep.api.session import as_overrides
+from vitsweep.api.sweep import Report, Sweep
 from vitsweep.cli.main import run
+from vitsweep.launchers.slurm.state import status
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
 
 SCRIPT = f"""
 print("The script runs.")
@@ -187,10 +193,78 @@ def test_a_sweep_that_does_not_exist_is_named(tmp_path, monkeypatch):
         vitsweep.load("nosuch")
 
 
-def test_a_sweep_shows_answer_table_and_chart_in_a_notebook():
-    html = vitsweep.load(ROOT / "analysis" / "sample")._repr_html_()
-    assert "<table" in html
-    assert "<svg" in html
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A baseline, a cell that is twice as fast, and one that ran out of memory."""
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / "results" / "small").create()
+    for n in range(3):
+        store.save_run(run_of("base", f"b{n}", 100 + n, minute=n))
+        store.save_run(run_of("fast", f"b{n}", 200 + n, minute=n, precision="O1"))
+    store.save_run(
+        run_of("dead", status=Status.out_of_memory, reason="no room", precision="O2", minute=9)
+    )
+    store.append_command({"baselines": dict.fromkeys(("base", "fast", "dead"), "base")})
+    return store
+
+
+def test_a_sweep_has_its_speedups_in_order_and_the_status_of_each_cell(small):
+    for found in (Sweep(small), Sweep(str(small.root)), vitsweep.load("small"), vitsweep.load()):
+        assert (found.name, found.folder.resolve()) == ("small", small.root)
+        assert repr(found).endswith(": 2 measured, 1 out of memory>")
+    table = found.speedups()
+    assert list(table["cell_id"]) == ["fast", "base", "dead"]
+    assert list(table.index) == [0, 1, 2]
+    assert list(table.columns[:2]) == ["cell", "precision"]
+    assert table["speedup"].round(2).tolist()[:2] == [1.99, 1.0]
+    states = found.status().set_index("cell_id")
+    assert states["status"].to_dict() == {
+        "base": "measured",
+        "fast": "measured",
+        "dead": "out_of_memory",
+    }
+    assert states.loc["dead", "reason"] == "no room"
+    assert len(found.runs) == 7
+    with pytest.raises(AttributeError, match="nosuch"):
+        found.nosuch  # noqa: B018
+
+
+def test_waiting_ends_with_the_jobs_or_after_the_minutes(small, monkeypatch):
+    assert Sweep(small).wait().name == "small"
+    assert (small.root / "cells.csv").exists(), "no job is live"
+    seen = []
+    monkeypatch.setattr(status, "wait_for_jobs", lambda store, seconds: seen.append(seconds))
+    with pytest.raises(TimeoutError):
+        Sweep(small).wait(minutes=1.5)
+    monkeypatch.setattr(status, "wait_for_jobs", lambda store, seconds: not seen.append(seconds))
+    Sweep(small).wait()
+    assert seen == [90, None]
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and the attributes of each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_a_notebook_shows_a_table_of_the_rows_and_a_chart_where_there_are_speedups(small, tmp_path):
+    tags = [tag for tag, _ in Tags(vitsweep.load("small")._repr_html_()).found]
+    assert (tags.count("svg"), tags.count("tr"), tags.count("th")) == (1, 4, 7)
+    alone = Store(tmp_path / "alone").create()
+    assert "<table" not in Sweep(alone)._repr_html_()
+    assert repr(Sweep(alone)).partition(": ")[2] not in ("", ">")
+    alone.save_run(run_of("base"))
+    assert "<svg" not in Sweep(alone)._repr_html_()
+    (page := tmp_path / "index.html").write_text('<p class="a">1 &lt; 2</p>')
+    [(tag, attributes)] = Tags(Report(page)._repr_html_()).found
+    assert (tag, attributes["srcdoc"]) == ("iframe", page.read_text())
+    assert os.fspath(Report(page)) == str(Report(page)) == str(page)
 
 
 @pytest.mark.full

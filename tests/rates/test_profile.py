@@ -13,6 +13,7 @@ from vitsweep.rates.profile import (
     profile_named,
     profile_names,
     profile_of,
+    profiles_of_type,
     published_peak,
 )
 
@@ -25,9 +26,29 @@ def test_every_figure_of_a_profile_has_a_source_and_says_how_sure_it_is() -> Non
         assert 0 < hardware.usable_bytes < hardware["memory_gib"] * 2**30
 
 
-def test_peaks_are_those_of_the_denominator_of_mfu() -> None:
-    for dtype, peak in profile_named("h100").peak_tflops.items():
-        assert published_peak("NVIDIA H100 80GB HBM3", dtype)[0] == peak
+def test_the_figures_of_a_device_are_those_of_its_file() -> None:
+    h100, v100, generic = profile_named("H100"), profile_named("v100"), generic_gpu()
+    assert h100.usable_bytes == (80 - 3.3) * 2**30
+    assert (h100.has_tf32, v100.has_tf32) == (True, False)
+    assert (h100["dispatch_us"], v100["link_gb_s"], generic["memory_gib"]) == (10, 150, 40)
+    assert (h100.title, h100.name) == ("NVIDIA H100 SXM, 80 GB", "h100")
+    assert generic.peak_tflops == profile_named("a100_80g").peak_tflops
+    assert "generic_gpu" not in profile_names()
+
+
+def test_a_published_peak_has_its_source_and_an_unknown_one_a_reason_of_its_own() -> None:
+    h100 = profile_named("h100")
+    for dtype, peak in h100.peak_tflops.items():
+        assert published_peak("NVIDIA H100 80GB HBM3", dtype) == (peak, h100.peak_source)
+    other = published_peak("NVIDIA H100 80GB HBM3", "float4")
+    without, unknown = (published_peak(d, "float32") for d in ("NVIDIA H100 NVL", "NVIDIA GTX 970"))
+    assert [peak for peak, _ in (other, without, unknown)] == [None] * 3
+    assert h100.title in other[1]
+    nvl, default = profile_of("NVIDIA H100 NVL"), Profile.model_fields["no_peak"].default
+    assert nvl
+    assert nvl.no_peak != default
+    assert without[1].endswith(nvl.no_peak)
+    assert unknown[1].endswith(default)
 
 
 def is_sourced(profile: Profile) -> bool:
@@ -39,40 +60,43 @@ def test_devices_without_a_sourced_rate_of_products_are_known_as_such() -> None:
     assert sourced == {"a100_40g", "a100_80g", "h100", "h200", "b200", "mi300x"}
 
 
-def test_the_name_that_a_driver_reports_finds_the_variant() -> None:
-    found = profile_of("NVIDIA A100-SXM4-80GB")
-    assert isinstance(found, Profile)
-    assert found.name == "a100_80g"
-    assert profile_of("NVIDIA GeForce GTX 970") is None
+def test_the_whole_name_that_a_driver_reports_finds_the_variant() -> None:
+    for device, name in (
+        ("NVIDIA A100-SXM4-80GB", "a100_80g"),
+        (" nvidia a100-sxm4-40gb ", "a100_40g"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", ""),
+        ("an NVIDIA A100-SXM4-80GB", ""),
+        ("NVIDIA GeForce GTX 970", ""),
+        ("", ""),
+    ):
+        found, complete = profile_of(device), profile_of(device, complete=True)
+        assert (found.name if found else "") == (complete.name if complete else "") == name
 
 
 def test_devices_of_which_only_denominators_are_known_are_no_choice_of_hardware() -> None:
     nvl = profile_of("NVIDIA H100 NVL")
     assert nvl is not None
     assert nvl.lacking == ["memory_gib", "peaks_of or peak_tflops"]
+    assert profile_named("h100").lacking == []
     assert profile_of("NVIDIA H100 NVL", complete=True) is None
     assert "h100_nvl" not in profile_names()
 
 
-@pytest.mark.parametrize(
-    ("slurm_type", "profile", "times"),
-    [
-        ("nvidia_a100-sxm4-80gb", "a100_80g", 1.0),
-        ("nvidia_a100-sxm4-40gb", "a100_40g", 1.0),
-        ("a100", "a100_80g", 1.2),
-        ("H100", "h100", 1.2),
-        ("v100", "v100", 1.2),
-    ],
-)
-def test_a_type_of_slurm_is_the_largest_device_that_it_may_mean(
-    slurm_type: str, profile: str, times: float
-) -> None:
-    assert most_usable_bytes(slurm_type) == times * profile_named(profile).usable_bytes
-
-
-def test_types_of_gpus_that_nobody_knows_have_no_size() -> None:
-    assert most_usable_bytes("gtx970") is None
-    assert most_usable_bytes("") is None
+def test_a_type_of_slurm_is_the_largest_device_that_it_may_mean() -> None:
+    for slurm_type, names, times in (
+        ("nvidia_a100-sxm4-80gb", {"a100_80g"}, 1.0),
+        ("nvidia_a100-sxm4-40gb", {"a100_40g"}, 1.0),
+        ("a100", {"a100_40g", "a100_80g"}, 1.2),
+        ("H100", {"h100"}, 1.2),
+        ("nvidia_h100_nvl", set(), None),
+        ("v100", {"v100", "v100_16g"}, 1.2),
+        ("v10", set(), None),
+        ("gtx970", set(), None),
+        ("", set(), None),
+    ):
+        assert {profile.name for profile in profiles_of_type(slurm_type)} == names, slurm_type
+        largest = max((profile_named(name).usable_bytes for name in names), default=None)
+        assert most_usable_bytes(slurm_type) == (times and largest and times * largest)
 
 
 def test_unknown_hardware_lists_the_known_and_explains_a_file() -> None:
@@ -91,6 +115,35 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
     mine = profile_named(str(path))
     assert (mine["memory_tb_s"], mine.name) == (2.4, "mine")
     assert mine["dispatch_us"] == generic_gpu()["dispatch_us"]
+    path.rename(other := tmp_path / "other.yml")
+    assert profile_named(str(other)).name == "other"
+
+
+def test_a_file_has_its_peaks_of_its_own_or_of_another_profile(tmp_path: Path) -> None:
+    memory = (
+        "memory_gib: {value: 4, source: me, confidence: assumed}, "
+        "memory_tb_s: {value: 1, source: me, confidence: assumed}"
+    )
+    for peaks, float32 in (("peaks_of: v100", 15.7), ("peak_tflops: {float32: 2}", 2)):
+        (path := tmp_path / f"{float32}.yaml").write_text(f"{{{peaks}, figures: {{{memory}}}}}")
+        found = profile_named(str(path))
+        assert found.peak_tflops["float32"] == float32
+        assert found.peak_source == (profile_named("v100").peak_source if float32 > 2 else "")
+    path = tmp_path / "bare.yaml"
+    path.write_text("peak_tflops: {float32: 2}")
+    with pytest.raises(BadValueError, match="memory_gib, memory_tb_s"):
+        profile_named(str(path))
+
+
+def test_a_file_may_have_a_mebibyte(tmp_path: Path) -> None:
+    text = (PROFILES / "h100.yaml").read_bytes() + b"\n#"
+    for more, refused in ((0, False), (1, True)):
+        (path := tmp_path / f"p{more}.yaml").write_bytes(text.ljust(2**20 + more))
+        if refused:
+            with pytest.raises(BadValueError):
+                profile_named(str(path))
+        else:
+            assert profile_named(str(path)).name == "p0"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +156,10 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
         ),
         ("peaks_of: H1000", "`peaks_of: H1000` is none of"),
         ("- a list", "`name`"),
+        ("figures: 5", "`figures"),
+        ("figures: {kernel_us: {value: true, %s}}", "kernel_us.value: True`: must be a number"),
+        ("figures: {memory_fraction: {value: {1: 2}, %s}}", "`figures.memory_fraction.value.1: 2`"),
+        ("drivers_nam: x", "did you mean `drivers_name`?"),
         ("a: [", "`name`"),
         (
             "figures: {memory_gib: {value: 80, source: me, confidence: sure}}",
@@ -149,7 +206,7 @@ def test_a_file_of_ones_own_takes_what_it_leaves_out_from_the_generic_profile(
         ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be 'float32'"),
         ("peaks: A100 SXM", "`peaks`"),
         (
-            "{peaks_of: a100_80g, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 2, %s}}}",
+            "{peaks_of: a100_80g, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 3.3, %s}}}",
             "`reserved_gib` leaves nothing of `memory_gib`",
         ),
     ],

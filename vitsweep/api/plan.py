@@ -226,7 +226,7 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
     state = resume_state(sweep_plan, runs, settings, version("torch"))
     screenings = num_screenings(sweep_plan, state, settings)
     rows = plan_rows(sweep_plan, state, settings.cells_per_block, screenings)
-    baselines = (store.baselines() if store and runs else {}) | sweep_plan.baselines
+    baselines = (store.baselines() if store else {}) | sweep_plan.baselines
     noise = noise_of(runs, baselines)
     if settings.search in extras.ROUNDS:
         begin, folder = extras.load(extras.ROUNDS[settings.search]), store or Store(settings.path)

@@ -105,10 +105,8 @@ class Session:
         Raises:
             BadValueError: its settings contradict the grid.
         """
-        limit = self.settings.limit
-        if limit.key is None or not limit_of(limit, self.cells):
-            return None
-        return Searches(self.cells, limit, self.composer)
+        limit = limit_of(self.settings.limit, self.cells)
+        return Searches(self.cells, limit, self.composer) if limit else None
 
     @cached_property
     def plan(self) -> SweepPlan:
@@ -255,7 +253,7 @@ def session_of(
     return session
 
 
-def require_rounds(launcher: object, name: str, settings: SweepSettings) -> None:
+def require_rounds(launcher: Any, name: str, settings: SweepSettings) -> None:
     """Refuse what chooses each block from the runs before to a launcher that submits all of them.
 
     Args:
@@ -273,7 +271,7 @@ def require_rounds(launcher: object, name: str, settings: SweepSettings) -> None
         "sweep.screening=true": settings.screening is True,
     }
     typed = next((key for key, is_set in chooses.items() if is_set), "")
-    if typed and not getattr(launcher, "can_choose_rounds", False):
+    if typed and not launcher.can_choose_rounds:
         raise BadValueError(
             f"`{typed}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
             "`hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."

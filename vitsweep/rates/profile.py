@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from vitsweep.errors import BadValueError
 from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
@@ -37,7 +38,7 @@ OWN = ("memory_gib", "memory_tb_s")
 
 def _no_truth_value(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("a number is needed")
+        raise PydanticCustomError("bool", "must be a number")
     return value
 
 
@@ -121,7 +122,7 @@ class Profile(Checked):
             raise ValueError(
                 "`peak_tflops` lacks `float32`, from which the rate of any other format is no estimate"
             )
-        if self.figures.memory_gib and self.usable_bytes <= 0:
+        if self.figures.memory_gib and self["memory_gib"] <= self["reserved_gib"]:
             raise ValueError("`reserved_gib` leaves nothing of `memory_gib`")
         return self
 
@@ -236,10 +237,9 @@ def most_usable_bytes(gpu_type: str) -> float | None:
         gpu_type: as Slurm names it: `a100`, or the driver's name as its autodetection writes it,
             `nvidia_a100-sxm4-80gb`.
     """
-    if exact := _exactly(gpu_type):
-        return exact.usable_bytes
     matching = profiles_of_type(gpu_type)
-    return LARGER_VARIANTS * max(p.usable_bytes for p in matching) if matching else None
+    times = 1.0 if _exactly(gpu_type) else LARGER_VARIANTS
+    return times * max(p.usable_bytes for p in matching) if matching else None
 
 
 def profiles_of_type(gpu_type: str) -> list[Profile]:
