@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,11 +107,18 @@ class Shorter(Ulysses):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow(Fault):
-    """Takes its time, so that a test can act while a run goes on."""
+class Held(Fault):
+    """Waits while there are as many records as the file `allowed` of the working directory says.
+
+    Then there is a file `held`: a test acts while the run goes on.
+    """
 
     def strike(self) -> None:
-        time.sleep(1.5)
+        while len(list(Path().glob("results/*/cells/*/runs/*.json"))) >= int(
+            Path("allowed").read_text()
+        ):
+            Path("held").touch()
+            time.sleep(0.05)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +144,7 @@ class SlowSteps(Memory):
     """Sleeps in each forward pass, so that steps take many times as long as without it."""
 
     def apply(self, model: "nn.Module") -> "nn.Module":
-        model.head.register_forward_hook(lambda module, inputs, output: time.sleep(0.5))
+        model.head.register_forward_hook(_sleep(times=100, every=1))
         return model
 
 
@@ -145,14 +153,25 @@ class Stalls(Memory):
     """Sleeps in every fourth forward pass: most steps are as fast as without it."""
 
     def apply(self, model: "nn.Module") -> "nn.Module":
-        count = itertools.count()
-
-        def stall(*_: object) -> None:
-            if next(count) % 4 == 3:
-                time.sleep(0.03)
-
-        model.head.register_forward_hook(stall)
+        model.head.register_forward_hook(_sleep(times=5, every=4))
         return model
+
+
+def _sleep(times: float, every: int) -> Callable[..., None]:
+    """Return a hook that sleeps in some of its calls, `times` as long as its rank computed since the last.
+
+    So steps become as much slower on any machine.
+    """
+    calls, last = itertools.count(1), time.process_time()
+
+    def sleep(*_: object) -> None:
+        nonlocal last
+        now = time.process_time()
+        if next(calls) % every == 0:
+            time.sleep(min(2.0, times * (now - last)))
+        last = now
+
+    return sleep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +217,11 @@ def _kill_once() -> None:
     if dist.get_rank() == 1 and not Path("killed").exists() and any(Path().glob(whole)):
         Path("killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ends_its_process(record: Any, samples: dict[str, Any]) -> float:
+    """A metric that cannot be computed."""
+    raise SystemExit(3)
 
 
 def times_called(record: Any, samples: dict[str, Any]) -> int:

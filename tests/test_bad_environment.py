@@ -147,9 +147,10 @@ def test_ctrl_c_while_ranks_import_torch_stops_in_a_sentence(vitsweep: Command) 
 
 @pytest.mark.full
 def test_ctrl_c_twice_says_what_is_kept(vitsweep: Command) -> None:
-    asked = ("sweep.baseline=null", *fault("Slow"), "measurement.blocks=3")
+    asked = ("sweep.baseline=null", *fault("Held"), "measurement.blocks=3")
+    (vitsweep.folder / "allowed").write_text("1")
     running = vitsweep.start(*asked)
-    wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
+    wait_for((vitsweep.folder / "held").exists)
     before = {run.run_id for run in vitsweep.store.runs()}
     os.killpg(running.pid, signal.SIGINT)
     os.killpg(running.pid, signal.SIGINT)

@@ -2,8 +2,12 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +17,12 @@ from tests.data.cells_and_worlds import world
 from tests.ranks import on_ranks
 from tests.training.alone import alone
 from vitsweep.cell import DivergedError, RunContext, run_cell
+from vitsweep.data.digits import Digits
 from vitsweep.measure.summarize import Summary
 from vitsweep.results.metrics import METRICS
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.data import Batches
+from vitsweep.training import timed_steps
 from vitsweep.training.timed_steps import PHASES
 from vitsweep.world import World
 
@@ -65,6 +72,50 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
     assert found["communication_ms"] == found["gradient_bytes_per_step"] == 0
     assert found["mfu"] is None
     assert found["setup_seconds"] > 0
+
+
+BURST, SECONDS_PER_BATCH = 4, 0.2
+
+
+class SlowBatches(Batches):
+    """Batches of another, that come in bursts; they alone move a clock, and note when each is asked for."""
+
+    def __init__(self, of: Batches, clock: SimpleNamespace) -> None:
+        self.num_train, self.num_test, self.prefetched = of.num_train, of.num_test, 2 * BURST
+        self._of, self._clock = of, clock
+
+    def train(self, epoch: int, first: int = 0) -> Iterator[Any]:
+        for number, batch in enumerate(self._of.train(epoch, first)):
+            self._clock.requests.append(self._clock.now)
+            of_burst = SECONDS_PER_BATCH * (BURST - 1) * (number % BURST == 0)
+            self._clock.now += SECONDS_PER_BATCH / BURST + of_burst
+            yield batch
+
+    def test(self) -> Iterator[Any]:
+        return self._of.test()
+
+
+def test_throughput_is_images_over_the_time_of_a_window_that_waits_for_its_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, opened = SimpleNamespace(now=0.0, requests=[]), Digits.open
+    here = SimpleNamespace(perf_counter=lambda: clock.now)
+    monkeypatch.setattr(timed_steps, "time", here)
+    slow = lambda *of: SlowBatches(opened(*of), clock)  # noqa: E731
+    monkeypatch.setattr(Digits, "open", slow)
+    spec = short(alone(), measured=16)
+    found = run(replace(spec, measurement=replace(spec.measurement, min_seconds=2.0)))
+    first, steps = found.samples["warm_up_steps"], len(found.samples["step_time_ms"][0])
+    wall = clock.requests[steps] - clock.requests[first]
+    assert first >= 2 * BURST, "what the loader holds ready is used up before"
+    assert found.metrics["window_seconds"] == pytest.approx(wall)
+    assert wall >= 2
+    assert found.validity["steps_counted"] == steps - first == 16
+    rate = spec.batch.images_per_step / SECONDS_PER_BATCH
+    assert found.metrics["images_per_second"] == pytest.approx(rate)
+    assert found.validity["uneven_steps"] is True
+    assert found.validity["uneven_steps_cause"] == "data"
+    assert median(found.samples["step_time_ms"][0][first:]) < 0.5e3 * SECONDS_PER_BATCH
 
 
 def test_without_phase_steps_there_are_no_phases() -> None:

@@ -1,12 +1,11 @@
 """A fault of one rank ends its own run with a status and a reason, and no other cell's run."""
 
+import re
+
 import pandas as pd
 import pytest
 
 from tests.command import Command, fault
-
-pytestmark = pytest.mark.slow
-
 
 FAULTS = {
     "raises": (fault("Raise"), "failed", "KeyError: 'a bug in a technique'"),
@@ -49,44 +48,41 @@ FAULTS = {
 """What happens to a cell: overrides, and the status and reason of its row."""
 
 
-@pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """One sweep whose cells meet all faults, beside one that is well."""
-    vitsweep = Command(tmp_path_factory.mktemp("faults"))
+METRICS = {"calls": "times_called", "mine": "ends_its_process"}
+
+
+@pytest.mark.slow
+def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(vitsweep: Command) -> None:
+    """One sweep whose cells meet all faults, beside one that is well, with two metrics of a user's."""
     cells = ",".join(f"""['{"','".join(texts)}']""" for texts, _, _ in FAULTS.values())
-    metric = "{function:tests.faults.times_called,unit:count,label:Calls,better:null}"
-    done = vitsweep("-m", f"sweep.cells=[{cells}]", f"++metric.columns.calls={metric}")
+    metrics = [
+        f"++metric.columns.{name}={{function:tests.faults.{function},unit:n,label:{name},better:null}}"
+        for name, function in METRICS.items()
+    ]
+    done = vitsweep("-m", f"sweep.cells=[{cells}]", *metrics)
     assert done.returncode == 3, done.stderr
-    return vitsweep
-
-
-def test_whatever_happens_to_a_cell_is_its_own_row_with_the_reason(faults: Command) -> None:
     for name, (overrides, status, reason) in FAULTS.items():
-        row = row_of(faults, overrides)
+        row = row_of(vitsweep, overrides)
         assert row["status"] == status
         assert reason in (row["reason"] or "")
         if name in ("raises", "is killed", "leaves", "holds fewer tokens than the others"):
             assert row["failed_rank"] == 1
         assert (row.isna()["images_per_second"]) == (status != "measured")
+        if status == "measured":
+            assert row["calls"] == 1, "a metric of the user's is computed once for a run"
+    why = r"tests\.faults\.ends_its_process raised SystemExit: 3\."
+    said = rf"The metric `mine` has no value in (\d) of \1 runs: {why}"
+    assert len(re.findall(said, done.stdout)) == 1
 
+    assert row_of(vitsweep, FAULTS["eats memory"][0])["peak_rss_gib"] > 0.05
 
-def test_a_cell_that_ran_out_of_memory_tells_its_peak(faults: Command) -> None:
-    assert row_of(faults, FAULTS["eats memory"][0])["peak_rss_gib"] > 0.05
-
-
-def test_what_was_timed_stays_where_a_rank_fails_under_the_instruments(faults: Command) -> None:
-    row = row_of(faults, FAULTS["lacks memory under the instruments"][0])
-    assert row["images_per_second"] > 0
+    row = row_of(vitsweep, FAULTS["lacks memory under the instruments"][0])
+    assert row["images_per_second"] > 0, "what was timed stays"
     assert row["peak_rss_gib"] > 0.05
     assert row.isna()[["forward_ms", "parameter_gib", "gradient_bytes_per_step"]].all()
-    (run,) = faults.store.runs(row.name)
+    (run,) = vitsweep.store.runs(row.name)
     assert "After the timed steps" in run.environment["instruments_reason"]
     assert "4.00 GiB" in run.environment["instruments_reason"]
-
-
-def test_a_metric_of_the_users_is_computed_once_for_a_run(faults: Command) -> None:
-    for name in ("is well", "lacks memory under the instruments"):
-        assert row_of(faults, FAULTS[name][0])["calls"] == 1
 
 
 def row_of(vitsweep: Command, overrides: list[str]) -> "pd.Series":

@@ -29,8 +29,6 @@ from vitsweep.training.checkpoint_files import (
     write_info,
 )
 
-pytestmark = pytest.mark.slow
-
 STEP = 7
 NOTHING: dict[str, Any] = {"mesh": {}, "sharding": "ddp", "course": {}, "scaler": {}, "groups": []}
 """What else a checkpoint's info holds, which is not read here."""
@@ -52,41 +50,39 @@ def saves_and_fails_on_rank_1(folder: Path, saves: bool, rank: int, local_rank: 
     os._exit(EXIT_SAVED if rank == 0 else 1)
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_whole_checkpoint_counts_although_a_rank_fails_while_it_leaves(
-    tmp_path: Path, saves: bool
-) -> None:
-    store = Store(tmp_path)
-    request = RunRequest(
-        sweep_folder=store.root,
-        cell_id="c",
-        run_id="b-1",
-        block="b",
-        position=0,
-        init_method="file://unused",
-    )
-    checkpoint = request.folder / CHECKPOINT_FOLDER
-    checkpoint.mkdir(parents=True)
-
-    def start(request: RunRequest, cell: CellSpec) -> Ranks:
-        arguments = (checkpoint, saves)
-        ranks = range(cell.resources.world_size)
-        return LocalRanks(
-            fork_server(), saves_and_fails_on_rank_1, arguments, ranks, request.folder
+def test_a_whole_checkpoint_counts_although_a_rank_fails_while_it_leaves(tmp_path: Path) -> None:
+    for saves in (True, False):
+        store = Store(tmp_path / str(saves))
+        request = RunRequest(
+            sweep_folder=store.root,
+            cell_id="c",
+            run_id="b-1",
+            block="b",
+            position=0,
+            init_method="file://unused",
         )
+        checkpoint = request.folder / CHECKPOINT_FOLDER
+        checkpoint.mkdir(parents=True)
+        arguments = (checkpoint, saves)
 
-    def stop() -> None:
-        if len(list(checkpoint.glob("ready-*"))) == 2:
-            raise RunEnding("The command was interrupted.", 60.0)
+        def start(request: RunRequest, cell: CellSpec, arguments: Any = arguments) -> Ranks:
+            ranks = range(cell.resources.world_size)
+            return LocalRanks(
+                fork_server(), saves_and_fails_on_rank_1, arguments, ranks, request.folder
+            )
 
-    with pytest.raises(RunEnding) as ending:
-        supervise(request, cell("task=train", "sharding=fsdp"), start, stop)
+        def stop(checkpoint: Path = checkpoint) -> None:
+            if len(list(checkpoint.glob("ready-*"))) == 2:
+                raise RunEnding("The command was interrupted.", 60.0)
 
-    expected = STEP if saves else None
-    assert ending.value.saved_step == expected
-    end = list(read_lines(store.cell("c") / "attempts.jsonl"))[-1]
-    assert (end["event"], end["saved_step"]) == ("end", expected)
-    assert not list(store.runs())
+        with pytest.raises(RunEnding) as ending:
+            supervise(request, cell("task=train", "sharding=fsdp"), start, stop)
+
+        expected = STEP if saves else None
+        assert ending.value.saved_step == expected
+        end = list(read_lines(store.cell("c") / "attempts.jsonl"))[-1]
+        assert (end["event"], end["saved_step"]) == ("end", expected)
+        assert not list(store.runs())
 
 
 def leaves_a_record(draft: Path, text: str, rank: int, local_rank: int) -> None:

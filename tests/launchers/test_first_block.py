@@ -6,11 +6,12 @@ from collections import Counter
 import pytest
 
 from tests.command import Command
+from vitsweep.spec.menu import conf_dir
 
 POLICY = (
     "sweep.screening=false",
-    "sweep.prune_slowdown=30",
-    "measurement=standard",
+    "sweep.prune_slowdown=12",
+    "measurement=three_blocks",  # typed, no cell would be pruned
     "measurement.warmup_min_seconds=0.05",
     "measurement.measured_steps=4",
     "measurement.min_seconds=0.25",
@@ -21,9 +22,15 @@ POLICY = (
 """A cell like its baseline, one that is many times slower, and one whose steps are uneven."""
 
 
-@pytest.mark.slow  # 20 s: five blocks of three cells, one of them many times slower
+@pytest.mark.slow
 def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Command) -> None:
-    done = vitsweep("-m", *POLICY)
+    choice = vitsweep.folder / "conf" / "measurement" / "three_blocks.yaml"
+    choice.parent.mkdir(parents=True)
+    choice.write_text(
+        (conf_dir() / "measurement" / "standard.yaml").read_text().replace("blocks: 5", "blocks: 3")
+    )
+    asked = ("-m", "--config-dir", "conf", *POLICY)
+    done = vitsweep(*asked)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert re.search(r"Warm-up.*: \S+.*discarded", said)
@@ -35,7 +42,7 @@ def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Com
     }
     slow = max(counted, key=lambda cell: fastest[cell] or 0.0)
     assert not any(run.is_screening for run in runs)
-    assert {cell: 1 if cell == slow else 5 for cell in counted} == counted
+    assert {cell: 1 if cell == slow else 3 for cell in counted} == counted
     assert {run.spec["measurement.min_seconds"] for run in runs} == {0.25}, "uneven steps or not"
-    again = vitsweep("-m", *POLICY)
+    again = vitsweep(*asked)
     assert "measured already" in again.stderr

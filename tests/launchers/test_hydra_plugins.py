@@ -167,9 +167,13 @@ def test_a_tab_in_a_yaml_is_named_with_its_line(
 def test_stock_submitit_is_refused_what_it_would_ignore(
     calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        calls.multirun("resources.nodes=1,2", "hydra/launcher=submitit_local")
-    assert "`resources.nodes`" in capsys.readouterr().err
+    for launcher in ("submitit_local", "submitit_slurm"):
+        GlobalHydra.instance().clear()
+        with pytest.raises(SystemExit, match="2"):
+            calls.multirun("resources.nodes=1,2", f"hydra/launcher={launcher}")
+        said = capsys.readouterr().err
+        assert "`resources.nodes`" in said
+        assert "hydra/launcher=slurm" in said
 
 
 def test_stock_submitit_without_slurm_ends_in_a_sentence(

@@ -9,14 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import SWEEP, Command, fault
+from tests.command import QUICK, SWEEP, Command, Running, fault
 from tests.refusals import named
+from vitsweep.cli.main import run
 from vitsweep.execution.rank_processes import SERVER_KILLED
 from vitsweep.foreign import read_lines
 from vitsweep.results.store import Store
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.full
@@ -37,6 +36,7 @@ def test_a_cell_that_failed_is_repeated_by_retry_only(vitsweep: Command) -> None
     assert vitsweep.runs().groupby("status").size().to_dict() == {"failed": 2, "measured": 1}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_is_repeated_in_its_block_and_no_pair_is_lost(
     vitsweep: Command,
 ) -> None:
@@ -62,32 +62,13 @@ def test_a_run_that_is_killed_is_repeated_in_its_block_and_no_pair_is_lost(
     assert len(vitsweep.runs()) == 7
 
 
-def test_ctrl_c_stops_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:
+@pytest.mark.slow
+def test_sigterm_and_ctrl_c_stop_cleanly_and_the_same_command_continues(vitsweep: Command) -> None:
+    """The second run of the first command and that of the next are held until they are stopped."""
     pair = ("-m", "optimizer=adamw_loop,adamw_foreach", "sweep.baseline=null")
-    asked = (*pair, *fault("Slow"), "measurement.blocks=2")
-    running = vitsweep.fork(*asked)
-    wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
-    running.send_signal(signal.SIGINT)
-    out, error = running.communicate(timeout=400)
-
-    assert running.returncode == 130
-    assert "same command" in error
-    assert re.search(r"^Stopped after [123] of 4 runs\.$", out, re.MULTILINE)
-    assert "measurement.blocks=" not in out.split("Stopped", 1)[1], "it is what was typed"
-    before = {run.run_id for run in vitsweep.store.runs()}
-    assert 0 < len(before) < 4
-    assert vitsweep(*asked).returncode == 0
-    runs = vitsweep.runs()
-    assert before <= set(runs["run_id"])
-    assert runs.groupby("optimizer").size().tolist() == [2, 2]
-
-
-def test_sigterm_shows_the_table_and_leaves_views_and_charts_to_collect(vitsweep: Command) -> None:
-    """Some seconds are left until the process is killed."""
-    asked = ("sweep.baseline=null", *fault("Slow"), "measurement.blocks=9", "sweep.report=true")
-    running = vitsweep.fork(*asked)
-    wait_for(lambda: any(vitsweep.store.runs()) if vitsweep.store.cells.exists() else False)
-    running.send_signal(signal.SIGTERM)
+    asked = (*pair, *fault("Held"), "measurement.blocks=2", "sweep.report=true")
+    running = held(vitsweep, 1, *asked)
+    running.send_signal(signal.SIGTERM)  # some seconds are left until the process is killed
     out, error = running.communicate(timeout=400)
     assert running.returncode == 143, error
     assert "Stopping" in error
@@ -97,7 +78,32 @@ def test_sigterm_shows_the_table_and_leaves_views_and_charts_to_collect(vitsweep
     assert not list(vitsweep.store.root.glob("*.parquet"))
     assert not (vitsweep.store.root / "report").exists()
     assert vitsweep("collect", SWEEP, quick=False).returncode == 0
-    assert len(vitsweep.cells()) == 1
+    assert len(vitsweep.cells()) == 2
+
+    running = held(vitsweep, 2, *asked)
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=400)
+    assert running.returncode == 130
+    assert "same command" in error
+    assert re.search(r"^Stopped after 1 of 3 runs\.$", out, re.MULTILINE)
+    assert "measurement.blocks=" not in out.split("Stopped", 1)[1], "it is what was typed"
+    before = {run.run_id for run in vitsweep.store.runs()}
+    assert len(before) == 2
+
+    (vitsweep.folder / "allowed").write_text("99")
+    assert vitsweep(*asked).returncode == 0
+    runs = vitsweep.runs()
+    assert before <= set(runs["run_id"])
+    assert runs.groupby("optimizer").size().tolist() == [2, 2]
+
+
+def held(vitsweep: Command, allowed: int, *asked: str, quick: bool = True) -> Running:
+    """Start a command of cells with the fault `Held`; return it when a run waits."""
+    (vitsweep.folder / "allowed").write_text(str(allowed))
+    (vitsweep.folder / "held").unlink(missing_ok=True)
+    running = vitsweep.fork(*asked, quick=quick)
+    wait_for((vitsweep.folder / "held").exists)
+    return running
 
 
 @pytest.mark.full
@@ -106,15 +112,16 @@ def test_retry_ends_with_the_command_that_sigterm_stops(vitsweep: Command) -> No
         failing = (*fault("Raise"), "sweep.baseline=null", f"sweep.question={question}")
         vitsweep(*failing, f"optimizer=adamw_{'loop' if question == 'a' else 'foreach'}")
     before = set(vitsweep.store.cell_ids())
-    slow = "sequence_parallel._target_=tests.faults.Slow"
-    running = vitsweep.fork("retry", "--set", slow, "measurement.blocks=9", quick=False)
-    wait_for(lambda: any(run.status == "measured" for run in vitsweep.store.runs()))
+    more = "sequence_parallel._target_=tests.faults.Held"
+    running = held(vitsweep, 3, "retry", "--set", more, "measurement.blocks=9", quick=False)
+    assert any(run.status == "measured" for run in vitsweep.store.runs())
     running.send_signal(signal.SIGTERM)
     out, error = running.communicate(timeout=400)
     assert running.returncode == 143, out + error
     assert len(set(vitsweep.store.cell_ids()) - before) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)],
@@ -196,6 +203,7 @@ def test_a_killed_training_goes_on_from_its_latest_checkpoint_and_ends_as_withou
     assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_loses_nothing(
     vitsweep: Command,
 ) -> None:
@@ -230,12 +238,15 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
 
 @pytest.mark.full
 def test_the_same_sweep_started_twice_at_once_runs_no_cell_twice(vitsweep: Command) -> None:
-    asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Slow"), "sweep.baseline=null")
-    both = [vitsweep.start(*asked), vitsweep.start(*asked)]
-    told = ["".join(process.communicate(timeout=200)) for process in both]
+    asked = ("-m", "optimizer=adamw_loop,adamw_foreach", *fault("Held"), "sweep.baseline=null")
+    first, log = held(vitsweep, 0, *asked), vitsweep.folder / "second.log"
+    second = vitsweep.start(*asked, log=log)
+    wait_for(lambda: "waiting" in log.read_text())
+    (vitsweep.folder / "allowed").write_text("99")
+    told = "".join(first.communicate(timeout=400))
+    assert "waiting" not in told
 
-    assert [p.returncode for p in both] == [0, 0]
-    assert sum("waiting" in text for text in told) == 1
+    assert (first.returncode, second.wait(400)) == (0, 0)
     assert len(list(vitsweep.store.runs())) == 2
 
 
@@ -251,13 +262,15 @@ def test_a_record_cut_in_half_is_named_and_measured_again(vitsweep: Command) -> 
     assert (vitsweep.cells()["status"] == "measured").all()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(vitsweep: Command) -> None:
-    (vitsweep.folder / "results").write_text("a file where the folder should be")
-
-    refused = vitsweep("sweep.baseline=null")
-    assert refused.returncode == 2
-    assert "cannot be written" in refused.stderr
-    assert "sweep.folder=DIR" in refused.stderr
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").write_text("a file where the folder should be")
+    assert run([*QUICK, "sweep.baseline=null"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written" in said
+    assert "sweep.folder=DIR" in said
 
 
 def wait_for(condition, seconds: float = 400) -> None:  # type: ignore[no-untyped-def]
@@ -280,9 +293,11 @@ def ranks_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_budget_that_ends_before_anything_is_decided_says_how_to_go_on(vitsweep: Command) -> None:
-    grid = ("optimizer=adamw_loop,adamw_fused", "measurement=standard", "measurement.prove=none")
-    grid += ("measurement.min_seconds=2", "sweep.prune_slowdown=null")
-    done = vitsweep("-m", *grid, "sweep.minutes=0.2")  # three blocks take longer on any machine
+    """Three blocks of four cells take longer on any machine, although a budget cuts their windows."""
+    optimizers = "optimizer=adamw_loop,adamw_foreach,adamw_fused,adamw_contiguous"
+    grid = (optimizers, "measurement=standard", "measurement.prove=none")
+    done = vitsweep("-m", *grid, "sweep.prune_slowdown=null", "sweep.minutes=0.05")
     assert "`sweep.minutes`" in done.stderr
     assert list(vitsweep.store.runs()), "what ended in time is kept"

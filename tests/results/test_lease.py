@@ -24,12 +24,15 @@ int linkat(int a, const char *from, int b, const char *to, int flags) { errno = 
 int gethostname(char *name, size_t size) { strncpy(name, getenv("NODE"), size); return 0; }
 """
 BEGIN = """
-    import sys
+    import os, sys, time
     from pathlib import Path
+    from types import SimpleNamespace
     from vitsweep.results import lease
     from vitsweep.results.record import RunRecord, Status
     from vitsweep.results.store import Store
-    lease.SECONDS_OF_LEASE = 1.5
+    lease.SECONDS_OF_LEASE = float(os.environ["LEASE"])
+    clock = dict(monotonic=time.monotonic, time=time.time)
+    lease.time = SimpleNamespace(**clock, sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
     store = Store(Path(sys.argv[1]))
 """
 HOLDER = f"""
@@ -70,12 +73,16 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def start(library: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Start a process on a node, which holds the sweep or waits for it."""
+    """Start a process on a node, which holds the sweep or waits for it.
 
-    def start_on(node: str, code: str = HOLDER) -> "subprocess.Popen[str]":
+    It takes over from one that is silent for `lease` seconds: on a slow machine a living one may be.
+    """
+
+    def start_on(node: str, code: str = HOLDER, lease: float = 600.0) -> "subprocess.Popen[str]":
         with monkeypatch.context() as environment:
             environment.setenv("LD_PRELOAD", str(library))
             environment.setenv("NODE", node)
+            environment.setenv("LEASE", str(lease))
             return other_process(code, store.root)
 
     return start_on
@@ -104,7 +111,7 @@ def test_a_second_login_node_waits_until_the_first_gives_the_sweep_back(start: S
     assert line(second) == "held"
     second.kill()
     second.communicate()
-    third = start("two")
+    third = start("two", lease=0.5)
     assert (line(third), line(third)) == ("waits", "held"), "its owner is silent"
     tell(third, "")
     finished(third)
@@ -116,7 +123,7 @@ def test_a_command_that_slept_while_another_took_over_publishes_nothing(
     first = start("one")
     assert line(first) == "held"
     os.kill(first.pid, signal.SIGSTOP)
-    second = start("two")
+    second = start("two", lease=0.5)
     assert (line(second), line(second)) == ("waits", "held")
     os.kill(first.pid, signal.SIGCONT)
     tell(first, "late")

@@ -11,7 +11,7 @@ from pandas import DataFrame
 import vitsweep
 from tests.builders import ENVIRONMENT, PLAIN
 from tests.cells import entry
-from tests.command import NO_REPORT, ROOT, Command
+from tests.command import ROOT
 from tests.said import opening
 from vitsweep.cli.main import run as command
 from vitsweep.errors import BadValueError
@@ -225,15 +225,6 @@ def test_reasons_that_differ_are_counted_and_a_long_one_is_cut(store):
     assert said.endswith("`broken_reason` of `runs.parquet`.")
     assert empty_metrics(runs.iloc[:1])[0].endswith("xxx….")
     assert empty_metrics(runs.assign(broken_reason=None)) == []
-
-
-@pytest.mark.slow
-def test_a_sweep_says_in_the_terminal_what_has_no_value(tmp_path):
-    node = f"{{function:{__name__}.exits,unit:J,label:Energy,better:null}}"
-    done = Command(tmp_path)("-m", "precision=fp32,O1", f"++metric.columns.mine={node}", NO_REPORT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = f"The metric `mine` has no value in 2 of 2 runs: {__name__}.exits raised SystemExit: 3."
-    assert done.stdout.count(said) == 1
 
 
 def test_a_wrong_definition_is_refused_by_its_key():

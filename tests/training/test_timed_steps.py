@@ -52,7 +52,10 @@ def timed(
 
 
 def test_without_seconds_the_steps_that_were_asked_for_are_taken(monkeypatch) -> None:
-    found = timed(monkeypatch, Machine([0.5], wait_seconds=0.25))
+    machine = Machine([0.5], wait_seconds=0.25)
+    found = timed(monkeypatch, machine)
+    elapsed_s = machine.now - found.window_start
+    assert elapsed_s == pytest.approx(sum(found.times_ms[found.warmup_steps :]) / 1e3)
     assert found.times_ms == pytest.approx([750.0] * 6)
     assert found.data_waits_ms == pytest.approx([250.0] * 6)
     assert found.warmup_steps == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command import Command
+from tests.command import NO_REPORT, Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Sweep, hang
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, MEASUREMENT_FILE
@@ -33,13 +33,27 @@ def has_struck(folder: Path) -> Callable[[], bool]:
 
 
 @pytest.mark.slow
-def test_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
-    faults = "tests.faults.Raise,tests.faults.Kill,tests.faults.Leave"
-    cells = sweep.run(
-        f"sequence_parallel._target_={faults}", "+sequence_parallel.rank=1", code=3
-    ).set_index("status")
+def test_jobs_outlive_their_command_and_a_dead_rank_ends_its_run_and_no_other(sweep: Sweep) -> None:
+    """Of three cells a rank dies; two more have variables of their own."""
+    seen = sweep.command.folder / "seen"
+    module = ["model=module", "model.target=tests.variables_seen.build",
+              f"++model.arguments.seen_in={seen}"]  # fmt: skip
+    own = [[*module, f"runtime.variables={{NCCL_ALGO:{name}}}"] for name in ("Ring", "Tree")]
+    texts = [*map(fault, ("Raise", "Kill", "Leave")), *own]
+    cells_asked = ",".join(f"""['{"','".join(each)}']""" for each in texts)
+    running = sweep.command.fork(
+        "-m", *SMALL, f"sweep.cells=[{cells_asked}]", "sweep.baseline=null", "data=digits",
+        "batch.images_per_step=8", "resources.ranks_per_node=2", "measurement=smoke",
+        "measurement.prove=none", NO_REPORT, quick=False,
+    )  # fmt: skip
+    sweep.until_running()
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate()
 
-    assert sorted(cells.index) == ["failed", "failed", "killed", "measured"]
+    cells = sweep.until_ended().set_index("status")
+    assert sorted(cells.index) == ["failed", "failed", "killed", "measured", "measured"]
+    assert set(cells.loc["measured", "runtime.variables.NCCL_ALGO"]) == {"Ring", "Tree"}
+    assert {"Ring unset", "Tree unset"} <= {*seen.read_text().splitlines()}
     assert "Rank 1 was ended by SIGKILL" in cells.loc["killed", "reason"]
     reasons = " ".join(cells.loc["failed", "reason"])
     assert "KeyError: 'a bug in a technique'" in reasons
@@ -69,17 +83,6 @@ def test_a_dead_node_is_survived_by_the_rest_of_its_job(sweep: Sweep) -> None:
     assert "started again" in lost["reason"]
     again = runs[(runs["cell_id"] == lost["cell_id"]) & (runs["status"] == "measured")]
     assert again["attempt"].tolist() == [2]
-
-
-@pytest.mark.slow
-def test_jobs_outlive_the_command_that_submitted_them(sweep: Sweep) -> None:
-    arguments = ("-m", "sharding=ddp,fsdp", *SMALL)
-    running = sweep.command.fork(*arguments)
-    sweep.until_running()
-    os.kill(running.pid, signal.SIGKILL)
-    running.communicate()
-
-    assert sweep.until_ended()["status"].tolist() == ["measured", "measured"]
 
 
 @pytest.mark.slow

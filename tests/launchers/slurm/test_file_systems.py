@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Command, fault
+from tests.command import Command
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import SMALL, Held, Sweep
 from tests.small_disk import fill, small_disk
@@ -33,11 +33,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.full
 def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, disk: Path) -> None:
-    asked = [*fault("Slow"), "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={disk}"]
+    held = Held(sweep.command.folder)
+    asked = [*held.cell, "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={disk}"]
     sweep.submit(*asked)
     store = Store(disk / "default")
-    eventually(lambda: any(store.root.glob("cells/*/attempts/*")), 120, "the run")
+    eventually(held.is_waiting, 120, "the run")
     fill(disk / "filler")
+    held.go_on()
     job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
     sweep.client.wait(job, "FAILED", seconds=120)
     (disk / "filler").unlink()

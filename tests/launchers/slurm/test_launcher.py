@@ -1,7 +1,6 @@
 """`hydra/launcher=slurm` on real daemons: what Hydra's stock launcher gets wrong, done right."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -50,22 +49,6 @@ def test_resources_follow_the_cell(sweep: Sweep, sizes: tuple[int, ...]) -> None
     own = cells[cells["sharding"] == "ddp"]
     assert (own["cell_id"] == own["baseline_cell_id"]).all()
     assert cells.loc[cells["sharding"] == "fsdp", "num_pairs"].eq(1).all()
-
-
-@pytest.mark.slow
-def test_ranks_of_a_job_have_the_variables_of_their_cell(sweep: Sweep) -> None:
-    seen = sweep.command.folder / "seen"
-    done = sweep.command(
-        "-m", *SMALL, "runtime.variables={NCCL_ALGO:Ring},{NCCL_ALGO:Tree}", "model=module",
-        "model.target=tests.variables_seen.build", f"++model.arguments.seen_in='{seen}'",
-        "data=digits", "batch.images_per_step=8", "resources.ranks_per_node=2", NO_REPORT,
-        "sweep.baseline=null", "measurement=smoke", "measurement.prove=none", quick=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    cells = sweep.command.cells()
-    assert set(cells["status"]) == {"measured"}
-    assert set(cells["runtime.variables.NCCL_ALGO"]) == {"Ring", "Tree"}
-    assert {"Ring unset", "Tree unset"} <= {*seen.read_text().splitlines()}
 
 
 @pytest.mark.full
@@ -171,23 +154,6 @@ def test_no_secret_of_the_environment_is_written(
     assert not [path for path, text in kept.items() if b"s3cr3t-of-the-user" in text]
 
 
-@pytest.mark.slow
-def test_nothing_is_submitted_twice(sweep: Sweep) -> None:
-    asked = ("seed=0,1,2", "sweep.baseline=null", HOLD, "hydra.launcher.cells_per_job=1")
-    [array] = sweep.submit(*asked)
-    assert len(list(array.jobs())) == 3
-
-    again = sweep.command("-m", *asked, *SMALL, "hydra.launcher.wait=false")
-    assert re.search("3 runs .*live jobs", again.stderr)
-    assert len(sweep.arrays) == 1
-    assert "waiting 3" in sweep.command("status", quick=False).stdout
-
-    sweep.command("cancel", quick=False)
-    cells = sweep.until_ended()
-    assert cells["status"].tolist() == ["killed"] * 3
-    assert cells["reason"].str.contains("before it started").all()
-
-
 @pytest.mark.full
 def test_ctrl_c_detaches_and_says_how_to_come_back(sweep: Sweep) -> None:
     running = sweep.command.start("-m", *hang(), *SMALL)
@@ -248,23 +214,6 @@ def test_stock_launchers_still_work(sweep: Sweep, launcher: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert [str(run.status) for run in sweep.command.store.runs()] == ["measured"]
-
-
-@pytest.mark.slow
-def test_stock_launchers_refuse_resources_that_vary(sweep: Sweep) -> None:
-    done = sweep.command("-m", "resources.nodes=1,2", "hydra/launcher=submitit_slurm")
-    assert done.returncode == 2
-    assert "hydra/launcher=slurm" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_command_without_slurm_says_so(
-    vitsweep: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.path.dirname(os.sys.executable))
-    done = vitsweep("-m", "sharding=ddp", "hydra/launcher=slurm")
-    assert done.returncode == 2
-    assert "`sbatch`" in done.stderr
 
 
 @pytest.mark.full

@@ -173,6 +173,7 @@ def test_settings_become_options_of_sbatch():
 
 def test_the_time_limit_is_told_from_preemption_by_a_clock_that_nobody_sets(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 5000.0)
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *command: None)
     late = Signals(
         "1", "1_0", started_at=time.monotonic() - 3000, limit_s=3060, delay_s=30, received="SIGUSR2"
@@ -212,32 +213,29 @@ def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
 
 
 @pytest.mark.parametrize(
-    ("config", "most", "least"),
-    [
-        ("KillWait                = 60 sec\n", 55.0, 53.0),
-        ("KillWait = 6 sec", 4.0, 3.0),
-        ("", 25, 23),
-    ],
+    ("config", "seconds"),
+    [("KillWait                = 60 sec\n", 54.5), ("KillWait = 6 sec", 5.5 * 2 / 3), ("", 24.5)],
 )
-def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, config, most, least):
+def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, config, seconds):
+    monkeypatch.setattr(time, "monotonic", lambda: 5000.0)
     said = {key.strip(): value for key, _, value in [config.partition("=")]}
     monkeypatch.setattr(signals, "controller_settings", lambda: said)
     shown = "JobState=CANCELLED Restarts=0 PreemptTime=None"
     monkeypatch.setattr(signals, "slurm_output", lambda *words: shown)
     received = Signals(
         "1", "1_0", started_at=time.monotonic(), limit_s=3600, delay_s=30, received="SIGTERM",
-        received_at=time.monotonic() - 0.5,
+        received_at=4999.5,
     )  # fmt: skip
     ending = received.ending()
     assert (ending.cause, ending.requeue) == ("cancelled", False)
-    assert least <= ending.seconds_to_save <= most
+    assert ending.seconds_to_save == pytest.approx(seconds)
     running = "JobState=RUNNING Restarts=0 PreemptTime=None"
     monkeypatch.setattr(signals, "SECONDS_UNTIL_STATE_CHANGES", 0.0)
     monkeypatch.setattr(signals, "slurm_output", lambda *words: running)
     for limit_s in (0, 60):  # it is over, or was longer when the job was submitted
-        ending = replace(received, limit_s=limit_s, received_at=time.monotonic() - 0.5).ending()
+        ending = replace(received, limit_s=limit_s, received_at=4999.5).ending()
         assert (ending.cause, ending.requeue) == ("time limit", True)
-        assert least <= ending.seconds_to_save <= most
+        assert ending.seconds_to_save == pytest.approx(seconds)
 
 
 def test_a_snapshot_keeps_the_code_of_the_command(tmp_path):

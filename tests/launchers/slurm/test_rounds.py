@@ -1,5 +1,7 @@
 """What chooses from the runs before is refused on a cluster, where jobs hold all their blocks."""
 
+from pathlib import Path
+
 import pytest
 
 from hydra_plugins.vitsweep_launchers.plugin import LocalLauncher, SlurmLauncher
@@ -17,6 +19,15 @@ def test_what_chooses_from_the_runs_before_is_refused_with_the_way_out() -> None
         ):
             require_rounds(SlurmLauncher(), "slurm", settings(f"sweep.{typed}"))
     require_rounds(SlurmLauncher(), "slurm", settings())
+
+
+def test_a_command_without_slurm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["-m", "sharding=ddp", "hydra/launcher=slurm"]) == 2
+    assert "`sbatch`" in capsys.readouterr().err
 
 
 def test_a_plan_refuses_what_the_sweep_refuses(capsys: pytest.CaptureFixture[str]) -> None:

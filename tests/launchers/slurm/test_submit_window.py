@@ -13,10 +13,10 @@ import pytest
 from tests.command import Command
 from tests.launchers.slurm.chaos import write_dying_sbatch
 from tests.launchers.slurm.conftest import SlurmClient
-from tests.launchers.slurm.sweeps import SMALL, Sweep
+from tests.launchers.slurm.sweeps import HOLD, SMALL, Sweep
 
 ASKED = ("-m", *SMALL, "sharding=ddp", "hydra.launcher.wait=false")
-HELD = (*ASKED, "+hydra.launcher.additional_parameters.hold=true")
+HELD = (*ASKED, HOLD, "seed=0,1,2", "sweep.baseline=null", "hydra.launcher.cells_per_job=1")
 
 
 @pytest.fixture
@@ -41,12 +41,19 @@ def test_an_array_is_not_submitted_twice_when_its_submitter_dies_before_it_notes
     sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     die_while_submitting(sweep, tmp_path / "dies_after", monkeypatch, *HELD)
-    again = sweep.command(*HELD)
-    assert re.search("1 run .*live jobs", again.stderr)
-    assert len(sweep.arrays) == 1
+    for _ in range(2):  # the first finds the array and notes its id
+        again = sweep.command(*HELD)
+        assert re.search("3 runs .*live jobs", again.stderr)
+        [array] = sweep.arrays
+        assert len(list(array.jobs())) == 3
+    assert "waiting 3" in sweep.command("status", quick=False).stdout
+
     cancelled = sweep.command("cancel", quick=False)
-    assert "Cancelled 1 job." in cancelled.stdout, cancelled.stderr
-    assert sweep.client.states(sweep.job) == ["CANCELLED"]
+    assert "Cancelled 3 jobs." in cancelled.stdout, cancelled.stderr
+    assert sweep.client.states(array.slurm_id) == ["CANCELLED"] * 3
+    cells = sweep.until_ended()
+    assert cells["status"].tolist() == ["killed"] * 3
+    assert cells["reason"].str.contains("before it started").all()
 
 
 @pytest.mark.full
