@@ -2,7 +2,9 @@
 
 import io
 import logging
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +15,20 @@ from rich.console import Console
 
 from tests.builders import run, table
 from tests.cells import entry
-from vitsweep.console import can_be_redrawn, periodic_status, print_lines, quiet_loggers
+from vitsweep.console import (
+    WIDTH_IN_A_FILE,
+    can_be_redrawn,
+    flush,
+    interrupts_to,
+    open_console,
+    periodic_status,
+    print_lines,
+    quiet_loggers,
+    reader_has_gone,
+    was_terminated,
+)
 from vitsweep.launchers.progress import Progress
-from vitsweep.results.record import SCREENING
+from vitsweep.results.record import SCREENING, Status
 from vitsweep.tables.cells import cells
 
 
@@ -155,6 +168,110 @@ def test_a_terminal_shows_the_ratio_so_far_in_a_line_per_run_and_what_runs_below
     last = rf"\[8/8\] precision=O1: 14,000 img/s, .* {so_far:.2g}x as fast \(no interval\)"
     assert re.search(last, shown)
     assert "0 of 8 runs, " in shown
+
+
+def test_a_run_shows_its_speed_or_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    cell = entry()
+    console = Console(file=io.StringIO(), width=99)
+    progress = Progress(console, {cell.cell_id: "a"}, 3)
+    progress.reported(cell, Status.failed, "no", 5.0)
+    progress.reported(cell, Status.measured, "", None)
+    progress.reported(cell, Status.measured, "", 5.0, block="b0")
+    progress.reported(cell, Status.measured, "", 5.0)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "[1/3] a: failed: no", "[2/3] a: measured: ", "[3/3] a: 5.00 img/s", "[4/4] a: 5.00 img/s",
+    ]  # fmt: skip
+    progress.dropped(-2)
+    assert progress.reached == "4 of 6 runs"
+    progress.expects(7)
+    assert progress.reached == "4 of 11 runs"
+    bounded = Progress(console, {cell.cell_id: "a"}, 3, seconds=90.0)
+    assert bounded.seconds_of_budget_left == 90.0
+    bounded.reported(cell, Status.failed, "no", None)
+    assert bounded.line().startswith("1 run, at most ")
+    assert "[1] a: failed: no" in console.file.getvalue()
+
+
+def piped() -> tuple[int, io.TextIOWrapper]:
+    """Return the end of a pipe to read, and the other as a stream."""
+    read, write = os.pipe()
+    return read, os.fdopen(write, "w")
+
+
+def test_a_reader_that_has_gone_is_noticed_and_the_rest_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, stream = piped()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert not reader_has_gone()
+    assert flush(3) == 3
+    os.close(read)
+    assert reader_has_gone()
+    stream.write("dropped")
+    assert flush(3) == 3
+    assert not reader_has_gone()
+    stream.close()
+
+
+def test_what_is_left_to_print_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read, stream = piped()
+    os.close(read)
+    monkeypatch.setattr(sys, "stdout", stream)
+    stream.write("nobody reads it")
+    assert flush(0) == 0
+    stream.close()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        full.write("x")
+        assert flush(0) == 2
+        full.flush()
+    monkeypatch.undo()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_console_is_wide_elsewhere_and_prints_text_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_error in (False, True):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stderr" if is_error else "stdout", out)
+        monkeypatch.delenv("COLUMNS", raising=False)
+        console = open_console(stderr=is_error)
+        assert (console.width, console.stderr) == (WIDTH_IN_A_FILE, is_error)
+        console.print("[fp8] :smile: 5 \x1b[1m")
+        assert out.getvalue() == "[fp8] :smile: 5 \\x1b[1m\n"
+    monkeypatch.setenv("COLUMNS", "50")
+    assert open_console().width == 50
+
+
+def test_signals_are_taken_within_the_block_where_they_are_not_ignored() -> None:
+    taken: list[int] = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    plain = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with interrupts_to(lambda number, frame: taken.append(number)):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not was_terminated()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert was_terminated()
+            with interrupts_to(lambda number, frame: None):
+                assert was_terminated(), "of this command still"
+        assert taken == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with interrupts_to(lambda number, frame: None):
+            assert not was_terminated()
+            thread = threading.Thread(target=lambda: interrupts_to(print).__enter__())
+            thread.start()
+            thread.join()
+            assert signal.getsignal(signal.SIGTERM) is not print
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, plain)
 
 
 def test_the_time_left_is_that_of_each_cells_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import TINY
+from vitsweep.cli import retry
 from vitsweep.cli.retry import retries
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
@@ -109,3 +110,45 @@ def test_a_command_keeps_the_folder_and_name_of_its_configuration(
         "--config-dir", str(folder), "--config-name", "mine", "hydra.launcher.mem_gb=2",
     ]  # fmt: skip
     assert composer.words == []
+
+
+def test_the_exit_code_is_the_worst_of_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(command: list[str]) -> int:
+        [code] = command
+        if code.isdigit():
+            return int(code)
+        raise SystemExit(int(code[1:]) if code[1:] else None)
+
+    monkeypatch.setattr(retry, "measure_cells", ends)
+    for codes, worst in (
+        ("", 0), ("0", 0), ("3", 3), ("3 0", 3), ("0 3", 3), ("x3 0", 3), ("0 x3", 3), ("x", 0), ("3 x", 3),
+        ("x x3", 3),
+    ):  # fmt: skip
+        monkeypatch.setattr(retry, "retries", lambda _, codes=codes: [[c] for c in codes.split()])
+        assert retry.run([]) == worst, codes
+        assert bool(capsys.readouterr().out) == (codes == "")
+
+
+def test_settings_of_the_sweep_stay_but_those_that_a_retry_replaces(
+    tmp_path: Path, composer: Composer
+) -> None:
+    store = Store(tmp_path / "mine").create()
+    line = "vitsweep hydra/launcher=slurm hydra.mode=MULTIRUN hydra/sweeper=x hydra.sweeper.y=1"
+    cells = ("seed=3", "sweep.remeasure=true", "sweep.indifference=0.1")
+    commanded(store, composer, line, Status.failed, *cells)
+    [[flag, *found]] = retried(store.root)
+    assert flag == "-m"
+    assert found[:1] == ["hydra/launcher=slurm"]
+    assert [text for text in found if text.startswith("hydra")] == found[:1]
+    assert "sweep.indifference=0.1" in found
+    assert not any(text.startswith("sweep.remeasure") for text in found)
+    assert f"sweep.folder={tmp_path}" in found or f"sweep.folder='{tmp_path}'" in found
+    assert sum(text.startswith("sweep.name=") for text in found) == 1
+    store.append_command({"comparison": {}, "command": "vitsweep compare x"})
+    with pytest.raises(VitsweepError, match="`compare`"):
+        retried(store.root)
+    for status in ("", ",", "failed,measured", "nosuch"):
+        with pytest.raises(VitsweepError, match=f"^`--status {status}`"):
+            retries([str(store.root), "--status", status])

@@ -1,9 +1,12 @@
 """Parquet of unlike sweeps is read together: a column that occurs has one type everywhere."""
 
+import math
 import shutil
 from collections import defaultdict
 from pathlib import Path
+from typing import Annotated, Literal
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -11,7 +14,15 @@ from pyarrow import dataset, parquet
 
 from tests.builders import run
 from vitsweep.report.views import collect
-from vitsweep.results.column_types import SCHEMA_KEY, core_columns, spec_types, type_of
+from vitsweep.results.column_types import (
+    SCHEMA_KEY,
+    _kinds,
+    _type,
+    core_columns,
+    spec_types,
+    type_of,
+    write_table,
+)
 from vitsweep.results.metrics import COLUMNS, METRICS
 from vitsweep.results.record import SCHEMA_VERSION, RunRecord, Status
 from vitsweep.results.store import Store
@@ -116,3 +127,62 @@ def test_core_columns_come_by_their_kinds_without_what_only_cells_have() -> None
         for kind in {"validity", "environment", "comparison"} & set(found):
             assert max(first["head"], first.get("run", 0), first["spec"]) < first[kind]
         assert ("blocks" in columns) == (rows == "cells")
+
+
+def test_a_type_follows_from_the_values_that_are_allowed() -> None:
+    for hint, kinds, name in (
+        (bool, {bool}, "bool"),
+        (bool | None, {bool}, "bool"),
+        (int, {int}, "int64"),
+        (Annotated[int, "x"] | None, {int}, "int64"),
+        (float | int, {float, int}, "double"),
+        (float, {float}, "double"),
+        (Annotated[float | None, "x"], {float}, "double"),
+        (int | Literal["auto"], {int, str}, "string"),
+        (bool | int, {bool, int}, "string"),
+        (Literal[1, 2], {int}, "int64"),
+        (dict[str, int], {dict}, "string"),
+        (None, set(), "string"),
+    ):
+        assert ({*_kinds(hint or type(None))}, _type(kinds)) == (kinds, name)
+
+
+def test_the_type_of_a_column_is_known_by_its_name() -> None:
+    for column, kind in (
+        ("mfu", "double"), ("mfu_sd", "double"), ("predicted_at", "string"), ("predicted_peak_gib", "double"),
+        ("precision", "string"), ("model", "string"), ("peak_reason", "string"), ("seed", "int64"),
+        ("cell_id", "string"), ("oversubscribed", "bool"), ("model.arguments.x", None), ("own", None),
+    ):  # fmt: skip
+        assert type_of(column) == kind, column
+    for rows, has in (("cells", True), ("runs", False)):
+        columns = core_columns(rows)  # type: ignore[arg-type]
+        assert [c in columns for c in ("speedup", "peak_gib", "throughput_spread")] == [has] * 3
+        assert columns["mfu"] == "double"
+        assert {**columns}.keys() >= {"precision", "sharding", "model", "data"}
+
+
+def test_what_a_column_cannot_hold_is_missing(tmp_path: Path) -> None:
+    table = pd.DataFrame(
+        {
+            "whole": [1, 2.0, 2.5, "x", 2**63, -(2**63) + 1025, math.nan],
+            "yes": [True, False, None, True, True, None, None],
+            "mfu": [1, 2.5, None, None, None, math.inf, np.float32(0.5)],
+            "text": [1.0, 2.5, "a", None, True, [1], 3],
+            "numbers": [1, None, np.int64(2), 0.5, True, None, np.bool_(False)],
+            "mixed": [1, "a", None, 2.0, None, None, None],
+            "empty": [None] * 7,
+        },
+        dtype=object,
+    )
+    core = {"whole": "int64", "yes": "bool", "text": "string", "gone": "double"}
+    write_table(table, tmp_path / "t.parquet", core)  # type: ignore[arg-type]
+    read = parquet.read_table(tmp_path / "t.parquet")
+    types = {field.name: str(field.type) for field in read.schema}
+    assert types == {**core, "mfu": "double", "numbers": "double", "mixed": "string"}
+    assert read["whole"].to_pylist() == [1, 2, None, None, None, -(2**63) + 1024, None]
+    assert read["yes"].to_pylist() == [True, False, None, True, True, None, None]
+    assert read["text"].to_pylist() == ["1", "2.5", "a", None, "True", "[1]", "3"]
+    assert read["numbers"].to_pylist() == [1.0, None, 2.0, 0.5, 1.0, None, 0.0]
+    assert read["mixed"].to_pylist() == ["1", "a", None, "2", None, None, None]
+    assert read["gone"].to_pylist() == [None] * 7
+    assert read["mfu"].to_pylist()[:3] == [1.0, 2.5, None]

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -41,19 +42,18 @@ def kept_generators(device: Any = None) -> Iterator[None]:
     """Context at whose end the generators have the states that they had at its beginning."""
     import numpy as np
 
-    torch = sys.modules.get("torch")
-    python, own = random.getstate(), np.random.get_state()
-    cpu = torch.get_rng_state() if torch else None
-    cuda = torch.cuda.get_rng_state(device) if torch and _is_cuda(device) else None
+    kept: list[Any] = [(random.setstate, random.getstate())]
+    kept.append((np.random.set_state, np.random.get_state()))
+    if torch := sys.modules.get("torch"):
+        kept.append((torch.set_rng_state, torch.get_rng_state()))
+        if _is_cuda(device):
+            state = torch.cuda.get_rng_state(device)
+            kept.append((partial(torch.cuda.set_rng_state, device=device), state))
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(own)
-        if torch and cpu is not None:
-            torch.set_rng_state(cpu)
-        if torch and cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+        for give_back, state in kept:
+            give_back(state)
 
 
 def _is_cuda(device: Any) -> bool:

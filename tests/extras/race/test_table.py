@@ -52,6 +52,8 @@ def test_the_table_says_what_became_of_every_cell(race: dict[str, Any]) -> None:
         "a": "leader", "b": "runner-up", "p": "in the race", "c": "dropped", "d": "out", "e": "never ran",
     }  # fmt: skip
     assert table.loc["c", ["first_block", "last_block"]].tolist() == [3, 4]
+    assert table.loc["a", ["first_block", "last_block", "runs"]].tolist() == [1, 6, 3]
+    assert table.loc["e", ["first_block", "last_block"]].isna().all()
     assert table.loc["b", "to_leader"] == pytest.approx(0.990, abs=1e-3)
     assert race_text(race_table(race)).iloc[4].to_dict()["why"] == "out_of_memory: 3 GiB"
     assert race_table({}).empty
