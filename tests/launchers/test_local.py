@@ -1,0 +1,145 @@
+"""Which runs of blocks are made on this machine, and what ends them; the runs themselves are made up."""
+
+import errno
+import io
+import os
+import signal
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.builders import run
+from tests.cells import entry
+from vitsweep.errors import VitsweepError
+from vitsweep.execution.runner import RunEnding
+from vitsweep.launchers import local
+from vitsweep.launchers.local import BlockRunner
+from vitsweep.launchers.progress import Progress
+from vitsweep.planning.blocks import Block
+from vitsweep.planning.sweep_plan import PlannedCell
+from vitsweep.results.record import SCREENING, RunRecord, Status
+from vitsweep.results.store import Store
+
+
+class Made:
+    """Stands in for the runner of ranks: each run ends as was asked, by cell and block."""
+
+    def __init__(self, ends: dict[str, str]) -> None:
+        self.ends, self.done = ends, list[str]()
+
+    def request(self, run: Any, cell: Any, attempt: int, code: Any) -> Any:
+        return SimpleNamespace(run=run, attempt=attempt)
+
+    def attempt(self, request: Any, cell: Any) -> RunRecord:
+        place = request.run
+        self.done.append(f"{place.block}{place.position}{place.cell_id}#{request.attempt}")
+        end = self.ends.get(place.cell_id, "measured")
+        if end == "full":
+            raise OSError(errno.ENOSPC, "full")
+        if end == "unheard":
+            raise OSError(errno.EPERM, "unheard")
+        if end == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
+        return run(
+            place.cell_id, place.block, 9.0, Status(end) if end != "ctrl-c" else Status.measured
+        )
+
+    def warm_up(self, request: Any, cell: Any) -> RunRecord:
+        self.done.append(f"warm{request.run.cell_id}")
+        return run(request.run.cell_id, "w", 9.0)
+
+
+@pytest.fixture
+def cells() -> list[PlannedCell]:
+    found = []
+    for name in "pab":
+        cell = replace(entry("measurement.blocks=5"), baseline_id="p")
+        cell.__dict__["cell_id"] = name
+        cell.__dict__["code"] = SimpleNamespace(hash="h")
+        found.append(cell)
+    return found
+
+
+def ran(store: Store, blocks: list[Block], ends: dict[str, str], **more: Any) -> tuple[Any, ...]:
+    runner = BlockRunner(store, {"git_commit": "c", "git_dirty": False}, **more)
+    made = Made(ends)
+    runner._runner = made  # type: ignore[assignment]
+    progress = Progress(Console(file=io.StringIO()), {name: name for name in "pab"}, 6)
+    is_stopped = runner.run(blocks, progress)
+    return runner, made.done, is_stopped, progress
+
+
+def test_a_cell_that_ended_by_itself_gets_no_other_run(store: Store, cells: Any) -> None:
+    blocks = [Block(name, tuple(cells)) for name in "xy"]
+    first = ["warmp", "x0p#1", "x1a#1", "x2b#1"]
+    for status, again, left in (
+        ("failed", [], {"a"}),
+        ("out_of_memory", [], {"a"}),
+        ("killed", ["y1a#1"], set()),
+        ("preempted", ["y1a#1"], set()),
+        ("measured", ["y1a#1"], set()),
+    ):
+        runner, done, is_stopped, progress = ran(store, blocks, {"a": status})
+        assert done == [*first, "y0p#1", *again, "y2b#1"]
+        assert (runner.skipped, is_stopped) == (left, False)
+        assert len(runner.records) == 5 + len(again)
+        assert progress.reached == f"{5 + len(again)} of {5 + len(again)} runs"
+
+
+def test_the_machine_is_warmed_up_before_the_first_block_alone(store: Store, cells: Any) -> None:
+    block = Block("x", tuple(cells))
+    for first, more, begin in (
+        (block, {}, "warmp"),
+        (replace(block, purpose=SCREENING), {}, "x0p#1"),
+        (block, {"skipped": {"p"}}, "x1a#1"),
+        (replace(block, first_position=4), {}, "warmp"),
+    ):
+        _, done, *_ = ran(store, [first], {}, **more)
+        assert done[0] == begin
+    assert done[1:] == ["x4p#1", "x5a#1", "x6b#1"]
+    assert ran(store, [], {})[1:3] == ([], False)
+
+
+def test_a_saved_training_goes_on_with_its_next_attempt(store: Store, cells: Any) -> None:
+    saved = SimpleNamespace(run=SimpleNamespace(block="old", position=7, cell_id="a"), number=2)
+    done = ran(store, [Block("x", tuple(cells))], {}, interrupted={("x", "a"): saved})[1]
+    assert done[1:] == ["x0p#1", "old7a#3", "x2b#1"]
+
+
+def test_ctrl_c_lets_the_run_end_and_starts_no_other(store: Store, cells: Any) -> None:
+    runner, done, is_stopped, _ = ran(
+        store, [Block(n, tuple(cells)) for n in "xy"], {"a": "ctrl-c"}
+    )
+    assert (done[1:], is_stopped) == (["x0p#1", "x1a#1"], True)
+    assert [record.cell_id for record in runner.records] == ["p", "a"]
+    with pytest.raises(RunEnding) as ending:
+        runner._stop_if_interrupted()
+    assert (ending.value.seconds_to_save, ending.value.is_forced()) == (
+        local.SECONDS_TO_SAVE,
+        False,
+    )
+    runner._is_forced = True
+    assert ending.value.is_forced()
+
+
+def test_a_full_disk_is_a_sentence_and_any_other_error_itself(store: Store, cells: Any) -> None:
+    with pytest.raises(VitsweepError):
+        ran(store, [Block("x", tuple(cells))], {"a": "full"})
+    with pytest.raises(OSError, match="unheard"):
+        ran(store, [Block("x", tuple(cells))], {"a": "unheard"})
+
+
+def test_records_say_where_the_command_looked_at_its_intervals(store: Store) -> None:
+    for any_look in (False, True):
+        runner = BlockRunner(store, {"git_commit": "c", "git_dirty": True}, any_look=any_look)
+        plain = {"git_commit": "c", "git_dirty": True, "launcher": "local"}
+        looked = {"any_look": True} if any_look else {}
+        assert runner._runner.executor.facts == plain | looked  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Store:
+    return Store(tmp_path / "s").create()
