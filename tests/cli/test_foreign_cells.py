@@ -120,6 +120,21 @@ def test_the_words_for_a_frozen_cell_make_the_same_cell(line: str) -> None:
     assert len(again) < 25, "what is the menu's own, or follows, is not written"
 
 
+def test_what_a_machine_chose_is_written_where_the_cell_is_wanted_exactly() -> None:
+    entry = plan_cell(COMPOSER.compose(["seed=3", "precision=O1", "optimizer.eps=0.5"]), LAPTOP)
+    tree = {name: entry.tree[name] for name in vars(entry.spec)}
+    own = ["precision=O1", "seed=3"]
+    degrees = ("pipeline", "shard", "sequence", "ring", "ulysses", "tensor")
+    of_machine = [
+        "resources.ranks_per_node=2",
+        "resources.device=cpu",
+        "resources.threads_per_rank=1",
+    ]
+    of_machine += [f"mesh.{degree}=1" for degree in degrees]
+    assert {*words_of(tree)} == {*own, *of_machine, "optimizer.eps=0.5"}
+    assert words_of(tree, exactly=False) == [*own, "optimizer.eps=0.5"]
+
+
 def test_a_class_that_is_not_on_the_menu_is_taken_with_trust(
     theirs: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
