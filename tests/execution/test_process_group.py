@@ -3,16 +3,23 @@
 import gc
 import multiprocessing
 import os
+import resource
+import socket
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.cells import GPU_NODE, cell
 from vitsweep.errors import VitsweepError
+from vitsweep.execution import process
 from vitsweep.execution.process import own_device
 from vitsweep.execution.rank_processes import PRELOADED, fork_server
 
@@ -63,11 +70,11 @@ def test_the_fork_server_has_no_cuda_and_no_compiler_and_its_objects_are_frozen(
     A collection in a rank would look at all that the server imported, before the cell is read.
     """
     received, answers = multiprocessing.Pipe()
-    process = fork_server().Process(target=_report, args=(answers,))
-    process.start()
+    forked = fork_server().Process(target=_report, args=(answers,))
+    forked.start()
     assert received.poll(120), "the forked process did not answer"
     assert received.recv() == (False, False, False, [], True)
-    process.join()
+    forked.join()
 
 
 @pytest.mark.slow
@@ -85,3 +92,62 @@ raise SystemExit(", ".join(touched) or 0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_rank_listens_on_the_address_that_the_others_were_given() -> None:
+    for host in ("127.0.0.1", "localhost"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        listening = process._listening(host, port)
+        if host == "localhost":  # a name for this machine alone may be another address elsewhere
+            assert listening is None
+            continue
+        assert listening is not None
+        with listening:
+            assert listening.getsockname() == ("127.0.0.1", port)
+
+
+def test_a_store_is_made_of_an_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def store(host: str, port: int, size: int, **more: Any) -> str:
+        made.append((host, port, size, more["is_master"], more["master_listen_fd"]))
+        return "store"
+
+    minute = timedelta(minutes=1)
+    monkeypatch.setattr(torch.distributed, "TCPStore", store)
+    monkeypatch.setattr(process, "_listening", lambda host, port: None)
+    for method in ("file:///tmp/meeting", "tcp://127.0.0.1", "tcp:///"):
+        assert process._store(method, 0, 2, minute) is None
+    assert process._store("tcp://n1:29500", 0, 2, minute) == "store"
+    assert process._store("tcp://n1:29500", 1, 2, minute) == "store"
+    assert made == [("n1", 29500, 2, True, None), ("n1", 29500, 2, False, None)]
+    listening = SimpleNamespace(detach=lambda: 17)
+    monkeypatch.setattr(process, "_listening", lambda host, port: listening)
+    process._store("tcp://n1:29500", 0, 2, minute)
+    process._store("tcp://n1:29500", 1, 2, minute)
+    assert [each[-1] for each in made[2:]] == [17, None], "the first rank alone listens"
+
+
+def test_memory_is_limited_to_what_is_in_use_and_the_share_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[Any] = []
+    monkeypatch.setattr(process.resource, "setrlimit", lambda *given: limits.append(given))
+    monkeypatch.setattr(process.resource, "getpagesize", lambda: 4096)
+    monkeypatch.setattr(process, "_return_freed_memory", lambda: None)
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: "900 800 700 600 500 1000 300")
+    plain = cell().resources
+    process.limit_memory(plain)
+    process.limit_memory(replace(plain, memory_gib_per_rank=1.5, device="cuda"))
+    assert limits == []
+    process.limit_memory(replace(plain, memory_gib_per_rank=1.5, device="cpu"))
+    limit = 1000 * 4096 + 3 * 2**29
+    assert limits == [(resource.RLIMIT_DATA, (limit, limit))]
+
+
+def test_a_script_is_not_run_again_by_the_processes_that_it_starts() -> None:
+    main = sys.modules["__main__"]
+    with process.main_module_left_alone():
+        assert vars(sys.modules["__main__"]).get("__file__") is None
+    assert sys.modules["__main__"] is main

@@ -166,7 +166,7 @@ def test_four_ranks_go_on_as_two_and_half_precision_keeps_its_masters(tmp_path: 
 
 
 def test_boxes_are_the_numbers_in_their_order() -> None:
-    for shape in ((7,), (3, 5), (2, 3, 4), (2, 1, 3, 2)):
+    for shape in ((), (7,), (3, 5), (2, 3, 4), (2, 1, 3, 2)):
         numbers = torch.arange(torch.Size(shape).numel())
         whole = numbers.view(shape)
         for low in range(len(numbers) + 1):
@@ -177,6 +177,8 @@ def test_boxes_are_the_numbers_in_their_order() -> None:
                 ]
                 joined = torch.cat([numbers[:0], *(box.flatten() for box in cut)])
                 assert torch.equal(joined, numbers[low:high])
+                assert all(box.numel() for box in cut)
+                assert len(cut) <= max(1, 2 * len(shape) - 1)
 
 
 def saved(folder: Path, *overrides: str, step: int = 5) -> Path:

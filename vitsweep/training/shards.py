@@ -232,12 +232,10 @@ def boxes(shape: tuple[int, ...], low: int, high: int) -> Iterator[tuple[Offsets
         first = last = low // row
         yield from _in_row(rest, first, low - first * row, high - first * row)
         return
-    if low < first * row:
-        yield from _in_row(rest, first - 1, low - (first - 1) * row, row)
+    yield from _in_row(rest, first - 1, low - (first - 1) * row, row)
     if first < last:
         yield (first, *(0 for _ in rest)), (last - first, *rest)
-    if last * row < high:
-        yield from _in_row(rest, last, 0, high - last * row)
+    yield from _in_row(rest, last, 0, high - last * row)
 
 
 def _in_row(
