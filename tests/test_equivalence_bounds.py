@@ -51,6 +51,15 @@ def named(**numbers: Any) -> dict[str, Tensor]:
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
 
 
+def test_a_comparison_begins_with_nothing_seen() -> None:
+    for spec, is_bit_for_bit, is_rounded in ((FLOAT64, True, False), (FLOAT16, False, True)):
+        own: Any = _Leg(twin_of(spec), world(), Parts(are_computed=False, are_rounded=False))
+        assert (own.worst, own.bit_for_bit) == (0.0, is_bit_for_bit)
+        assert (own._squares, own._skipped, own._noise) == ([0.0, 0.0], 0, None)
+        assert (own._unrounded is not None) is is_rounded
+        assert own.lost_by_storing() is None
+
+
 def test_roundoff_and_storage_follow_from_the_precision() -> None:
     tf32 = leg(FLOAT32)
     tf32._plan = replace(tf32._plan, tf32=True)

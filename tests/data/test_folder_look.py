@@ -1,18 +1,22 @@
 """A look before the first cell: too much damage is one refusal that names each file."""
 
+import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.cells import THIS_LAPTOP, cell
+from tests.choices import choice
 from tests.data.pictures import CLASSES
 from tests.refusals import named
 from vitsweep.data import folder_look
 from vitsweep.data.damaged_images import read_damaged
-from vitsweep.data.folder_look import check_images
+from vitsweep.data.decoded_cache import size_and_time
+from vitsweep.data.folder_look import Look, _has_both_ends, _key, _look_at, check_images
 from vitsweep.errors import BadValueError
 
 SUFFIXES = ("jpg", "png", "webp", "bmp", "tif")
@@ -129,3 +133,77 @@ def test_what_decoding_found_is_known_to_the_next_command(root: Path, tmp_path: 
     folder_look.write_damaged(tmp_path, {str(hidden): "broken PNG file"})
     [said] = check_images([spec(root, "data.max_damaged_share=0.01")], tmp_path)
     assert "1 of 999 images of `train`" in said
+
+
+def test_a_split_may_lose_its_share_of_images_and_no_more() -> None:
+    data = choice("data", "image_folder", folder="there", max_damaged_share=0.05)
+    for images, damaged, is_told in (
+        (100, 5, False),
+        (100, 6, True),
+        (99, 4, False),
+        (99, 5, True),
+    ):
+        paths = {f"/set/train/a/{index:02}.jpg": "short" for index in range(damaged)}
+        seen = Look("/set/train", images, images, paths)
+        assert bool(seen.problem(data, " there")) is is_told
+        assert seen.share.split()[:3] == [str(damaged), "of", str(images)]
+    for looked, least in ((99, ["at", "least", "5"]), (100, ["5", "of", "100"])):
+        paths = {f"/set/train/a/{index:02}.jpg": "short" for index in range(5)}
+        assert Look("/set/train", 100, looked, paths).share.split()[:3] == least
+
+
+def test_at_most_twenty_images_are_named() -> None:
+    data = choice("data", "image_folder", folder="there", max_damaged_share=0.0)
+    for count, is_cut in ((20, False), (21, True)):
+        paths = {f"/set/train/a/{index:02}.jpg": "short" for index in range(count)}
+        told = Look("/set/train", 100, 100, paths).problem(data, "")
+        assert told.count(".jpg") == 20
+        assert ("19.jpg, ..." in told) is is_cut
+
+
+def test_both_ends_of_a_file_are_those_of_one_format(tmp_path: Path) -> None:
+    jpeg, png = (b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82")
+    path = tmp_path / "a"
+    for content, is_whole in (
+        (jpeg[0] + bytes(40) + jpeg[1], True),
+        (png[0] + bytes(40) + png[1], True),
+        (png[0] + png[1], True),
+        (jpeg[0] + jpeg[1], True),
+        (jpeg[0] + bytes(40) + png[1], False),
+        (jpeg[0] + bytes(40) + jpeg[1] + b"\0", False),
+        (bytes(1) + jpeg[0] + bytes(40) + jpeg[1], False),
+        (jpeg[0] + bytes(40), False),
+        (b"", False),
+    ):
+        path.write_bytes(content)
+        assert _has_both_ends(str(path)) is is_whole, content
+    assert _has_both_ends(str(tmp_path / "none")) is False
+
+
+def test_a_key_follows_name_size_and_time_of_change(tmp_path: Path) -> None:
+    keys = set()
+    for name in ("a", "b"):
+        path = tmp_path / name
+        for content in (b"1", b"12"):
+            path.write_bytes(content)
+            for time_ns in (10**9, 2 * 10**9):
+                os.utime(path, ns=(0, time_ns))
+                keys.add(_key(str(path)))
+    assert len(keys) == 8
+    assert size_and_time(str(path)) == (2, 2 * 10**9)
+    assert size_and_time(str(tmp_path / "none")) == (-1, -1)
+
+
+def test_a_part_of_a_look_is_256_files_and_ends_with_the_time(tmp_path: Path) -> None:
+    for index in range(3):
+        (tmp_path / f"{index}.png").write_bytes(b"")
+    found = SimpleNamespace(path=lambda row: str(tmp_path / f"{row % 3}.png"))
+    many = type("Found", (), {"path": staticmethod(found.path), "__len__": lambda _: 600})()
+    known = {_key(str(tmp_path / "0.png"))}
+    for first, count in ((0, 256), (256, 256), (512, 88)):
+        whole, damaged = _look_at(many, known, float("inf"), (), first)
+        assert len(whole) + 2 * count // 3 == pytest.approx(count, abs=1.1)
+        assert sorted(Path(path).name for path in damaged) == ["1.png", "2.png"]
+    assert _look_at(many, known, 0.0, (), 0) == ([], {})
+    whole, damaged = _look_at(many, known, float("inf"), {str(tmp_path / "0.png")}, 512)
+    assert (whole, len(damaged)) == ([], 3), "a suspect is decoded although it is known"

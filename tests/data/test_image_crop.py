@@ -1,10 +1,20 @@
 from io import BytesIO
+from math import log
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitsweep.data.decoded_cache import Box, as_rgb, centre_box, cut, random_box
+from vitsweep.data.decoded_cache import (
+    Box,
+    _name,
+    _pixels,
+    as_rgb,
+    centre_box,
+    cut,
+    random_box,
+)
 
 
 def boxes(width: int, height: int, smallest_share: float = 0.08, count: int = 500) -> list[Box]:
@@ -69,3 +79,60 @@ def test_grey_images_of_16_bits_keep_their_range(kind):
 def test_pixels_that_are_floats_are_refused():
     with pytest.raises(ValueError, match=r"\b8 or 16 bits"):
         as_rgb(Image.fromarray(np.zeros((2, 2), np.float32)))
+
+
+class Script:
+    """A generator whose numbers are given, and which notes what was asked of it."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers, self.asked = iter(numbers), list[tuple[float, ...]]()
+
+    def uniform(self, low: float, high: float) -> float:
+        self.asked.append((low, high))
+        return next(self.numbers)
+
+    def integers(self, high: int) -> int:
+        self.asked.append((high,))
+        return int(next(self.numbers))
+
+
+def test_a_random_part_is_drawn_until_it_fits_and_ten_times_at_most():
+    ratio = (log(3 / 4), log(4 / 3))
+    random = Script(0.25, 0.0, 7, 3)
+    assert random_box(200, 100, 0.08, random) == (7, 3, 78, 74)  # sqrt(5000) = 70.7
+    assert random.asked == [(0.08, 1.0), ratio, (130,), (30,)]
+    random = Script(1.0, log(4 / 3), 0.5, log(4 / 3), 1, 2)
+    assert random_box(100, 100, 0.5, random) == (1, 2, 83, 63)  # 115 x 87, then 82 x 61
+    assert random.asked == 2 * [(0.5, 1.0), ratio] + [(19,), (40,)]
+    random = Script(1.0, 0.0, 0, 0)
+    assert random_box(90, 90, 1.0, random) == (0, 0, 90, 90)
+    never = Script(*(10 * [1.0, 0.0]))
+    assert random_box(400, 100, 1.0, never) == pytest.approx((133.333, 0, 266.667, 100), abs=1e-3)
+    assert len(never.asked) == 20
+    narrow = Script(*(10 * [1.0, 0.0]))
+    assert random_box(100, 400, 1.0, narrow) == pytest.approx((0, 133.333, 100, 266.667), abs=1e-3)
+    thin = Script(*(10 * [1e-6, 0.0]))
+    assert random_box(100, 110, 1.0, thin) == (0, 0, 100, 110), "less than a pixel never fits"
+
+
+def test_grey_values_beyond_16_bits_are_clipped():
+    grey = Image.fromarray(np.array([[-5, 0], [70_000, 2**16 - 1]], dtype=np.int32))
+    assert np.asarray(as_rgb(grey))[..., 0].tolist() == [[0, 0], [255, 255]]
+
+
+def test_files_are_shrunk_to_a_shorter_side_and_never_grown(tmp_path):
+    path = str(tmp_path / "a.png")
+    Image.new("RGB", (31, 20)).save(path)
+    for shorter, shape in ((None, (20, 31)), (20, (20, 31)), (21, (20, 31)), (10, (10, 16))):
+        assert _pixels(path, shorter).shape == (*shape, 3)
+    assert isinstance(_pixels(str(tmp_path / "none.png"), 10), str)
+
+
+def test_a_folder_of_pixels_is_named_by_split_and_size(tmp_path):
+    def named(folder: str, side: int | None = None) -> str:
+        return _name(SimpleNamespace(folder=str(tmp_path / folder)), side)
+
+    assert named("own/train").startswith("own-train-allpx-")
+    assert named("own/train", 64).startswith("own-train-64px-")
+    assert len(named("own/train").rpartition("-")[2]) == 8
+    assert named("a/own/train") != named("b/own/train")
