@@ -11,8 +11,9 @@ excepted unless `--slow`. A test that does not end is a bug found, as in `make t
 same `--out` goes on, and looks again for what survived other tests.
 
 Not drawn, since no result depends on them: messages (raised, printed, formatted, plurals), settings of a
-module, imports, assertions, `strict` of zip, pauses and time limits, keywords of the charts' drawing, and
-what runs with CUDA alone (the branch of an `if`, or a function, that names it).
+module, imports, assertions, `strict` of zip, pauses and time limits, how charts look (keywords of their
+drawing, also those that a dictionary holds, and the inches of a figure), and what runs with CUDA alone (the
+branch of an `if`, or a function, that names it).
 """
 
 import argparse
@@ -65,6 +66,8 @@ SILENT = {"print", "sleep", "wait", "poll", "select", "warn", "warning", "info",
 HINTS = {"strict", "timeout", "pin_memory", "non_blocking", "prefetch_factor", "persistent_workers",
          "maxsize", "stacklevel", "flush", "indent"}  # fmt: skip
 """Keywords without which the results are the same."""
+INCHES = {"new_figure", "empty_figure"}
+"""Functions of the charts whose arguments are the size of a figure."""
 CUDA = re.compile(r"cuda|gpu|nvml", re.IGNORECASE)
 
 
@@ -139,6 +142,8 @@ def mutants_of(path: Path) -> list[Mutant]:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in SILENT:
                 return True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in INCHES:
+                return True
             case ast.keyword(arg=name):
                 return name in HINTS or "/charts/" in place
             case ast.IfExp(body=body, orelse=orelse):  # words, of which some may lack
@@ -164,6 +169,9 @@ def mutants_of(path: Path) -> list[Mutant]:
         yield from of(node)
         skipped = ["annotation", "returns", "decorator_list", "bases", "type_params"]
         skipped += ["keywords"] if isinstance(node, ast.ClassDef) else []
+        match node:  # keywords of drawing
+            case ast.Dict(keys=[ast.Constant(value=str()), *_]) if "/charts/" in place:
+                skipped += ["values"]
         if isinstance(node, (ast.If, ast.IfExp)) and CUDA.search(words := ast.unparse(node.test)):
             skipped += ["test", "orelse" if re.search(r"\bnot\b|!=", words) else "body"]
         for name, value in ast.iter_fields(node):

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from tests.builders import run
 from vitsweep import extras
@@ -112,6 +114,48 @@ def test_whiskers_beside_speed_are_the_paired_interval_of_the_difference(tmp_pat
     wanted = [0.70 + row["accuracy_difference_low"], 0.70 + row["accuracy_difference_high"]]
     assert ends == pytest.approx([100 * end for end in wanted])
     assert ends[1] - ends[0] < 1 < 100 * (row["accuracy_top1_high"] - row["accuracy_top1_low"])
+
+
+def points(axes: Axes) -> list[Line2D]:
+    return [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+
+
+def test_points_bands_and_whiskers_stand_at_their_figures_in_both_panels(tmp_path: Path) -> None:
+    found = repeated(written(tmp_path / "two", two_settings())).replicates
+    found = found.sort_values("precision", ascending=False)  # fp32, bf16
+    ends = {"speedup_low": [1.0, 1.8], "speedup_high": [1.0, 2.3], "speedup": [1.0, 2.0]}
+    times = {"seconds_to_target": [30.0, 15.0], "seconds_to_target_low": [25.0, 14.0]}
+    times |= {"seconds_to_target_high": [40.0, None]}
+    for claim, filled in (
+        ("worse", False),
+        ("no worse", True),
+        ("better", True),
+        ("not shown", False),
+    ):
+        table = found.assign(**ends, **times, accuracy_claim=["baseline", claim])
+        speed, time = accuracy.draw(table).axes
+        faces = [to_hex(line.get_markerfacecolor()) for line in points(speed)]
+        hues = [style.colour("precision", name) for name in ("fp32", "bf16")]
+        assert faces == [style.BASELINE, hues[1] if filled else style.PAPER]
+    for axes, at in ((speed, [1.0, 2.0]), (time, [30.0, 15.0])):
+        assert [line.get_xdata()[0] for line in points(axes)] == at
+        assert [line.get_ydata()[0] for line in points(axes)] == pytest.approx([70, 69])
+        [band] = axes.patches
+        assert band.get_bbox().intervaly.tolist() == pytest.approx([69.5, 70.0])
+    assert [bool(axes.get_ylabel()) for axes in (speed, time)] == [True, False]
+    assert [axes.get_xlabel() for axes in (speed, time)] == [
+        style.axis_label(c) for c in accuracy.COLUMNS
+    ]
+    level = [
+        sorted(path.vertices[:, 0].tolist())
+        for axes in (speed, time) for bars in axes.collections for path in bars.get_paths()
+        if len({*path.vertices[:, 1]}) == 1
+    ]  # fmt: skip
+    assert level == [[1.0, 1.0], [1.8, 2.3], [25.0, 40.0]]
+    assert legend(speed.get_figure())[:2] == ["baseline", "bf16"]
+    without = found.assign(**ends, seconds_to_target=[30.0, None], accuracy_top1=[0.7, 0.6])
+    assert [len(line.get_xdata()) for line in points(accuracy.draw(without).axes[1])] == [1, 0]
+    assert len(accuracy.draw(found.assign(**ends, seconds_to_target=None)).axes) == 1
 
 
 def test_too_few_pairs_have_no_whisker(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.builders import from_runs, run, table
@@ -146,6 +147,160 @@ def test_the_optimizer_step_says_ratio_and_share():
     assert names(axes) == ["adamw_foreach", "adamw_loop"]
     assert axes.get_xlabel() == "Optimizer step (ms)"
     assert any("4.3" in text and "2.5 % of the step" in text for text in texts(axes))
+
+
+def optimizers(**times):
+    """Cells with these milliseconds of their optimizer, of a step of 100 ms."""
+    return table(
+        *[
+            run(name, "b0", 640.0, optimizer=name, metrics={"optimizer_ms": ms})
+            for name, ms in times.items()
+        ]
+    )
+
+
+def test_an_optimizer_is_compared_with_the_loop_of_its_family():
+    runs = optimizers(adamw_loop=20.0, adamw_fused=5.0, lamb_foreach=8.0, adamw_foreach=None)
+    found = step.optimizer_steps(cells(runs, {})).set_index("cell_id")
+    assert found["family"].to_dict() == {
+        "adamw_fused": "adamw",
+        "adamw_loop": "adamw",
+        "lamb_foreach": "lamb",
+    }
+    assert found["implementation"].tolist() == ["fused", "loop", "foreach"]
+    assert found["step_ratio"].tolist()[:2] == [4.0, 1.0]
+    assert found["share_of_step"].tolist() == pytest.approx([0.05, 0.2, 0.08])
+    assert math.isnan(found.loc["lamb_foreach", "step_ratio"])
+    told = dict(
+        zip(
+            ["fused", "loop", "lamb"],
+            texts(step.draw_optimizers(found.reset_index().assign(match="")).axes[0]),
+            strict=True,
+        )
+    )
+    assert "4.00x" in told["fused"]
+    assert "x" not in told["loop"] + told["lamb"]
+
+    def drawn_of(**times):
+        runs = optimizers(**times)
+        tables = from_runs(
+            runs,
+            dict.fromkeys(times, "adamw_loop"),
+            cells(runs, dict.fromkeys(times, "adamw_loop")),
+        )
+        return len(step.optimizers_alone(tables))
+
+    assert drawn_of(adamw_loop=20.0, adamw_fused=5.0) == 2
+    assert drawn_of(adamw_loop=20.0, adamw_fused=None) == 0
+    assert drawn_of(adamw_loop=20.0, lamb_loop=5.0) == 0
+
+
+def test_the_bytes_that_are_sent_are_stacked_and_named_by_what_differs():
+    sizes = {"a": (1, 2.0, 1.0), "b": (2, 4.0, 0.0), "c": (4, 0.0, 0.0)}
+    runs = [
+        run(name, world_size=ranks, metrics={
+            "gradient_bytes_per_step": gradient * 2**20, "parameter_bytes_per_step": parameter * 2**20,
+        })
+        for name, (ranks, gradient, parameter) in sizes.items()
+    ]  # fmt: skip
+    found = cells(table(*runs), {})
+    sent = step.sent(from_runs(table(*runs), {}, found))
+    assert sent["cell_id"].tolist() == ["b", "a"]
+    axes = step.draw_sent(sent).axes[0]
+    assert [name.rpartition(" · ")[2] for name in names(axes)] == ["2 ranks", "1 rank"]
+    assert sorted(p.get_width() for p in axes.patches[:4]) == [0, 1, 2, 4]
+    assert [text.partition(" ")[0] for text in texts(axes)] == ["4.00", "3.00"]
+    assert not [line for line in axes.lines if len(line.get_xdata())], "no formula"
+
+
+def test_the_memory_of_a_cell_without_a_figure_is_named_by_its_end():
+    runs = [
+        run("a", metrics={"peak_rss_gib": 2.0}),
+        run("b", sharding="fsdp", metrics={"peak_rss_gib": 3.0}),
+        run("c", precision="O1", metrics={"peak_rss_gib": 4.0}),
+        run("d", precision="O2", status=Status.out_of_memory),
+        run("e", precision="O3", status=Status.killed),
+    ]
+    axes = step.draw_memory(cells(table(*runs), {})).axes[0]
+    assert texts(axes) == ["4.00", "2.00", "out of memory", "3.00"]
+    assert [bool(bar.get_hatch()) for bar in axes.patches[:4]] == [False, False, True, False]
+    assert legend(axes) == ["ddp", "fsdp"]
+
+
+def curve(kind, name, *points, **facts):
+    """Points of one curve: ranks, img/s, efficiency."""
+    return [
+        {
+            "scaling": kind, "curve": f"{kind} {name}", "precision": name, "world_size": ranks,
+            "images_per_second": rate, "images_per_second_per_rank": rate / ranks, "efficiency": part,
+            "efficiency_low": part - 0.1, "efficiency_high": part + 0.3, "efficiency_note": "",
+            "images_per_step": 64, "images_per_rank": 64 / ranks, "cell_id": f"{name}{ranks}",
+            "status": "measured", "speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "claim": "faster",
+        }
+        | facts
+        for ranks, rate, part in points
+    ]  # fmt: skip
+
+
+def test_points_ideals_and_whiskers_of_scaling_stand_at_their_figures():
+    nan = math.nan
+    both = curve("strong", "O1", (1, 100.0, 1.0), (2, 150.0, 0.75)) + curve(
+        "strong", "O2", (2, 300.0, 1.0), (4, 660.0, 1.1)
+    )
+    weak = curve("weak", "O1", (1, 50.0, 1.0), (2, 90.0, nan))
+    figure = scaling.draw(pd.DataFrame(both + weak))
+    strong, efficiency, below, _ = figure.axes
+    joined = [line for line in strong.lines if line.get_linewidth() == 1.8]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in joined] == [
+        ([1, 2], [100, 150]), ([2, 4], [300, 660]),
+    ]  # fmt: skip
+    ideal = [list(line.get_ydata()) for line in strong.lines if line.get_color() == style.QUIET]
+    assert ideal == [[100, 200, 400], [150, 300, 600]]
+    assert names(strong, "x") == ["1", "2", "4"]
+    assert efficiency.get_ylim() == pytest.approx((0, 1.155))
+    assert figure.axes[3].get_ylim() == pytest.approx((0, 1.1))
+    segments = [s[:, 1].tolist() for c in efficiency.collections for s in c.get_segments()]
+    assert [pytest.approx(s) for s in segments] == [
+        [0.9, 1.3],
+        [0.65, 1.05],
+        [0.9, 1.3],
+        [1.0, 1.4],
+    ]
+    [across] = [line for line in efficiency.lines if line.get_color() == style.QUIET]
+    assert set(across.get_ydata()) == {1.0}
+    assert not [line for line in below.lines if line.get_color() == style.QUIET], "of one point"
+    tops = [axes.get_subplotspec().rowspan.start for axes in figure.axes]
+    assert tops == [0, 0, 1, 1]
+
+
+def test_curves_of_one_series_are_named_by_their_batch():
+    for kind, column, per in (
+        ("strong", "images_per_step", "step"),
+        ("weak", "images_per_rank", "rank"),
+    ):
+        some = curve(kind, "O1", (1, 100.0, 1.0), (2, 150.0, 0.75), **{column: 32})
+        more = [row | {"curve": "other", column: 128} for row in some]
+        other = curve(kind, "O2", (1, 100.0, 1.0), (2, 150.0, 0.75), **{column: 32})
+        assert legend(scaling.draw(pd.DataFrame(some + other)).axes[0]) == ["O1", "O2", "ideal"]
+        told = legend(scaling.draw(pd.DataFrame(some + more)).axes[0])
+        assert told[:2] == [f"O1, 32 img/{per}" if label else "" for label in told[:1]] + told[1:2]
+        assert f"128 img/{per}" in told[1]
+
+
+def test_bars_by_ranks_are_of_weak_scaling_where_it_was_measured():
+    strong = curve("strong", "O1", (1, 100.0, 1.0), (2, 150.0, math.nan)) + curve(
+        "strong", "fp32", (1, 80.0, 1.0), claim="baseline"
+    )
+    axes = scaling.draw_speedups(pd.DataFrame(strong)).axes[0]
+    assert names(axes) == ["1 rank · O1", "1 rank · fp32", "2 ranks · O1"]
+    assert [bool(bar.get_hatch()) for bar in axes.patches[:3]] == [False, False, True]
+    assert ["x [" in text for text in texts(axes)] == [True, False, True]
+    weak = curve("weak", "O1", (1, 50.0, 1.0)) + curve(
+        "weak", "fp32", (1, 40.0, 1.0), speedup=math.nan
+    )
+    axes = scaling.draw_speedups(pd.DataFrame(strong + weak)).axes[0]
+    assert [bar.get_width() for bar in axes.patches[:2]] == [50, 40]
+    assert ["x [" in text for text in texts(axes)] == [True, False]
 
 
 def test_memory_is_grouped_by_sharding_and_says_out_of_memory():

@@ -42,12 +42,11 @@ def draw(curves: DataFrame) -> Figure:
     """
     curves, cut = fastest(curves)
     kinds = [k for k in TITLES if (curves["scaling"] == k).any()]
-    figure = style.empty_figure(9.6, 3.7 * max(len(kinds), 1))
+    figure = style.empty_figure(9.6, 3.7 * len(kinds))
     styles = looks(curves)
-    for row, kind in enumerate(kinds):
+    for kind, panels in zip(kinds, figure.subplots(len(kinds), 2, squeeze=False), strict=True):
         some = curves[curves["scaling"] == kind].assign(series=labels(curves))
-        left = style.dress(figure.add_subplot(len(kinds), 2, 2 * row + 1))
-        right = style.dress(figure.add_subplot(len(kinds), 2, 2 * row + 2))
+        left, right = map(style.dress, panels)
         for _, points in some.groupby("curve", sort=False):
             name = f"{points['series'].iloc[0]}{_images(points, some)}"
             _line(left, points, "images_per_second", styles[points["series"].iloc[0]], name)
