@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import run
 from tests.other_process import finished, other_process
+from vitsweep import files
 from vitsweep.errors import VitsweepError
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
@@ -172,3 +173,24 @@ def test_only_one_command_races_in_a_sweep(store: Store) -> None:
             pass
     with only_rounds(store):
         pass
+
+
+def test_the_disk_is_waited_for_where_a_measurement_would_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the same command would write again is not: thousands of cells are frozen within seconds."""
+    waits: list[int] = []
+    monkeypatch.setattr(files.os, "fsync", waits.append)
+    store = Store(tmp_path / "s").create()
+    waits.clear()
+    for write, is_waited_for in (
+        (lambda: store.freeze("a", {"cell": {"x": 1}}), False),
+        (lambda: store.keep_row({"cell_id": "a", "status": "invalid"}), False),
+        (lambda: store.save_run(run("a")), True),
+        (lambda: store.publish(run("a", "b1")), True),
+        (lambda: store.keep("code", "text", ".diff"), True),
+        (lambda: store.keep_code("abc", {"x.py": "1"}), True),
+    ):
+        write()
+        assert bool(waits) == is_waited_for
+        waits.clear()

@@ -1,4 +1,6 @@
+import hashlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.compare.comparison import (
+    _as_two_arms,
     blocks_wanted,
     compared,
     compared_cells,
@@ -147,3 +150,41 @@ def test_the_result_says_where_blocks_resemble_each_other():
     assert "Consecutive blocks are correlated" in compared(waves).sentence("A", "B")
     quiet = [0.02, -0.02, 0.01, -0.01, 0.02, -0.02, 0.01]
     assert "resemble" not in compared(quiet).sentence("A", "B")
+
+
+def test_an_interval_lies_within_bounds_outside_or_neither():
+    found = compared([0.1, 0.11, 0.12], is_fixed=True)
+    low, high = found.low, found.high
+    for least, most, answer in (
+        (low, high, True),
+        (0.5, 2.0, True),
+        (low * 1.001, 2.0, None),
+        (0.5, high * 0.999, None),
+        (0.5, low, None),
+        (0.5, low * 0.999, False),
+        (high, 2.0, None),
+        (high * 1.001, 2.0, False),
+    ):
+        assert found.lies_within(least, most) is answer, (least, most)
+    assert found.half_width == pytest.approx(high / found.ratio - 1)
+    assert compared([0.1, 0.2]).lies_within(0.5, 2.0) is None
+
+
+def test_a_cell_against_itself_has_two_runs_of_each_block():
+    runs = table(
+        *(
+            replace(run("a", f"b{block}", 100.0 + place, minute=10 * block + place), position=place)
+            for block in range(8)
+            for place in (0, 1)
+        )
+    )
+    own, a, b = _as_two_arms(runs, "a")
+    assert (a, b) == ("a A", "a B")
+    for block, of_block in own.groupby("block"):
+        odd = hashlib.sha256(str(block).encode()).digest()[-1] % 2
+        assert (
+            of_block.sort_values("position")["cell_id"].tolist()
+            == ([b, a] if odd else [a, b])[::-1]
+        )
+    assert _as_two_arms(runs, "other")[0].empty
+    assert compared_cells(runs, "a", "a").num_blocks == 8

@@ -109,3 +109,33 @@ def test_collectives_are_read_between_sizes_and_more_ranks_than_cores_share_them
     us = four.collective_us(exchange(10**6, ranks=4))
     assert us == pytest.approx((1100 * 0.75 / 0.5 + MESSAGE_US) * 2)
     assert four.log_error("step") > two.log_error("step")
+
+
+def test_an_update_of_a_list_costs_a_share_per_tensor_and_the_rest_per_element() -> None:
+    lists = [
+        row("optimizer", "_foreach_add", [n, tensors], us, bytes_moved=12 * n)
+        for n, tensors, us in ((1000, 10, 20.0), (10**6, 40, 500.0))
+    ]
+    found = rates(times() | {"operators": [*times()["operators"], *lists]})
+    update = replace(moved(6), kind="optimizer", name="_foreach_add", dtype="float32")
+    for shape, us in (
+        ((1000, 10), 20.0),
+        ((1000, 30), 60.0),
+        ((1000,), 20.0),
+        ((10**6, 40), 80.0 + 480.0),
+        ((10**6, 1), 2.0 + 480.0),
+    ):
+        asked = replace(update, shape=shape)
+        assert found.operator_us(asked) == pytest.approx(us * IN_STEPS), shape
+    assert found.operator_us(replace(update, count=0)) == 0.0
+    assert found.compiled_dispatch() == 0.26
+
+
+def test_other_numbers_of_ranks_take_the_share_that_each_sends() -> None:
+    found = rates(times(ranks=2), timed=2, used=2)
+    for ranks, share in ((1, None), (2, 1.0), (4, 1.5), (8, 1.75)):
+        us = found.collective_us(exchange(10**6, ranks=ranks))
+        expected = 0.0 if share is None else 1100.0 * share + MESSAGE_US
+        assert us == pytest.approx(expected), ranks
+    with pytest.raises(ValueError, match="all_to_all"):
+        found.collective_us(exchange(10**6, "all_to_all", ranks=2))

@@ -47,6 +47,33 @@ def test_all_reduce_and_all_gather_have_bandwidths_of_their_own() -> None:
     assert gather_us / reduce_us == pytest.approx(1 / 2 / 0.753, rel=0.01)
 
 
+def test_a_collective_is_as_long_as_what_its_links_carry() -> None:
+    """`bus` reads the curve of the profile; the rest is computed by hand."""
+    hw, size = H100.hardware, 2**30
+    bus = H100._curves["all_reduce_gb_s"](size) * 1e3
+    others = bus * hw["gather_over_reduce"]
+    wire = hw["fabric_fraction"] * hw["nic_gb_s"] * 1e3
+    latency = hw["fabric_pass_us"]
+    for name, ranks, nodes, expected in (
+        ("all_reduce", 1, 1, 0.0),
+        ("all_reduce", 2, 1, 2 * size / 2 / others),
+        ("all_reduce", 4, 1, 2 * 3 * size / 4 / others),
+        ("all_reduce", 5, 1, 2 * 4 * size / 5 / bus),
+        ("all_gather", 8, 1, 7 * size / 8 / others),
+        ("reduce_scatter", 2, 1, size / 2 / others),
+        ("all_gather", 2, 2, latency + size / 2 / wire),
+        ("all_reduce", 4, 4, 2 * (2 * latency + 3 * size / 4 / wire)),
+        ("send", 2, 1, 2 * hw["kernel_us"] + size / (0.8 * hw["link_gb_s"] * 1e3)),
+        ("send", 2, 2, latency / 2 + size / wire),
+    ):
+        found = H100.collective_us(exchange(size, name, ranks=ranks, nodes=nodes))
+        assert found == pytest.approx(expected), (name, ranks, nodes)
+    inside, between = 3 * size / 4 / others, latency + size / 2 / 4 / wire
+    both = H100.collective_us(exchange(size, "all_gather", ranks=8, nodes=2))
+    assert both == pytest.approx(max(inside, between) + min(inside, between) / 3)
+    assert H100.operator_us(replace(moved(600), count=0)) == 0.0
+
+
 def test_the_published_table_over_four_nodes_is_met() -> None:
     """4 x 8 B200 over 400 Gb/s: bus bandwidth of 64 GB/s at 16 MiB, 362 at 1 GiB (ml-engineering)."""
     b200 = TableRates(profile_named("b200"))
