@@ -230,7 +230,7 @@ def test_a_training_may_save_itself_until_slurm_kills_the_job(monkeypatch, confi
     assert (ending.cause, ending.requeue) == ("cancelled", False)
     assert ending.seconds_to_save == pytest.approx(seconds)
     running = "JobState=RUNNING Restarts=0 PreemptTime=None"
-    monkeypatch.setattr(signals, "SECONDS_UNTIL_STATE_CHANGES", 0.0)
+    monkeypatch.setattr(signals, "SECONDS_UNTIL_STATE_CHANGES", -1.0)
     monkeypatch.setattr(signals, "slurm_output", lambda *words: running)
     for limit_s in (0, 60):  # it is over, or was longer when the job was submitted
         ending = replace(received, limit_s=limit_s, received_at=4999.5).ending()
