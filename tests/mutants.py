@@ -226,8 +226,11 @@ def tests_for(mutant: Mutant, rows: list[dict[str, Any]], at_most: float) -> tup
 
 
 def _blocks(mutant: Mutant) -> tuple[set[str], str]:
-    """Return the block of a bug, or of a field of a class those that read it, and the block after it."""
+    """Return the block of a bug (of a default its function's, of a field its readers) and the next one."""
     source = (ROOT / mutant.path).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.lineno <= mutant.line < node.body[0].lineno:
+            return {block_of(source, mutant.path, node.body[0].lineno)}, ""
     if block := block_of(source, mutant.path, mutant.line):
         below = (block_of(source, mutant.path, mutant.line + i) for i in range(1, 9))
         return {block}, next((name for name in below if name != block), "")
