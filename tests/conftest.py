@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # processor time of a run on two threads, from the test process beside it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import numpy as np
 import torch
 
 from tests.command import Command
@@ -69,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # a collection looks at a million objects of imports and tests otherwise: half a second
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """Let each test draw the same numbers, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -15,6 +15,6 @@ def other_process(code: str, *arguments: object) -> "subprocess.Popen[str]":
 
 
 def finished(process: "subprocess.Popen[str]") -> str:
-    answer, _ = process.communicate(timeout=120)
+    answer, _ = process.communicate(timeout=500)
     assert process.returncode == 0
     return answer.strip()

@@ -70,7 +70,7 @@ def test_a_rank_killed_for_its_memory_is_out_of_memory(
         [sys.executable, program, small_group, mode, tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     failure = failure_of([RankEnd(**json.loads(done.stdout))], True, 1)

@@ -199,7 +199,7 @@ def test_an_editable_install_of_a_package_is_code_of_the_cell(tmp_path, monkeypa
     )
     build = "from setuptools.build_meta import build_editable; build_editable('.')"
     made = [sys.executable, "-c", build]
-    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True, timeout=500)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "packages")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -228,7 +228,7 @@ def test_torch_in_a_folder_of_the_python_path_is_no_code_of_the_cell(tmp_path, w
         "print(torch.__file__, *code_of(cell_of('lab.technique')).files, sep='\\n')"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program], text=True, capture_output=True, timeout=200,
+        [sys.executable, "-S", "-c", program], text=True, capture_output=True, timeout=500,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

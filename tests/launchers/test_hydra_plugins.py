@@ -125,7 +125,7 @@ def test_another_application_is_told_in_a_sentence(choice: str, tmp_path: Path) 
     (tmp_path / "app.py").write_text(FOREIGN)
     path = f"hydra.searchpath=[file://{conf_dir()}]"
     words = [sys.executable, "app.py", "-m", choice, path, "+a=1,2"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout) == (2, "")
     group = choice.partition("=")[0]
     require(done.stderr.rstrip(), f"`{group}` `python -m vitsweep`")

@@ -36,7 +36,7 @@ CELL = ("sweep.baseline=null", "measurement.blocks=2")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """A cell that was measured with `tracker=wandb`."""
     command = Command(tmp_path_factory.mktemp("measured"))
-    done = command("tracker=wandb", *CELL)
+    done = command("tracker=wandb", "tracker.time_limit_s=500", *CELL)
     assert done.returncode == 0, done.stderr
     assert "Mirrored 1 cells to W&B (offline)" in done.stdout
     return command

@@ -248,7 +248,7 @@ def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
     [_, second] = (sweep.events.last_start or {})["nodes"]
     sweep.client.kill_node(second)
     try:
-        eventually(lambda: bool(sweep.events.of_kind("run_end")), 10, "the end of the run")
+        eventually(lambda: bool(sweep.events.of_kind("run_end")), 25, "the end of the run")
         [end] = sweep.events.of_kind("run_end")
         assert (end["status"], end["will_repeat"]) == ("killed", True)
         assert f"Node {second} was lost" in end["reason"]

@@ -262,15 +262,6 @@ def test_a_dead_node_takes_its_tasks_along_and_slurm_notices(
     eventually(lambda: cluster.accounting(lost) == ["NODE_FAIL"], 30, "sacct says NODE_FAIL")
 
 
-@pytest.mark.slow
-def test_starting_a_node_takes_it_out_of_drain(cluster: SlurmClient) -> None:
-    node = cluster.names[0]
-    cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=fault")
-    eventually(lambda: node not in cluster.cluster.serving(), 10, "drained")
-    cluster.start_node(node)
-    assert node in cluster.cluster.serving()
-
-
 @pytest.mark.full
 def test_the_high_partition_preempts_scavengers_with_a_signal(
     cluster: SlurmClient, tmp_path: Path
