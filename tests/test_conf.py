@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -219,14 +218,6 @@ def test_a_choice_runs_a_tiny_cell(choice: str, runs: Runs) -> None:
     assert summary.metrics["loss_last"] > 0
     assert summary.validity["steps_counted"] == 1
     assert len(summary.samples["step_time_ms"]) == found.spec.resources.world_size
-
-
-@pytest.mark.slow
-def test_ranks_may_start_loader_workers(runs: Runs) -> None:
-    choice = "data=image_folder"
-    data = replace(runs.cell(choice).data, num_workers=1)
-    [summary] = runs.run([replace(runs.cell(choice), data=data)])
-    assert summary.validity["steps_counted"] == 1
 
 
 @pytest.mark.parametrize("choice", REFUSED_ON_CPU)

@@ -140,7 +140,6 @@ def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None
     assert_equal_training(chosen, 2, tmp_path)
 
 
-@pytest.mark.slow
 def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(tmp_path: Path) -> None:
     emulated = [
         "precision.layers=all",
@@ -148,12 +147,12 @@ def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(tmp_path: Path
         "optimizer=sgd_loop",
         "optimizer.learning_rate=0.05",
     ]
-    for precision, sharding in (("fp8", "ddp"), ("fp8", "fsdp"), ("fp8_masters", "zero1")):
-        chosen = (f"precision={precision}", f"sharding={sharding}")
-        cell = entry(*TINY, *emulated, *chosen).spec
-        answer = on_ranks(2, differences, cell, [cell], folder=tmp_path)[0][0]
-        assert 1e-6 < answer["loss"] < 1e-2  # rounding is there, and no more than that
-        assert answer["weights"] < 0.3
+    chosen = [("fp8", "ddp"), ("fp8", "fsdp"), ("fp8_masters", "zero1")]
+    cells = [entry(*TINY, *emulated, f"precision={p}", f"sharding={s}").spec for p, s in chosen]
+    for sharing in by_mesh(cells):
+        for answer in on_ranks(2, differences, sharing[0], sharing, folder=tmp_path)[0]:
+            assert 1e-6 < answer["loss"] < 1e-2  # rounding is there, and no more than that
+            assert answer["weights"] < 0.3
 
 
 @pytest.mark.full

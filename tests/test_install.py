@@ -13,9 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def built_wheel(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheel"
     build = [
         sys.executable,
         "-m",
@@ -32,9 +31,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_the_package_its_menu_and_the_plugin_and_nothing_else(
-    wheel: Path,
+def test_the_wheel_carries_the_package_and_a_cell_runs_from_it_outside_the_checkout(
+    tmp_path: Path,
 ) -> None:
+    """The package, its menu and the plugin, and nothing else."""
+    wheel = built_wheel(tmp_path)
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
 
@@ -45,6 +46,7 @@ def test_the_wheel_carries_the_package_its_menu_and_the_plugin_and_nothing_else(
         n.removeprefix("vitsweep/conf/") for n in names if n.startswith("vitsweep/conf/")
     } >= conf
     assert {"vitsweep/py.typed", "vitsweep/extras/published/published.csv"} <= set(names)
+    assert_a_cell_runs_from(wheel, tmp_path)
 
 
 def test_the_source_distribution_takes_nothing_from_folders_of_the_same_name() -> None:
@@ -57,8 +59,7 @@ def test_the_source_distribution_takes_nothing_from_folders_of_the_same_name() -
     assert all(link.startswith("https://") for link in links), "an index page has no folder"
 
 
-@pytest.mark.slow
-def test_a_cell_runs_from_the_wheel_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+def assert_a_cell_runs_from(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install = [
         sys.executable,

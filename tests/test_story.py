@@ -16,11 +16,17 @@ SWEEP = (
 )
 
 
+# Twenty seconds where other tests run: the whole way, three commands and their eight runs.
 @pytest.mark.slow
-def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
+def test_a_sweep_ends_in_a_table_charts_and_a_report_and_a_wider_one_runs_only_what_is_new(
+    vitsweep: Command,
+) -> None:
     done = vitsweep(*SWEEP, "sweep.report=true")
 
     assert done.returncode == 0, done.stderr
+    for said in ("2 cells in results/", "[1/", "Drawing the charts"):
+        assert (said in done.stderr, said in done.stdout) == (True, False), said
+    assert "img/s" in done.stdout
     assert "Report: results/default/report/index.html" in done.stdout
     cells = vitsweep.cells().set_index("sharding")
     assert (cells["status"] == "measured").all()
@@ -35,26 +41,41 @@ def test_a_sweep_ends_in_a_table_charts_and_a_report(vitsweep: Command) -> None:
     assert not re.search(r"""(src|href)=["']https?://""", page)  # it opens without a network
     assert list((root / "report").glob("*.png"))
     assert {p.name for p in vitsweep.folder.iterdir()} == {"results"}
-
-
-@pytest.mark.slow
-def test_the_same_command_again_runs_nothing_and_a_wider_one_only_what_is_new(
-    vitsweep: Command,
-) -> None:
-    vitsweep("-m", "sharding=ddp")
+    assert_frozen_and_recorded(vitsweep)
     first = vitsweep.runs()
 
-    again = vitsweep("-m", "sharding=ddp")
+    again = vitsweep(*SWEEP)
     assert "measured already" in again.stderr
-    assert len(vitsweep.runs()) == len(first) == 1
+    assert len(vitsweep.runs()) == len(first) == 6
 
-    wider = vitsweep("-m", "sharding=ddp,fsdp")
+    wider = vitsweep("-q", "-m", "sharding=ddp,fsdp,zero1", "measurement.prove=twin")
     assert wider.returncode == 0, wider.stderr
+    assert not wider.stderr
+    assert "img/s" in wider.stdout
+    assert "in results/" not in wider.stdout
     runs = vitsweep.runs()
     new = runs[~runs["run_id"].isin(first["run_id"])]
     # the new cell brings its baseline along: their ratio is taken within one block
-    assert sorted(new["sharding"]) == ["ddp", "fsdp"]
+    assert sorted(new["sharding"]) == ["ddp", "zero1"]
     assert new["block"].nunique() == 1
+
+
+def assert_frozen_and_recorded(vitsweep: Command) -> None:
+    """What a first command froze and recorded is complete."""
+    store = vitsweep.store
+    runs = list(store.runs())
+    assert {run.cell_id for run in runs} == {
+        c["cell_id"] for c in map(store.frozen, store.cell_ids())
+    }
+    for run in runs:
+        assert run.samples["step_time_ms"]
+        assert run.environment["torch"]
+        assert run.metrics["gradient_bytes_per_step"] > 0
+    command = json.loads((store.root / "commands.jsonl").read_text())
+    assert command["command"].startswith("python -m vitsweep ")
+    assert command["command"].endswith(f" {SWEEP[-1]} sweep.report=true")
+    samples = pd.read_parquet(store.root / "samples.parquet")
+    assert set(samples.columns) >= {"block", "rank", "step", "step_time_ms", "warm_up", "skipped"}
 
 
 @pytest.mark.full
@@ -70,26 +91,6 @@ def test_every_block_holds_every_cell_and_the_baseline_in_changing_order(vitswee
     assert runs["block"].nunique() == 6
 
 
-@pytest.mark.slow
-def test_what_was_frozen_and_recorded_is_complete(vitsweep: Command) -> None:
-    vitsweep("precision=O1")
-    store = vitsweep.store
-    runs = list(store.runs())
-
-    assert {run.cell_id for run in runs} == {
-        c["cell_id"] for c in map(store.frozen, _cells(vitsweep))
-    }
-    for run in runs:
-        assert run.samples["step_time_ms"]
-        assert run.environment["torch"]
-        assert run.metrics["gradient_bytes_per_step"] > 0
-    command = json.loads((store.root / "commands.jsonl").read_text())
-    assert command["command"].startswith("python -m vitsweep ")
-    assert command["command"].endswith(" precision=O1")
-    samples = pd.read_parquet(store.root / "samples.parquet")
-    assert set(samples.columns) >= {"block", "rank", "step", "step_time_ms", "warm_up", "skipped"}
-
-
 def test_plan_trains_nothing_and_says_what_would_run(vitsweep: Command) -> None:
     planned = vitsweep("plan", "-m", "sharding=ddp,fsdp,hsdp")
 
@@ -98,7 +99,3 @@ def test_plan_trains_nothing_and_says_what_would_run(vitsweep: Command) -> None:
     assert "invalid 1" in planned.stdout
     assert "at least 2 replicas" in planned.stdout
     assert not (vitsweep.folder / "results").exists()
-
-
-def _cells(vitsweep: Command) -> list[str]:
-    return [folder.name for folder in vitsweep.store.cells.iterdir()]

@@ -1,4 +1,4 @@
-"""Damaged images are told once and whole: before the first cell, or by the first that decodes them."""
+"""Damaged images are told once and whole, by loader workers of a rank too."""
 
 from pathlib import Path
 
@@ -8,8 +8,6 @@ from PIL import Image
 
 from tests.command import Command
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
-
-pytestmark = pytest.mark.slow
 
 
 def write_folder(root: Path, *, hidden: bool) -> set[str]:
@@ -35,20 +33,22 @@ def asked(root: Path, share: float) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def test_what_files_tell_by_their_ends_is_refused_before_the_first_cell(vitsweep: Command) -> None:
-    damaged = write_folder(vitsweep.folder / "set", hidden=False)
-    done = vitsweep(*asked(vitsweep.folder / "set", 0.05))
+@pytest.mark.slow
+def test_damaged_images_are_told_before_the_first_cell_or_by_who_decodes_them(
+    vitsweep: Command,
+) -> None:
+    whole, cut = vitsweep.folder / "whole_ends", vitsweep.folder / "cut_off"
     sweep = vitsweep.folder / "results" / "pictures"
+    damaged = write_folder(cut, hidden=False)
+    done = vitsweep(*asked(cut, 0.05))
     assert done.returncode == 2, done.stdout
     assert "`train`" in " ".join(done.stderr.split())
     assert set(read_damaged(sweep)) == damaged
     assert not list(sweep.glob("cells/*/runs/*"))
+    (sweep / DAMAGED_LIST).unlink()
 
-
-def test_what_decoding_shows_is_named_in_one_list(vitsweep: Command) -> None:
-    damaged = write_folder(vitsweep.folder / "set", hidden=True)
-    sweep = vitsweep.folder / "results" / "pictures"
-    done = vitsweep(*asked(vitsweep.folder / "set", 0.05))
+    damaged = write_folder(whole, hidden=True)
+    done = vitsweep(*asked(whole, 0.05))
     assert done.returncode == 3, done.stderr
     said = " ".join(done.stdout.split())
     assert "`data.max_damaged_share=0.05`" in said
@@ -57,11 +57,11 @@ def test_what_decoding_shows_is_named_in_one_list(vitsweep: Command) -> None:
     assert set(read_damaged(sweep)) <= damaged
     assert not list(sweep.glob("cells/*/attempts/*/damaged-*"))
 
-    again = vitsweep(*asked(vitsweep.folder / "set", 0.05), "sweep.retry=[failed]")
+    again = vitsweep(*asked(whole, 0.05), "sweep.retry=[failed]")
     assert again.returncode == 2, "the list is known to the next look"
 
     (sweep / DAMAGED_LIST).unlink()
-    measured = vitsweep(*asked(vitsweep.folder / "set", 0.3), "data.num_workers=0")
+    measured = vitsweep(*asked(whole, 0.3))
     assert measured.returncode == 0, measured.stdout + measured.stderr
     found = (sweep / DAMAGED_LIST).read_text().splitlines()
     assert f"{len(found)} images" in measured.stdout

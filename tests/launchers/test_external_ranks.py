@@ -11,6 +11,7 @@ import pytest
 
 from tests.cells import LAPTOP, TINY, composer
 from tests.command import QUICK, ROOT, SWEEP, Command
+from vitsweep.cli import main
 from vitsweep.errors import VitsweepError
 from vitsweep.launchers import external_ranks
 from vitsweep.launchers.external_ranks import init_method, ranks_per_node, run_in_place
@@ -34,19 +35,16 @@ def test_torchrun_measures_a_cell_and_rank_0_shows_its_row(vitsweep: Command) ->
     assert (run["status"], run["world_size"], run["launcher"]) == ("measured", 2, "in place")
 
 
-@pytest.mark.slow
-def test_several_cells_are_refused_to_ranks_that_run_already(vitsweep: Command) -> None:
+def test_several_cells_are_refused_to_ranks_that_run_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "vitsweep", "-m", "seed=1,2"],
-        cwd=vitsweep.folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | ranks,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 2
-    assert "make 2 cells" in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    assert main.run(["-m", "seed=1,2"]) == 2
+    assert "make 2 cells" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def of_step(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:

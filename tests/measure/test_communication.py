@@ -113,7 +113,7 @@ def of_root(found: Shapes) -> Shapes:
     return {name: shape for name, shape in found.items() if not name.startswith("blocks.")}
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_ddp_sends_its_gradients_in_an_all_reduce(ranks: int, counted: Counted) -> None:
     found = counted(ranks, "sharding=ddp")
     share = (ranks - 1) / ranks

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.cells import cell
 from tests.ranks import on_ranks
+from tests.techniques.averaging.test_ema import EMA, averaged
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -40,14 +41,28 @@ def _updated(world: World, spec: CellSpec) -> dict[str, bool]:
     }
 
 
+def updated_and_averaged(
+    world: World, cells: list[CellSpec], ema: CellSpec
+) -> tuple[list[dict[str, bool]], dict[str, float]]:
+    return updated_in_place(world, cells), averaged(world, [ema])[0]
+
+
 @pytest.mark.slow
-def test_shards_are_updated_as_plain_tensors_in_their_own_memory(tmp_path: Path) -> None:
-    """Three ranks: of 10 rows the last has two, which FSDP2 pads."""
+def test_short_shards_are_updated_as_plain_tensors_in_their_own_memory_and_averaged(
+    tmp_path: Path,
+) -> None:
+    """Three ranks: of 10 rows the last has two, which FSDP2 pads, in other memory."""
     ranks = ("resources.ranks_per_node=3", "batch.images_per_step=12", "sharding=fsdp")
     cells = [
         cell(*ranks, f"optimizer={optimizer}", "precision.dtype=float64")
         for optimizer in ("adamw_foreach", "sgd_foreach", "sgd_fused")
     ]
-    for of_rank in on_ranks(3, updated_in_place, cells[0], cells, folder=tmp_path):
+    ema = cell(*EMA, *ranks, "precision.dtype=float64")
+    found_by_rank = on_ranks(3, updated_and_averaged, cells[0], cells, ema, folder=tmp_path)
+    for of_rank, _ in found_by_rank:
         for spec, found in zip(cells, of_rank, strict=True):
             assert found == dict.fromkeys(found, True), spec.optimizer.name
+    answer = found_by_rank[0][1]
+    assert answer["restored"] == 0
+    assert answer["moved"] > 1e-3
+    assert answer["average"] < 1e-6

@@ -99,14 +99,3 @@ def test_shards_slices_masters_and_flat_buffers_are_averaged_where_they_are(tmp_
         assert answer["moved"] > 1e-3, name
         # O2: the loop sees the half-precision copies, the average their float32 masters.
         assert answer["average"] < (1e-6 if exact else 0.02), name
-
-
-@pytest.mark.slow
-def test_shards_that_are_shorter_than_others_are_averaged_too(tmp_path: Path) -> None:
-    """Of 10 rows on 3 ranks FSDP2 pads the last two, in other memory."""
-    ranks = ("resources.ranks_per_node=3", "batch.images_per_step=12", "sharding=fsdp")
-    spec = cell(*EMA, *ranks, "precision.dtype=float64")
-    [answer] = on_ranks(3, averaged, spec, [spec], folder=tmp_path)[0]
-    assert answer["restored"] == 0
-    assert answer["moved"] > 1e-3
-    assert answer["average"] < 1e-6

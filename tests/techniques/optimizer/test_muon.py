@@ -84,8 +84,14 @@ DECAYING = {"embedding.patch.weight", "head.weight"}
 """Matrices outside the blocks."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.full),
+    ],
+)
 def test_replicas_train_as_one_process(ranks: int, tmp_path: Path) -> None:
     """Newton-Schulz rounds to bfloat16: sums in another order show in the loss after a few digits."""
     place = (f"resources.ranks_per_node={ranks}", "resources.threads_per_rank=1", "sharding=ddp")

@@ -84,14 +84,10 @@ def test_forward_and_backward_get_the_time_of_their_own_chunks(ranks: int, tmp_p
             assert seconds["forward"] == pytest.approx(FORWARD * blocks * parts), name
             assert seconds["backward"] == pytest.approx((BACKWARD + recomputed) * blocks * parts)
             assert seconds["data"] == seconds["bubble"] == seconds["optimizer"] == 0
-
-
-@pytest.mark.slow
-def test_the_order_of_the_chunks_is_that_of_the_schedule(tmp_path: Path) -> None:
-    cells = [cell(2, f"pipeline_parallel={s}", *DEEP) for s in SCHEDULES]
-    (_, gpipe), (_, in_turns) = answers(booked, cells, tmp_path)
-    assert [chunks(of_rank) for of_rank in gpipe] == ["FFFFBBBB", "FFFFBBBB"]
-    assert [chunks(of_rank) for of_rank in in_turns] == ["FFBFBFBB", "FBFBFBFB"]
+    if ranks == 2:  # the order of the chunks is that of the schedule
+        (_, gpipe), (_, in_turns), _ = found
+        assert [chunks(of_rank) for of_rank in gpipe] == ["FFFFBBBB", "FFFFBBBB"]
+        assert [chunks(of_rank) for of_rank in in_turns] == ["FFBFBFBB", "FBFBFBFB"]
 
 
 def chunks(of_rank: dict[str, Any]) -> str:

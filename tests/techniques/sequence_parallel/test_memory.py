@@ -131,15 +131,18 @@ TOLERANCES = {
 def test_parts_of_the_memory_are_those_of_the_published_table(ranks: int, tmp_path: Path) -> None:
     small = ("precision=fp32", *DEEP_IMAGE[:2], *LARGE)
     wanted = [cell(1, *small), *(cell(ranks, *small, *how) for how in SHARING.values())]
-    runs = [
-        record(each, found)
-        for of_world in (wanted[:1], wanted[1:])
+    half = cell(ranks, *HALF, *DEEP_IMAGE[:2], "optimizer=adamw_loop")
+    split = cell(ranks, "tensor_parallel=megatron", *DEEP_IMAGE[:2])
+    measured_parts = {
+        each: found
+        for of_world in (wanted[:1], [*wanted[1:], half, split])
         for each, (_, found) in zip(
             of_world,
             in_order(of_world, answers(parts_of_ranks, of_world, tmp_path)),
             strict=True,
         )
-    ]
+    }
+    runs = [record(each, measured_parts[each]) for each in wanted]
     found = memory_parts(cell_table(table(*runs), {})).set_index("published_system")
     assert set(found.index.dropna()) == set(SHARING)
     wrong = []
@@ -154,22 +157,11 @@ def test_parts_of_the_memory_are_those_of_the_published_table(ranks: int, tmp_pa
                 wrong.append(f"{system} {part}: measured {measured:.6f}, formula {expected:.6f}")
     assert not wrong, "\n".join(wrong)
     assert found["published_source"].dropna().str.contains("2405.07719").all()
-
-
-@pytest.mark.slow
-def test_the_optimizer_state_of_half_parameters_is_six_times_theirs(tmp_path: Path) -> None:
-    half = cell(2, *HALF, *DEEP_IMAGE[:2], "optimizer=adamw_loop")
-    ((_, found),) = answers(parts_of_ranks, [half], tmp_path)
-    for rank in found:
+    for rank in measured_parts[half]:  # the optimizer state of half parameters is six times theirs
         assert rank["optimizer_state_gib"] == pytest.approx(6 * rank["parameter_gib"], rel=1e-3)
         assert rank["gradient_gib"] == rank["parameter_gib"]
-
-
-@pytest.mark.slow
-def test_a_rank_holds_no_more_than_its_part_of_the_matrices(tmp_path: Path) -> None:
-    each = cell(2, "tensor_parallel=megatron", *DEEP_IMAGE[:2])
-    ((_, found),) = answers(parts_of_ranks, [each], tmp_path)
-    assert [rank[GATHERED] for rank in found] == [0, 0], "storage beyond the parts is kept alive"
+    gathered = [rank[GATHERED] for rank in measured_parts[split]]
+    assert gathered == [0] * ranks, "storage beyond the parts of the matrices is kept alive"
 
 
 @pytest.mark.full

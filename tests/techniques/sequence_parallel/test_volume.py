@@ -99,22 +99,20 @@ def test_counters_equal_the_formulas(ranks: int, tmp_path: Path) -> None:
     assert not wrong, "\n".join(f"{key}: counted {a}, formula {b}" for key, (a, b) in wrong.items())
 
 
+def test_switches_of_dsp_send_half_of_ulysses_all_to_alls() -> None:
+    """Per pair of a spatial and a temporal block 2 M/N against 4 M/N; DSP saves the last switch."""
+    video = ("model=video_vit_nano", "data=moving_digits", "data.num_frames=8", "model.depth=4")
+    for ranks in (2, 4):
+        dsp, ulysses = (cell(ranks, f"sequence_parallel={m}", *video) for m in ("dsp", "ulysses"))
+        at_the_end = formulas.sent(dsp)["activation"] - formulas.switches(dsp)
+        pairs = dsp.model.depth // 2
+        share = (2 * pairs - 1) / (2 * pairs)
+        switched, exchanged = (formulas.sent(c)["activation"] - at_the_end for c in (dsp, ulysses))
+        assert switched == pytest.approx(share * exchanged / 2)
+
+
 def in_order(cells: list[CellSpec], found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """`answers` groups cells by their mesh; undo that."""
     meshes = list(dict.fromkeys(each.mesh for each in cells))
     order = sorted(range(len(cells)), key=lambda i: meshes.index(cells[i].mesh))
     return [found[order.index(i)] for i in range(len(cells))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_switches_of_dsp_send_half_of_ulysses_all_to_alls(ranks: int, tmp_path: Path) -> None:
-    """Per pair of a spatial and a temporal block 2 M/N against 4 M/N; DSP saves the last switch."""
-    video = ("model=video_vit_nano", "data=moving_digits", "data.num_frames=8", "model.depth=4")
-    dsp, ulysses = (cell(ranks, f"sequence_parallel={m}", *video) for m in ("dsp", "ulysses"))
-    (_, by_dsp), (_, by_ulysses) = answers(counted, [dsp, ulysses], tmp_path)
-    at_the_end = formulas.sent(dsp)["activation"] - formulas.switches(dsp)
-    pairs = dsp.model.depth // 2
-    share = (2 * pairs - 1) / (2 * pairs)
-    switched, exchanged = (s["activation"] - at_the_end for s in (by_dsp, by_ulysses))
-    assert switched == pytest.approx(share * exchanged / 2)
