@@ -138,7 +138,9 @@ def test_a_screening_run_shows_its_ratio_at_once() -> None:
     progress.expects({"base": 6, "slow": 6})
     for cell, speed in ((base, 100.0), (slow, 2.0)):
         progress.started(cell)
-        progress.ended(cell, run(cell.cell_id, "look", speed, environment={"purpose": SCREENING}))
+        progress.ended(
+            cell, run(cell.cell_id, "screening", speed, environment={"purpose": SCREENING})
+        )
     assert isinstance(console.file, io.StringIO)
     last = console.file.getvalue().splitlines()[-1]
     assert re.match(r"\[2/12\] precision=O1: 2.00 img/s, .* 50x slower \(no interval\)", last)
@@ -151,8 +153,8 @@ def test_a_terminal_shows_the_ratio_so_far_in_a_line_per_run_and_what_runs_below
     progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 8)
     with progress.shown():
         progress.started(base)
-        progress.ended(base, run("base", "look", 9.0, environment={"purpose": SCREENING}))
-        progress.ended(fast, run("fast", "look", 18.0, environment={"purpose": SCREENING}))
+        progress.ended(base, run("base", "screening", 9.0, environment={"purpose": SCREENING}))
+        progress.ended(fast, run("fast", "screening", 18.0, environment={"purpose": SCREENING}))
         records = []
         for number, ratio in enumerate((1.2, 1.4, 1.4)):
             pace = 10.0**number  # the machine's; a ratio of medians would be of other blocks
@@ -305,7 +307,7 @@ def test_after_screening_the_time_left_is_that_of_a_run_without_the_start_of_the
     progress.started(cell)
     now += 60
     facts = {"purpose": SCREENING, "run_seconds": 4.0}
-    progress.ended(cell, run(cell.cell_id, "look", 1.0, environment=facts))
+    progress.ended(cell, run(cell.cell_id, "screening", 1.0, environment=facts))
     assert "about 40 s left" in progress.line(), "5 runs of 4 + 1 + 2 s, and 1 s beside each"
 
 

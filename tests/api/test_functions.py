@@ -119,7 +119,7 @@ def test_a_plan_is_a_table_and_writes_nothing(tmp_path, monkeypatch):
     assert list(table["state"]) == ["runnable"] * 2 + ["invalid"] * 2 + ["runnable"]
     assert list(table["precision"][:4]) == ["O1", "O2"] * 2
     assert table["is_baseline"].sum() == 1
-    assert list(table["runs"]) == [6, 6, 0, 0, 6], "a look and five blocks"
+    assert list(table["runs"]) == [6, 6, 0, 0, 6], "a screening run and five blocks"
     assert "`mesh.tensor=2`" in table["reasons"][2]
     assert not list(tmp_path.iterdir())
 

@@ -363,7 +363,7 @@ def test_what_needs_no_screening_gets_none() -> None:
 def test_a_cell_has_one_screening_run_and_none_once_it_has_blocks() -> None:
     plan = sweep("sharding=ddp,fsdp")
     settings = sweep_settings(composer().compose().tree)
-    screened = [run(c, "look", 100, environment={"purpose": SCREENING}) for c in plan.entries]
+    screened = [run(c, "screening", 100, environment={"purpose": SCREENING}) for c in plan.entries]
     assert not list(screenings(plan, resume_state(plan, (), settings, TORCH, screened), settings))
     blocks = [run(c, "b0", 100) for c in plan.entries]
     assert not list(screenings(plan, resume_state(plan, (), settings, TORCH, blocks), settings))

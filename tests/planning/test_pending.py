@@ -311,7 +311,9 @@ def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSe
 def screened(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
     """One screening run of each cell; the baseline, last in the plan, at 100 img/s."""
     given = zip(plan.entries, [*speeds, 100.0], strict=True)
-    return [run(cell, "look", speed, environment={"purpose": SCREENING}) for cell, speed in given]
+    return [
+        run(cell, "screening", speed, environment={"purpose": SCREENING}) for cell, speed in given
+    ]
 
 
 def test_a_cell_whose_screening_run_is_slow_is_pruned(

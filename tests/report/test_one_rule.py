@@ -92,7 +92,7 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
     [
         (of("top", (2.0, 2.1)), " 2.05x (no interval) .*2 blocks: too few blocks"),
         (
-            [run(c, "look", v, precision=c, environment={"purpose": SCREENING})
+            [run(c, "screening", v, precision=c, environment={"purpose": SCREENING})
              for c, v in (("base", 100), ("top", 200))],
             "2x as fast .*: screened",
         ),

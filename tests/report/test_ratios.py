@@ -67,7 +67,7 @@ def made(folder: Path, scale: float = 1.0) -> Store:
         run("lost", "b4", status=Status.timed_out, reason="hung", precision="lost", minute=4),
         *of("far", [1.5] * 3, environment={"device": "V100"}),
     ]  # fmt: skip
-    screened = [("base", 100.0), ("look", 181.0)]
+    screened = [("base", 100.0), ("screened", 181.0)]
     runs += [
         run(c, "k", v, precision=c, minute=9, environment={"purpose": SCREENING})
         for c, v in screened
@@ -153,15 +153,15 @@ def test_every_chart(here: Path) -> None:
 
 
 def test_the_status_screen_and_what_it_prints() -> None:
-    base, fast, look = (replace(entry(), baseline_id="base") for _ in range(3))
-    for one, cell_id in ((base, "base"), (fast, "fast"), (look, "look")):
+    base, fast, screened = (replace(entry(), baseline_id="base") for _ in range(3))
+    for one, cell_id in ((base, "base"), (fast, "fast"), (screened, "screened")):
         one.__dict__["cell_id"] = cell_id
     console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"}, width=80)
     progress = Progress(
-        console, {"base": "plain", "fast": "precision=O1", "look": "precision=O2"}, 4
+        console, {"base": "plain", "fast": "precision=O1", "screened": "precision=O2"}, 4
     )
     with progress.shown():
-        for cell, rate in ((base, 100.0), (look, 181.0)):
+        for cell, rate in ((base, 100.0), (screened, 181.0)):
             progress.ended(cell, run(cell.cell_id, "k", rate, environment={"purpose": SCREENING}))
         for block in range(3):
             for cell, rate in ((base, 100.0), (fast, 131.0)):

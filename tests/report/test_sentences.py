@@ -152,13 +152,13 @@ def answered() -> Iterator[str]:
     yield from told(base, of("two", (1.2, 1.3)))
     yield from told(base, of("unsure", (1.2, 0.98, 1.1, 1.02, 1.14)))
     yield from told(base, of("noise", (0.7, 1.5, 0.9, 1.4, 0.8)))
-    yield from told(*(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("look", 1.8))))
+    yield from told(*(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("fast", 1.8))))
 
 
 def noted() -> Iterator[str]:
     """What stands beside a claim and below a table."""
     yield from shown(
-        *(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("look", 1.8)))
+        *(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("fast", 1.8)))
     )
     base = of("base")
     for status in (Status.timed_out, Status.out_of_memory):

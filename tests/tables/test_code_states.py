@@ -96,7 +96,7 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
     assert found["images_per_second"] == pytest.approx(130.5, abs=0.1)
     assert "3 blocks" in str(found["speedup_note"])
     looked = [
-        run(r.cell_id, "look", r.metrics["images_per_second"], minute=9, validity={"purpose": SCREENING},
+        run(r.cell_id, "screening", r.metrics["images_per_second"], minute=9, validity={"purpose": SCREENING},
             environment={"code_hash": r.environment["code_hash"]})
         for r in after[::2]
     ]  # fmt: skip

@@ -220,8 +220,8 @@ def test_a_cell_that_has_not_run_yet_has_no_flag() -> None:
 def test_a_row_of_one_screening_run_says_what_it_showed() -> None:
     records = measured({"precision": ("fp32", "O1")})
     for cell, speed in (("fp32", 1000), ("O2", 40)):
-        look = {"environment": {"purpose": SCREENING}, "precision": cell}
-        records.append(run(cell, "look", speed, minute=9, **look))  # type: ignore[arg-type]
+        screening = {"environment": {"purpose": SCREENING}, "precision": cell}
+        records.append(run(cell, "screening", speed, minute=9, **screening))  # type: ignore[arg-type]
     text = printed(CellTable(compared(records), "slow"), 80)
     (row,) = [line for line in text.splitlines() if line.startswith("O2")]
     assert "0.040x (no interval)  screened" in row

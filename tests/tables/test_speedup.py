@@ -195,7 +195,7 @@ def test_identical_cells_are_called_different_in_at_most_5_percent_of_sweeps():
     assert false_claims.mean() <= 0.05 + 0.018  # two standard errors of 600 sweeps
 
 
-def screening(cell: str, speed: float, block: str = "look"):
+def screening(cell: str, speed: float, block: str = "screening"):
     return run(cell, block, speed, environment={"purpose": SCREENING})
 
 

@@ -95,14 +95,14 @@ class Progress:
         """Note how a run of this cell ended, and from which checkpoint its training went on."""
         if resumed := record.environment.get("resumed"):
             self._print("", entry.cell_id, f": {resumed}")
-        is_look = record.is_screening
         speed, seconds = record.metrics.get("images_per_second"), 0.0
         if own := record.environment.get("run_seconds"):
             parts = (record.metrics.get(f"{part}_seconds") or 0.0 for part in ("setup", "compile"))
             self._setups.setdefault(entry.cell_id, []).append(sum(parts))
-            beyond = seconds_beyond_screening(entry) if is_look else 0.0
+            beyond = seconds_beyond_screening(entry) if record.is_screening else 0.0
             seconds = own + beyond + BESIDE_SECONDS
-        self.reported(entry, record.status, record.reason, speed, is_look, seconds, record.block)
+        of_run = record.status, record.reason, speed, record.is_screening
+        self.reported(entry, *of_run, seconds, record.block)
 
     def reported(
         self,
@@ -110,7 +110,7 @@ class Progress:
         status: Status,
         reason: str,
         speed: float | None,
-        is_look: bool = False,
+        is_screening: bool = False,
         seconds: float = 0.0,
         block: str = "",
     ) -> None:
@@ -121,7 +121,7 @@ class Progress:
             status: of the run.
             reason: why it was not measured.
             speed: images per second.
-            is_look: whether it is a screening run, whose ratio is to others.
+            is_screening: whether it is a screening run, whose ratio is to others.
             seconds: that the next run of the cell will take; 0 for as long as this one took.
             block: of the run; a ratio is taken within it.
         """
@@ -134,8 +134,8 @@ class Progress:
         outcome, said = f"{status}: {reason}", ""
         if status == Status.measured and speed:
             outcome = f"{number(speed)} img/s"
-            self._speeds.setdefault((is_look, cell_id), {})[block] = speed
-            shown = self._ratio(entry, speed, is_look=is_look)
+            self._speeds.setdefault((is_screening, cell_id), {})[block] = speed
+            shown = self._ratio(entry, speed, is_screening=is_screening)
             said = f"{about(shown)} (no interval)" if shown else ""
         outcome = ", ".join(filter(None, (outcome, said)))
         self._print(f"{self._place()} ", cell_id, f": {outcome}")
@@ -172,18 +172,18 @@ class Progress:
         )
         return self._named(f"{self._title()}; ", cell, after)
 
-    def _ratio(self, entry: PlannedCell, speed: float, *, is_look: bool) -> float:
+    def _ratio(self, entry: PlannedCell, speed: float, *, is_screening: bool) -> float:
         """Return the mean ratio to the baseline over the blocks of this command; 0 without any.
 
         The first run of a cell may come before its baseline's: it is compared with the warm-up of that.
         """
         cell, base = entry.cell_id, entry.baseline_id or ""
-        own, other = (self._speeds.get((is_look, c), {}) for c in (cell, base))
+        own, other = (self._speeds.get((is_screening, c), {}) for c in (cell, base))
         both = [block for block in own if block in other] if cell != base else []
         if both:
             return exp(fmean(log(own[b] / other[b]) for b in both))
         reference = self._references.get(base)
-        return speed / reference if reference and cell != base and not is_look else 0.0
+        return speed / reference if reference and cell != base and not is_screening else 0.0
 
     def _title(self) -> str:
         if self._budget < inf:

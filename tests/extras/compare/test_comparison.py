@@ -85,7 +85,7 @@ def test_a_setting_that_was_never_measured_makes_no_pair():
 
 
 def test_a_screening_run_makes_no_pair():
-    screened = [run(cell, "look", 10, environment={"purpose": SCREENING}) for cell in "AB"]
+    screened = [run(cell, "screening", 10, environment={"purpose": SCREENING}) for cell in "AB"]
     assert paired(table(*screened, *in_turns((200, 100))), "A", "B") == pytest.approx([math.log(2)])
 
 

@@ -202,7 +202,7 @@ def test_settings_that_are_far_apart_are_pruned_after_screening(
     for n, cell_id in enumerate(plan.entries):
         speed = 10 if n == slower else 100
         screened = run(
-            cell_id, "look", speed, environment=here | {"purpose": SCREENING}, sweep="compare"
+            cell_id, "screening", speed, environment=here | {"purpose": SCREENING}, sweep="compare"
         )
         store.save_run(of_present_code(plan, [screened])[0])
     rounds = rounds_here(tmp_path, "seed=1", "seed=2")
