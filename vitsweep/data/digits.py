@@ -12,7 +12,7 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.data import Batches, Data, image_count_conflicts
+from vitsweep.spec.data import Batches, Data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vitsweep.data.batches import DeviceBatches
     from vitsweep.world import World
 
-NUM_TRAIN, NUM_TEST = 1198, 599
+SIZES = 1198, 599
+"""Training and held-out images: of every class, each third one is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +33,11 @@ class Digits(Data):
     `batch.resolution_px`.
     """
 
+    fixed_sizes: ClassVar[tuple[int, int] | None] = SIZES
+    larger: ClassVar[str] = "`data=synthetic`"
     num_channels: ClassVar[int] = 1  # grey
     num_classes: ClassVar[int] = 10  # the digits 0 to 9
     native_resolution_px: ClassVar[int] = 8  # side of an image in the file
-
-    def conflicts(self, cell: CellSpec) -> Iterator[str]:
-        """Refuse more images per step than the 1,198 of an epoch."""
-        yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic`")
-
-    def split_sizes(self) -> tuple[int, int]:
-        """Two thirds to train on, one third held out."""
-        return NUM_TRAIN, NUM_TEST
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Read the file and put both parts on the device."""
@@ -67,6 +62,8 @@ class MovingDigits(Data):
 
     num_directions: ClassVar[int] = 4
     """Right, left, down, up."""
+    fixed_sizes: ClassVar[tuple[int, int] | None] = SIZES
+    larger: ClassVar[str] = "`data=synthetic_video`"
     num_channels: ClassVar[int] = 1  # grey
     native_resolution_px: ClassVar[int] = 16  # twice the side of a digit in the file
 
@@ -77,16 +74,12 @@ class MovingDigits(Data):
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse too large a batch, and motion of less than a pixel per frame."""
-        yield from image_count_conflicts(cell, NUM_TRAIN, NUM_TEST, "`data=synthetic_video`")
+        yield from super().conflicts(cell)
         if round(self.step_share * (cell.batch.resolution_px // 2)) < 1:
             yield (
                 f"`data.step_share={self.step_share}` moves a digit by less than a pixel at "
                 f"`batch.resolution_px={cell.batch.resolution_px}`: use a larger one of both."
             )
-
-    def split_sizes(self) -> tuple[int, int]:
-        """As many videos as there are digits."""
-        return NUM_TRAIN, NUM_TEST
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the videos on this rank's device; the same on every rank."""

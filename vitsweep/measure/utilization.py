@@ -34,7 +34,7 @@ def float8_share(cell: CellSpec) -> float:
     if not isinstance(cell.precision, Float8) or isinstance(cell.model, ModuleSpec):
         return 1.0
     converted = train_flops_of_linears(*_shape(cell), cell.precision.converts)
-    return converted / train_flops(*_shape(cell), cell.attention_pattern)
+    return converted / train_flops(*_shape(cell), cell.attention.attention_pattern)
 
 
 def dtype_beside_float8(cell: CellSpec) -> str:
@@ -91,14 +91,13 @@ def utilization(
     peak, share = attainable(cell, peaks), float8_share(cell)
     if share < 1.0:
         source += f", of {share:.1%} of the FLOPs, the others in {beside}"
+    is_traced = isinstance(cell.model, ModuleSpec)
     mfu = tflops_per_rank / peak if tflops_per_rank is not None and peak else None
     return {"mfu": mfu}, {
         "peak_tflops": peak,
         "peak_source": source,
         "compute_dtype": dtype,
-        "flops_source": "torch.utils.flop_counter"
-        if isinstance(cell.model, ModuleSpec)
-        else "formula",
+        "flops_source": "torch.utils.flop_counter" if is_traced else "formula",
     }
 
 
@@ -108,7 +107,8 @@ def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
         from vitsweep.model.user_module import counted  # loads torch
 
         return counted(cell.model, cell.batch.resolution_px)
-    return train_flops(*_shape(cell), cell.attention_pattern), num_parameters(*_shape(cell))
+    shape, pattern = _shape(cell), cell.attention.attention_pattern
+    return train_flops(*shape, pattern), num_parameters(*shape)
 
 
 def _shape(cell: CellSpec) -> tuple[TransformerSpec, int, Pooling]:

@@ -3,7 +3,7 @@
 One multiply-add counts as two FLOPs; only matrix products count (the convention of PaLM,
 arXiv:2204.02311, appendix B): norms, GELU, softmax, biases and residuals are left out.
 
-Attention is counted as what it is (`spec.cell_spec.CellSpec.attention_pattern`). Softmax: the scores and the
+Attention is counted as what it is (`spec.technique.AttentionPattern`). Softmax: the scores and the
 sum of values, 4 D FLOPs for each pair of query and key. Under a causal mask only pairs that are not masked
 count, T (T+1) / 2 of T^2, whatever a kernel computes and throws away (lower triangle, as in the MFU of USP,
 arXiv:2405.07719; Megatron-LM's formula and torch's `FlopCounterMode` count the whole square). Linear

@@ -18,7 +18,6 @@ from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, Token
 from vitsweep.spec.resources import MeshShape, Resources
 from vitsweep.spec.technique import (
     AttentionKernel,
-    AttentionPattern,
     Classifier,
     Compilation,
     Layout,
@@ -319,11 +318,6 @@ class CellSpec:
     def num_tokens(self) -> int | None:
         """Tokens of one image as the blocks see them; None for a model without tokens."""
         return self.shape.num_tokens(self.batch.resolution_px, self.classifier.pooling)
-
-    @property
-    def attention_pattern(self) -> AttentionPattern:
-        """Which products attention takes, for the FLOPs."""
-        return self.attention.attention_pattern
 
     @property
     def cell_id(self) -> str:

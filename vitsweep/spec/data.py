@@ -20,6 +20,8 @@ class Data(Technique):
         num_channels: channels of one image.
         num_classes: number of labels.
         native_resolution_px: side of an image where `batch.resolution_px=auto`.
+        fixed_sizes: training and held-out images, of data that always have as many.
+        larger: what has more images than these, as typed.
     """
 
     if TYPE_CHECKING:  # not at run time, where a field cannot override a property
@@ -33,6 +35,9 @@ class Data(Technique):
 
     decodes_files: ClassVar[bool] = False
     """True where images are decoded from files, so that every choice of `loader` can read them."""
+
+    fixed_sizes: ClassVar[tuple[int, int] | None] = None
+    larger: ClassVar[str] = ""
 
     @property
     def title(self) -> str:
@@ -49,7 +54,12 @@ class Data(Technique):
 
         How long a training takes is predicted from them.
         """
-        return None
+        return self.fixed_sizes
+
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse more images per step than an epoch has, of data with `fixed_sizes`."""
+        if self.fixed_sizes:
+            yield from image_count_conflicts(cell, *self.fixed_sizes, self.larger)
 
     def shape_faults(self, cell: "CellSpec") -> Iterator[str]:
         """Yield why the data do not give what the cell says; the model is not tried on it then."""

@@ -37,21 +37,18 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
     _fill(resolved, "model", "frames", lambda: getattr(data, "num_frames", 1))
     _fill(resolved, "model", "version", lambda: _installed(resolved["model"].get("package")))
-    _fill(resolved, "task", "epochs", lambda: resolved["recipe"].get("epochs"))
-    _fill(resolved, "task", "warmup_epochs", lambda: resolved["recipe"].get("warmup_epochs"))
-    _fill(resolved, "task", "label_smoothing", lambda: resolved["recipe"].get("label_smoothing"))
+    for key in ("epochs", "warmup_epochs", "label_smoothing"):
+        _fill(resolved, "task", key, partial(resolved["recipe"].get, key))
     _resolve_resources(resolved["resources"], machine)
-    _resolve_precision(resolved["precision"], resolved["resources"]["device"])
+    device = resolved["resources"]["device"]
+    _resolve_precision(resolved["precision"], device)
     _fill(
         resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8
     )
-    on_gpu = resolved["resources"]["device"] == "cuda"
-    _fill(resolved, "optimizer", "compiled", lambda: on_gpu)
-    keeps_views = getattr(
-        target_class(resolved["optimizer"], "optimizer"), "keeps_gradient_views", 0
-    )
+    _fill(resolved, "optimizer", "compiled", lambda: device == "cuda")
+    optimizer = target_class(resolved["optimizer"], "optimizer")
+    keeps_views = getattr(optimizer, "keeps_gradient_views", False)
     _fill(resolved, "sharding", "gradient_as_bucket_view", lambda: not keeps_views)
-    device = resolved["resources"]["device"]
     if resolved["measurement"].get("measured_steps") == AUTO:
         resolved["measurement"]["measured_steps"] = AUTO_STEPS
     else:

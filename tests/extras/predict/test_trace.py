@@ -25,7 +25,7 @@ def test_flops_and_parameters_equal_the_formula(choices: tuple[str, ...]) -> Non
     each = cell(*PLAIN, *choices)
     found = trace_cell(each)
     pooling = each.classifier.pooling
-    shape = (each.model, each.batch.resolution_px, pooling, each.attention_pattern)
+    shape = (each.model, each.batch.resolution_px, pooling, each.attention.attention_pattern)
     again = recomputed_score_flops(*shape) if each.attention.recomputes_scores else 0
     assert found.flops_per_step == each.images_per_step * (train_flops(*shape) + again)
     assert found.parameters == num_parameters(each.model, each.batch.resolution_px, pooling)
