@@ -251,3 +251,10 @@ def test_an_import_that_finds_nothing_is_said_and_one_that_may_fail_is_not(own):
     assert len(found) == 1, "a planner and each run look anew"
     path.write_text("try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\n")
     assert "lab.helper" in code_of(cell).files
+
+
+def test_files_that_were_added_removed_or_edited_have_changed() -> None:
+    before = {"kept": "1", "edited": "1", "removed": "1"}
+    now = {"kept": "1", "edited": "2", "added": "1"}
+    assert changed_files(before, now) == ["added", "edited", "removed"]
+    assert changed_files(before, before) == []

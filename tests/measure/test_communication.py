@@ -75,6 +75,7 @@ CELLS = [
     (2, "precision=bf16", "sharding=fsdp"),
     (2, "precision=bf16_masters", "sharding=fsdp"),
     (2, "sharding=ddp", "batch.accumulation_steps=4"),
+    (2, "sharding=fsdp", "sharding.blocks_per_unit=2"),
 ]
 Counted = Callable[..., dict[str, Any]]
 
@@ -147,6 +148,16 @@ def test_fsdp_gathers_blocks_and_scatters_gradients_padding_included(
     assert found["parameter"] == share * (gathers_of_blocks * blocks + root)
     assert found["gradient"] == share * (blocks + root)
     assert found["activation"] == 0
+
+
+def test_blocks_of_one_unit_are_gathered_together(counted: Counted) -> None:
+    alone, together = (
+        counted(2, "sharding=fsdp", *more) for more in ((), ("sharding.blocks_per_unit=2",))
+    )
+    gathers, scatters = "all_gather/parameter", "reduce_scatter/gradient"
+    assert together["parameter"] == alone["parameter"]
+    assert [alone["calls"][kind]["calls"] for kind in (gathers, scatters)] == [5, 3]
+    assert [together["calls"][kind]["calls"] for kind in (gathers, scatters)] == [3, 2]
 
 
 def test_hsdp_adds_an_all_reduce_of_shards_over_the_copies(counted: Counted) -> None:

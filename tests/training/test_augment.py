@@ -138,3 +138,124 @@ def test_a_resumed_training_draws_what_the_whole_one_drew() -> None:
         assert torch.equal(a, b)
         assert torch.equal(a_labels, b_labels)
     assert not torch.equal(whole[0][0], whole[1][0])
+
+
+def test_maps_of_distortions_are_those_of_their_strength() -> None:
+    """Shears of 0.3, moves of 0.45 of the side (which is 2 long) and 30 degrees at full strength."""
+    turn = np.pi / 12
+    for kind, rows in (
+        (0, [[1, 0.15, 0], [0, 1, 0]]),
+        (1, [[1, 0, 0], [0.15, 1, 0]]),
+        (2, [[1, 0, 0.45], [0, 1, 0]]),
+        (3, [[1, 0, 0], [0, 1, 0.45]]),
+        (4, [[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0]]),
+        (5, np.eye(3)[:2]),
+    ):
+        both = regularize._affine(np.array([kind, 8]), np.array([0.5, 0.5]))
+        np.testing.assert_allclose(both[0], [*np.array(rows), [0, 0, 1]], atol=1e-12)
+        np.testing.assert_array_equal(both[1], np.eye(3))
+
+
+def test_photometric_distortions_by_their_formulas() -> None:
+    """Strengths count 0.9 times; of 3 x 3 pixels the middle has eight neighbours, a corner three."""
+    given = torch.arange(9.0).reshape(1, 1, 3, 3)
+
+    def changed(kind: int, strength: float) -> torch.Tensor:
+        strengths = np.zeros((4, 1))
+        strengths[kind] = strength
+        return regularize._photometric(given, strengths)[0, 0]
+
+    flat = given[0, 0]
+    torch.testing.assert_close(changed(0, -1.0), flat - 0.9)
+    torch.testing.assert_close(changed(1, 1.0), 4 + 1.9 * (flat - 4))
+    blurred = torch.tensor([[2.0, 2.5, 3.0], [3.5, 4.0, 4.5], [5.0, 5.5, 6.0]])
+    torch.testing.assert_close(changed(2, 1.0), flat + 0.9 * (flat - blurred))
+    for strength in (0.5, -0.5):  # above 0.55 x 8 = 4.4 values are mirrored
+        expected = torch.where(flat > 4.4, 8.8 - flat, flat)
+        torch.testing.assert_close(changed(3, strength), expected)
+    assert torch.equal(changed(3, 0.0), flat)
+
+
+class Script:
+    """A generator that returns what it was given, and notes the arguments."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = iter(answers), list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(*given: Any, **named: Any) -> Any:
+            self.asked.append((name, given, named))
+            return next(self.answers)
+
+        return answer
+
+
+def test_each_image_is_distorted_by_kinds_strengths_and_signs_of_its_own() -> None:
+    given, asked = images(2, 20), recipe(rand_augment_ops=2, rand_augment_magnitude=9.0)
+    script = Script(
+        np.array([2, 5, 0]), np.array([20 / 4.5, 12.0, 1.0]), np.array([1, -1, 1]),
+        np.array([5, 5, 0]), np.array([-3.0, 5.0, 1.0]), np.array([1, 1, 1]),
+    )  # fmt: skip
+    found = regularize.rand_augmented(given, asked, script, 3, slice(0, 2))  # type: ignore[arg-type]
+    moved = found[0, :, :, :16]  # by 0.2 of the side; a magnitude below 0 does nothing
+    torch.testing.assert_close(moved, given[0, :, :, 4:], atol=1e-4, rtol=0)
+    torch.testing.assert_close(found[1], given[1] + 0.9 * (-1 + 0.5), atol=1e-4, rtol=0)
+    assert script.asked[:3] == [
+        ("integers", (9,), {"size": 3}), ("normal", (9.0, 0.5, 3), {}), ("choice", ((-1, 1), 3), {}),
+    ]  # fmt: skip
+    assert regularize.rand_augmented(given, recipe(), Script(), 3, slice(0, 2)) is given  # type: ignore[arg-type]
+
+
+def test_boxes_hold_the_pixels_whose_middle_lies_inside() -> None:
+    centres, half = np.array([[0.5, 0.0], [0.25, 1.0]]), np.array([[0.2, 0.3], [0.125, 0.2]])
+    found = regularize._boxes(torch.zeros(2, 1, 4, 8), centres, half)
+    rows = [[i for i in range(4) if bool(mask[0, i].any())] for mask in found]
+    columns = [[i for i in range(8) if bool(mask[0, :, i].any())] for mask in found]
+    assert rows == [[1, 2], [0]]
+    assert columns == [[1, 2], [6, 7]]
+    assert found.sum(dim=(1, 2, 3)).tolist() == [4, 2]
+
+
+def test_a_rectangle_has_its_area_and_aspect_and_noise_of_its_image() -> None:
+    given = torch.zeros(2, 1, 8, 8)
+    script = Script(
+        np.array([0.9, 0.1, 0.4]), np.array([0.5, 0.25, 0.0625]), np.log([1.0, 4.0, 1.0]),
+        np.array([[0.5, 0.5, 0.5], [0.5, 0.5, 0.25]]), 7,
+    )  # fmt: skip
+    found = regularize.erased(given, 0.5, script, 3, slice(1, 3))  # type: ignore[arg-type]
+    masks = found != 0
+    assert masks[0].sum() == 8 * 2, "an area of a quarter, four times as high as wide"
+    assert masks[0, 0, :, 3:5].all()
+    assert masks[1].sum() == 2 * 2
+    assert masks[1, 0, 3:5, 1:3].all()
+    for place, row in enumerate((1, 2)):
+        noise = torch.empty(1, 8, 8).normal_(generator=torch.Generator().manual_seed(7 + row))
+        assert torch.equal(found[place][masks[place]], noise[masks[place]])
+    (_, area, _), (_, aspect, _) = script.asked[1:3]
+    assert area == (0.02, 1 / 3, 3)
+    assert aspect == pytest.approx((np.log(0.3), -np.log(0.3), 3))
+    assert script.asked[4][1] == (2**62,)
+
+
+def test_shares_of_mixed_images_are_those_that_were_drawn() -> None:
+    given, labels = (
+        torch.tensor([1.0, 5.0]).reshape(2, 1, 1, 1).expand(2, 1, 8, 8),
+        torch.tensor([0, 2]),
+    )
+    script = Script(0.25, np.zeros((2, 1)))
+    found, shares = regularize.mixed(given, labels, recipe(mixup_alpha=0.8), script, 3)  # type: ignore[arg-type]
+    assert found[:, 0, 0, 0].tolist() == [4.0, 2.0]
+    assert shares.tolist() == [[0.25, 0, 0.75], [0.75, 0, 0.25]]
+    assert script.asked[0][1] == (0.8, 0.8)
+    script = Script(0.75, np.full((2, 1), 0.5))
+    found, shares = regularize.mixed(given, labels, recipe(cutmix_alpha=2.0), script, 3)  # type: ignore[arg-type]
+    assert (found[0] == 5).sum() == 16, "a quarter, half as long as each side"
+    assert (found[0, 0, 2:6, 2:6] == 5).all()
+    assert shares.tolist() == [[0.75, 0, 0.25], [0.25, 0, 0.75]]
+    assert script.asked[0][1] == (2.0, 2.0)
+    both = recipe(mixup_alpha=0.8, cutmix_alpha=2.0)
+    for drawn_number, alpha in ((0.49, 2.0), (0.5, 0.8)):
+        script = Script(drawn_number, 0.5, np.full((2, 1), 0.5))
+        regularize.mixed(given, labels, both, script, 3)  # type: ignore[arg-type]
+        assert script.asked[1][1] == (alpha, alpha)
+    assert regularize.mixed(given, labels, recipe(), Script(), 3) == (given, labels)  # type: ignore[arg-type]

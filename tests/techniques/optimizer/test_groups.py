@@ -4,6 +4,7 @@ from torch import nn
 
 from vitsweep.model.vit import ViT
 from vitsweep.spec.model_spec import ViTSpec
+from vitsweep.training import update
 from vitsweep.training.update import parameter_groups
 
 NANO = ViTSpec(
@@ -70,3 +71,45 @@ def test_weight_decay_shrinks_matrices_only(vit):
     changed = {n for n, p in vit.named_parameters() if not torch.equal(p, before[n])}
     expected = names(vit, parameter_groups(vit, 0.5)[0])
     assert changed == {n for n in expected if before[n].any()}  # a zero head stays zero
+
+
+def test_parts_of_split_matrices_have_groups_of_their_own_and_are_marked(monkeypatch, vit):
+    split = {"blocks.0.mlp.up.weight", "blocks.0.mlp.up.bias"}
+    monkeypatch.setattr(update, "split_over_ranks", lambda model: split)
+    groups = parameter_groups(vit, 0.1)
+    assert [g["weight_decay"] for g in groups] == [0.1, 0.0, 0.1, 0.0]
+    assert [bool(g.get("split_over_tensor")) for g in groups] == [False, False, True, True]
+    assert [g["names"] for g in groups[2:]] == [[name] for name in sorted(split, reverse=True)]
+    assert all(names(vit, group) == set(group["names"]) for group in groups)
+    for group in groups:
+        assert group["in_blocks"] == {name for name in group["names"] if "blocks." in name}
+
+
+def test_blocks_that_a_user_marks_are_the_only_ones(monkeypatch, vit):
+    monkeypatch.setattr(update, "is_marked", lambda module: module is vit.blocks[1])
+    inside = update.names_in_blocks(vit)
+    assert inside == {name for name, _ in vit.named_parameters() if name.startswith("blocks.1.")}
+
+
+def test_masters_are_copies_of_half_parameters_alone():
+    wide = nn.Parameter(torch.ones(2))
+    half, unused = (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    masters = update.MasterWeights([{"params": [wide, half, unused], "lr": 0.1}])
+    [group] = masters.groups
+    assert group["lr"] == 0.1
+    assert group["params"][0] is masters.of(wide) is wide
+    assert [p.dtype for p in group["params"]] == [torch.float32] * 3
+    assert masters.of(half) is group["params"][1]
+    assert masters.of(unused) is group["params"][2]
+    half.grad = torch.full_like(half, 3.0)
+    masters.take_gradients()
+    assert [None if p.grad is None else p.grad.tolist() for p in group["params"]] == [
+        None,
+        [3, 3],
+        None,
+    ]
+    masters.of(half).data.fill_(1.25)
+    masters.publish()
+    assert (half.tolist(), unused.tolist()) == ([1.25] * 2, [1.0] * 2)
+    masters.zero_model_gradients()
+    assert half.grad is None
