@@ -59,10 +59,10 @@ def test_a_model_from_meta_has_the_weights_and_buffers_of_one_built_at_once(
 
 def test_q_k_and_v_are_drawn_each_for_itself_and_unknown_names_are_refused() -> None:
     generator, weight = torch.Generator().manual_seed(0), torch.empty(3 * 384, 384)
-    draw_transformer_weight("blocks.0.attention.qkv.weight", weight, generator)
+    draw_transformer_weight("blocks.0.attention.qkv.weight", weight, generator, layer_scale=1.0)
     assert [float(part.std()) for part in weight.chunk(3)] == pytest.approx([0.051] * 3, rel=0.01)
     with pytest.raises(ValueError, match=r"`blocks\.0\.new\.weight`"):
-        draw_transformer_weight("blocks.0.new.weight", torch.empty(2, 2), generator)
+        draw_transformer_weight("blocks.0.new.weight", torch.empty(2, 2), generator, layer_scale=1.0)
 
 
 class _Largest(TorchDispatchMode):

@@ -46,7 +46,7 @@ LEARNED_TOKENS = ("embedding.class_token", "embedding.registers")
 
 
 def draw_transformer_weight(
-    name: str, weight: Tensor, generator: torch.Generator, *, layer_scale: float = 1.0
+    name: str, weight: Tensor, generator: torch.Generator, *, layer_scale: float
 ) -> None:
     """Draw one weight of a transformer in place.
 
