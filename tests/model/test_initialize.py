@@ -62,7 +62,9 @@ def test_q_k_and_v_are_drawn_each_for_itself_and_unknown_names_are_refused() -> 
     draw_transformer_weight("blocks.0.attention.qkv.weight", weight, generator, layer_scale=1.0)
     assert [float(part.std()) for part in weight.chunk(3)] == pytest.approx([0.051] * 3, rel=0.01)
     with pytest.raises(ValueError, match=r"`blocks\.0\.new\.weight`"):
-        draw_transformer_weight("blocks.0.new.weight", torch.empty(2, 2), generator, layer_scale=1.0)
+        draw_transformer_weight(
+            "blocks.0.new.weight", torch.empty(2, 2), generator, layer_scale=1.0
+        )
 
 
 class _Largest(TorchDispatchMode):
