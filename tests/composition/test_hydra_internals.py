@@ -1,12 +1,15 @@
 """What vitsweep uses of Hydra's inside, each part once: what breaks here broke in Hydra."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.composition import small_conf
 from vitsweep.composition import hydra
+from vitsweep.errors import BadValueError
 
 
 @pytest.fixture
@@ -71,3 +74,78 @@ def test_sources_in_order_of_merging(loader: Any) -> None:
         ("config", ""),
         ("experiment/wide", ""),
     ]
+
+
+def test_settings_that_nothing_reads_are_refused() -> None:
+    stock = "hydra/launcher=basic"
+    for typed in (
+        ["hydra/launcher=slurm", "hydra.launcher.mem_gb=2"],
+        ["+hydra/launcher=slurm", "hydra.launcher.mem_gb=2"],
+        ["hydra.searchpath=[x]"],
+        [hydra.OWN_SWEEPER],
+        [stock, "hydra.job.env_set.A=1"],
+        ["hydra/launcher=submitit_slurm", "hydra.job.env_copy=[A]"],
+        ["+sweep=first"],
+        ["sweep.name=x", "precision=O1", "hydraulic=1"],
+    ):
+        hydra.refuse_ignored(typed, has_own_conf=True)
+    hydra.refuse_ignored(["+sweep=of_a_plugin"], has_own_conf=False)
+    for typed in (
+        ["hydra.job.env_set.A=1"],
+        ["hydra/launcher=slurm", "hydra.job.env_set.A=1"],
+        ["hydra/launcher=slurm", "hydra.job.env_copy=[A]"],
+        [stock, "hydra.job.env_setting=1"],
+        [stock, "hydra.job.name=x"],
+        ["hydra.verbose=true"],
+        ["~hydra.verbose"],
+        ["+hydra/callbacks=x"],
+        ["hydra.searchpaths=[x]"],
+        ["hydra.launcher=slurm"],
+        ["hydra/sweeper=basic"],
+        ["hydra.sweeper.max_batch_size=2"],
+        ["hydra.launcher.mem_gb=2"],
+        ["~hydra.launcher.mem_gb"],
+        ["sweep=first"],
+        ["++sweep=first"],
+        ["+sweep=a-b"],
+        ["+sweep=of_a_plugin"],
+    ):
+        with pytest.raises(BadValueError, match=f"^`{re.escape(typed[-1])}`"):
+            hydra.refuse_ignored(typed, has_own_conf=True)
+
+
+def test_what_the_grammar_does_not_read_is_told_by_its_kind() -> None:
+    for typed, told in (
+        ("seed", ["key=value", "precision=O1"]),
+        ("a=[1", [".-_/", "a=['a=b']"]),
+        ("a={b", [".-_/", "a=['a=b']"]),
+        ("a=1,,2", []),
+        ("a=1,", []),
+        ("a=b=c", [".-_/", "\"a='b=c'\""]),
+        ("a=b c:", [".-_/", "\"a='b c:'\""]),
+    ):
+        codes = hydra._unreadable(typed).split("`")[1::2]
+        assert codes == [typed, *told], typed
+    with pytest.raises(BadValueError, match=r"^`a=\[1`"):
+        hydra.parse_overrides(["a=[1"])
+    assert [hydra.key_of(text) for text in ("++a.b=1=2", "~c", "+d=")] == ["a.b", "c", "d"]
+
+
+def test_values_of_python_become_values_of_the_grammar() -> None:
+    for value, plain in (
+        (None, None), (True, True), (2, 2), (0.5, 0.5), ("a", "a"), (Path("/x"), "/x"), ((1, "a"), [1, "a"]),
+        ({"a": (1,)}, {"a": [1]}), (range(2), [0, 1]), (np.int64(3), 3), (np.array([1.5]), [1.5]),
+    ):  # fmt: skip
+        found = hydra.plain_value("key", value)
+        assert found == plain
+        assert type(found) is type(plain)
+    for wrong in (b"x", bytearray(b"x"), object(), [b"x"], {"a": object()}):
+        with pytest.raises(BadValueError, match=r"^`key="):
+            hydra.plain_value("key", wrong)
+    for value, text in (
+        ("a", "k=a"), ("a.b/c-d_1", "k=a.b/c-d_1"), ("1", "k='1'"), ("", "k=''"), ("Null", "k='Null'"),
+        ("NaN", "k='NaN'"), ("nano", "k=nano"), ("a b", "k='a b'"), ([1, "x y"], "k=[1,'x y']"),
+        ({"a": "true"}, "k={a:'true'}"), (None, "k=null"), (True, "k=True"),
+    ):  # fmt: skip
+        assert hydra.value_override("k", value) == text
+    assert hydra.sweep_override("k", [1, "a b", None]) == "k=1,'a b',null"

@@ -1,12 +1,21 @@
 """What the trace of a step says about FLOPs, memory and deep models."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.cells import GPU_NODE, cell
 from tests.flops import recomputed_score_flops
 from vitsweep.extras.predict.step_time import StepTrace
-from vitsweep.extras.predict.trace import trace_cell, trace_rank, traceable, traced_depths
+from vitsweep.extras.predict.trace import (
+    distinct_ranks,
+    trace_cell,
+    trace_rank,
+    traceable,
+    traced_depths,
+)
 from vitsweep.model.flops import num_parameters, train_flops
+from vitsweep.spec.resources import MeshShape
 
 PLAIN = ("sharding=none", "resources.ranks_per_node=1")
 FLOPS = [
@@ -99,3 +108,18 @@ def test_choices_that_need_a_device_are_traced_as_others(overrides: str, said: s
     assert [said in note for note in notes] == [True] * bool(said)
     assert traceable(traced)[0] == traced
     assert traced.compilation.scope == "nothing"
+
+
+def test_ranks_that_do_different_work_are_traced() -> None:
+    names = ("pipeline", "replicate", "shard", "sequence", "ring", "ulysses", "tensor")
+    for degrees, ranks in (
+        ({}, [0]),
+        ({"replicate": 8}, [0]),
+        ({"pipeline": 2, "replicate": 2}, [0, 2]),
+        ({"pipeline": 4, "tensor": 2}, [0, 2, 6]),
+        ({"ulysses": 4}, [0, 3]),
+        ({"ring": 2, "tensor": 2}, [0, 3]),
+        ({"pipeline": 2, "ring": 2}, [0, 1, 2]),
+    ):
+        mesh = MeshShape(**(dict.fromkeys(names, 1) | degrees))
+        assert distinct_ranks(replace(cell(), mesh=mesh)) == ranks
