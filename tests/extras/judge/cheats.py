@@ -216,7 +216,7 @@ def bytes_of_another_seed(cell):
 def process_left_running(cell):
     import subprocess
 
-    subprocess.Popen(["sleep", "60"])
+    subprocess.Popen(["sleep", "600"])
     return built(cell)
 
 

@@ -54,7 +54,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side
         tree = Tree(side=name, root=root, label=name, source=root)
         paths = [str(root.resolve())]
         found.append(
-            Side(tree=tree, python=sys.executable, paths=paths, folder=folder, timeout=60.0)
+            Side(tree=tree, python=sys.executable, paths=paths, folder=folder, timeout=500.0)
         )
     yield found[0], found[1]
     for side in found:
