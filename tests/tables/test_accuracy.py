@@ -1,5 +1,6 @@
 """Whether accuracy was lost: known answers, and how often the claim is wrong."""
 
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.stats import ttest_1samp
 from tests.builders import from_runs, run, table
 from vitsweep.charts import accuracy as chart
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.tables.accuracy import MARGIN, accuracy_claims, non_inferiority
+from vitsweep.tables.accuracy import MARGIN, POINT, _points, accuracy_claims, non_inferiority
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, cell_text
 from vitsweep.tables.replicates import replicates
@@ -180,3 +181,11 @@ def test_the_chart_fills_what_is_no_worse_and_crosses_what_diverged() -> None:
         assert solid == filled
         crossed = [line for axes in figure.axes for line in axes.lines if line.get_marker() == "x"]
         assert len(crossed) == crosses
+
+
+def test_an_evaluation_counts_where_all_of_it_is_known() -> None:
+    whole = {"epoch": 1, "seconds": 2.0, "accuracy_top1": 0.0, "loss": 3.0}
+    curve = [whole, *(whole | {name: None} for name in POINT), {"epoch": 2}]
+    record = replace(run("a"), samples={"training": curve})
+    assert list(_points(record)) == [{name: whole[name] for name in POINT}]
+    assert list(_points(run("a"))) == []

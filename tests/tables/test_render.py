@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from functools import cache
+from io import StringIO
 from itertools import product
 from pathlib import Path
 
 import pytest
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from rich.console import Console
 
 from tests.builders import PLAIN, run, table
@@ -15,8 +16,9 @@ from tests.sample_sweep import sweep
 from vitsweep.results.metrics import METRICS
 from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
+from vitsweep.tables import render
 from vitsweep.tables.cells import cells
-from vitsweep.tables.render import CellTable, TextTable, cell_text
+from vitsweep.tables.render import CellTable, TextTable, cell_text, common_settings
 from vitsweep.tables.sentences import say
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -258,3 +260,159 @@ def test_markup_in_a_reason_is_text() -> None:
     runs = table(run("base", status=Status.failed, reason="[bold]see[/bold] [/nothing]"))
     assert "[1] [bold]see[/bold] [/nothing]" in printed(CellTable(cells(runs, {}), "one"), 80)
     assert "[red]" in printed(TextTable(DataFrame({"cell": ["[red]"]})), 80)
+
+
+def test_a_cell_that_lacks_blocks_is_counted() -> None:
+    def said(blocks: list[int | None], asked: list[int], **facts: object) -> list[str]:
+        rows = {
+            "status": "measured",
+            "blocks": blocks,
+            "measurement.blocks": asked,
+            "claim": "faster",
+        }
+        return [s.partition(": ")[2] for s in render._unfinished(DataFrame(rows | facts))]
+
+    assert said([2, 4], [5, 5]) == ["2 to 4 of 5"]
+    assert said([4, 4], [5, 5]) == ["4 of 5"]
+    assert said([5, 5], [5, 5]) == said([6, 5], [5, 5]) == []
+    assert said([2, 4], [5, 3]) == []
+    assert said([2, None], [5, 5]) == ["2 of 5"]
+    assert said([2, 5], [5, 5], claim=["screened", "faster"]) == []
+    assert said([2, 5], [5, 5], status=["failed", "measured"]) == []
+    assert said([2, 4], [5, 5], replicates=2) == []
+    assert said([], []) == []
+    assert render._unfinished(DataFrame({"blocks": [2], "claim": ["faster"]})) == []
+
+
+def test_columns_are_kept_as_far_as_there_is_room() -> None:
+    text = DataFrame(
+        {"cell": ["abcd"], "img/s": ["1"], "result": ["x"], "step ms": ["123"], "peak GiB": ["1"]}
+    )
+    assert render._needed(text) == {"cell": 6, "img/s": 7, "result": 8, "step ms": 6, "peak GiB": 6}
+    assert render._needed(text[:0]) == {
+        "cell": 6,
+        "img/s": 7,
+        "result": 8,
+        "step ms": 6,
+        "peak GiB": 6,
+    }
+    for width, kept in ((0, 3), (24, 3), (25, 4), (30, 4), (31, 5)):
+        assert render._fitted(text, width) == [*text][:kept], width
+    many = DataFrame({c: ["1"] for c in ("cell", "result", *"abcdefgh")})
+    assert len(render._fitted(many, 1000)) == render.MOST_COLUMNS
+    mixed = text.assign(**{"peak GiB": "1" * 20, "blocks": "1"})
+    assert render._fitted(mixed, 33) == ["cell", "img/s", "result", "step ms", "blocks"]
+
+
+def test_groups_of_rows_stand_below_their_headings_in_the_order_of_their_numbers() -> None:
+    text = DataFrame({"cell": ["a", "b", "c"], "result": ["x", "y", "z"]})
+    match = Series(["16 ranks", "2 ranks", "16 ranks"])
+    assert render._grouped(text, match)["cell"].tolist() == [
+        "2 ranks",
+        "b",
+        "",
+        "16 ranks",
+        "a",
+        "c",
+    ]
+    assert render._grouped(text, match)["result"].tolist() == ["", "y", "", "", "x", "z"]
+    assert render._by_numbers("1,024 images of 2") < render._by_numbers("2,000 images of 1")
+
+
+def test_settings_of_all_rows_stand_in_the_title() -> None:
+    def common(**facts: object) -> list[str]:
+        spec = {"sharding": "fsdp", "world_size": 4, "data": "digits"}
+        return common_settings(
+            DataFrame([PLAIN | spec | {"precision": p} for p in ("O1", "O2")]).assign(**facts)
+        )
+
+    assert common() == ["vit_nano", "digits", "4 ranks", "64 images", "fsdp"]
+    assert common(sharding=["ddp", "fsdp"]) == ["vit_nano", "digits", "4 ranks", "64 images"]
+    assert common(data=[None, "digits"], sharding="ddp") == ["vit_nano", "4 ranks", "64 images"]
+    for parameters, told in ((2_345_678, "2.35 M"), (999_999, "999,999"), (1e6, "1 M")):
+        assert told in common(model="mine", num_parameters=parameters)[0]
+    assert common(model="mine", num_parameters=[1, 2])[0] == "mine"
+    assert common(num_parameters=2_345_678)[0] == "vit_nano"
+
+
+def test_intervals_of_families_times_to_target_and_repetitions() -> None:
+    table = DataFrame({
+        "claim_low": [1.1, 1.1, None, 1.1], "claim_high": [1.2] * 4, "family_size": [2, 1, 2, None],
+    })  # fmt: skip
+    assert render._families(table) == ["[1.10, 1.20] of 2", "", "", ""]
+    assert render._replicates(DataFrame({"replicates": [3, 2], "replicates_asked": 3})) == [
+        "3",
+        "2 of 3",
+    ]
+    assert render._replicates(table) == [""] * 4
+
+    def time(
+        seconds: float | None, reached: int | None, missed: int | None, **facts: object
+    ) -> str:
+        row = {"status": "measured", "task.target_accuracy": 0.9, "seconds_to_target": seconds}
+        row |= {"reached_target": reached, "missed_target": missed} | facts
+        return render._times_to_target(DataFrame([row], dtype=object))[0]
+
+    assert (time(12.34, None, None), time(12.34, 3, 0)) == ("12.3", "12.3")
+    assert time(12.34, 3, 1).endswith(" 12.3 (3 of 4)")
+    assert [word for word in time(None, 1, 3).split() if word.isdigit()] == ["3", "4"]
+    assert time(None, 0, 3) == time(None, None, None) != ""
+    assert (
+        time(12.34, 3, 1, status="failed")
+        == time(12.34, 3, 1, **{"task.target_accuracy": None})
+        == ""
+    )
+    assert render._times_to_target(DataFrame({"seconds_to_target": [3.0]})) == [""]
+
+
+def test_a_compile_time_is_told_where_it_was_measured() -> None:
+    for first, later, numbers in (
+        (12.0, 3.0, ["12.0", "3.00"]),
+        (12.0, 12.0, ["12.0"]),
+        (0, 1, []),
+        (None, 1, []),
+    ):
+        told = render._compiled({"first_compile_seconds": first, "compile_seconds": later})
+        assert [word.strip(",") for word in told.split() if word[:1].isdigit()] == numbers
+    assert render._compiled({}) == ""
+
+
+def test_a_result_is_the_claim_or_the_status() -> None:
+    row = {"status": "measured", "claim": "faster", "speedup": 1.2, "speedup_high": 1.3}
+    unsure = row | {"claim": "no difference shown", "speedup_high": 3.0}
+    rows = [row, row | {"claim": None}, row | {"status": "out_of_memory"}, unsure]
+    assert render._results(DataFrame(rows)) == [
+        "faster",
+        "measured",
+        "out of memory",
+        "inconclusive",
+    ]
+    once, told = render._said_once(
+        DataFrame({"cell": ["a", "b"], "blocks": ["3", "3"], "step ms": ["1", "2"]})
+    )
+    assert (list(once), told) == (["cell", "step ms"], ["blocks: 3"])
+    assert render._said_once(DataFrame({"cell": ["a"], "blocks": ["3"]}))[1] == []
+    for rows, told in (([row] * 2, "2 cells, all measured"), ([row], "1 cell, measured")):
+        assert render._tally(DataFrame(rows)) == told
+    screened = row | {"claim": "screened"}
+    counted = render._tally(DataFrame([row, screened, screened]), "more ")
+    assert counted == "3 more cells: 2 screened, 1 measured"
+    assert render._one_line("a\n b") == "a b"
+    assert [len(render._one_line("x" * n)) for n in (300, 301)] == [300, 300]
+    assert render._one_line(None) == ""
+
+
+def test_a_table_has_its_title_and_its_headings_unless_they_are_left_out() -> None:
+    def shown(table: TextTable, width: int = 60) -> list[str]:
+        console = Console(width=width, file=StringIO())
+        console.print(table)
+        return [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+
+    text = DataFrame({"cell": ["a long name of a cell"], "img/s": ["1,234"], "result": ["faster"]})
+    assert shown(TextTable(text))[0].split() == ["cell", "img/s", "result"]
+    assert shown(TextTable(text, "Title"))[0] == "Title"
+    assert shown(TextTable(text, show_header=False)) == ["a long name of a cell  1,234  faster"]
+    folded = shown(
+        TextTable(text.assign(cell="a long name of a cell that is folded"), show_header=False), 37
+    )
+    assert folded == ["a long name of a cell  1,234  faster", "that is folded"]

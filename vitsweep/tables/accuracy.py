@@ -129,10 +129,10 @@ def _differences(group: DataFrame, known: Mapping[tuple[str, str], float]) -> li
 def _claim(
     group: DataFrame, test: NonInferiority, p_holm: float, p_worse_holm: float, p_better_holm: float
 ) -> str:
-    if group["accuracy_top1"].isna().all() and not (group["status"] == Status.diverged).any():
-        return ""  # nothing was trained
     if (group["status"] == Status.diverged).any():
         return str(Status.diverged)
+    if group["accuracy_top1"].isna().all():
+        return ""  # nothing was trained
     if (group["cell_id"] == group["baseline_cell_id"]).any():
         return Claim.baseline
     if np.isnan(p_holm):

@@ -58,7 +58,7 @@ def number(value: Any, digits: int = 3) -> str:
 def shortened(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, cut in its middle: both ends distinguish names."""
     half = (limit - 1) // 2
-    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
+    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[len(text) - half :]}"
 
 
 def count(how_many: Any, noun: str) -> str:
