@@ -227,7 +227,7 @@ def test_a_run_whose_fork_server_is_killed_is_killed_and_repeated(vitsweep: Comm
     for process in psutil.Process(running.pid).children():
         if "multiprocessing.forkserver" in " ".join(process.cmdline()):
             process.kill()
-    out, error = running.communicate(timeout=120)
+    out, error = running.communicate(timeout=400)
 
     assert running.returncode == 0, out + error
     ends = {str(run.status): run.reason for run in vitsweep.store.runs()}

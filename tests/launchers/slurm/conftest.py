@@ -38,7 +38,7 @@ class SlurmClient:
         """The environment of clients: pytest's own as it is now, on this cluster."""
         return self.cluster.client_env
 
-    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 90) -> str:
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 300) -> str:
         """Run a client; never without a time limit, because srun waits for ever on a dead node."""
         done = subprocess.run(
             command, env=self.env, cwd=cwd, timeout=timeout, capture_output=True, text=True
@@ -54,7 +54,7 @@ class SlurmClient:
         """The state of a job, or of each element of an array, as the controller sees it now."""
         return self.run("squeue", "-h", "-r", "-t", "all", "-o", "%T", "-j", job).split()
 
-    def wait(self, job: str, *states: str, seconds: float = 60) -> None:
+    def wait(self, job: str, *states: str, seconds: float = 300) -> None:
         """Wait until the job, or each of its elements, is in one of these states."""
         wanted = set(states or ["COMPLETED"])
         try:

@@ -54,19 +54,19 @@ class Sweep:
         [array] = self.arrays
         return f"{array.slurm_id}_0"
 
-    def until_running(self, seconds: float = 120) -> str:
+    def until_running(self, seconds: float = 400) -> str:
         """Wait until a run has begun; return the cell."""
         eventually(
             lambda: self.arrays != [] and self.events.in_flight is not None, seconds, "a run"
         )
         return str((self.events.in_flight or {})["cell_id"])
 
-    def until_ranks_run(self, seconds: float = 120) -> None:
+    def until_ranks_run(self, seconds: float = 400) -> None:
         """Wait until the ranks of the faulty cell are at work."""
         logs = "results/*/cells/*/attempts/*/rank1.log"
         eventually(lambda: any(self.command.folder.glob(logs)), seconds, "ranks")
 
-    def until_ended(self, seconds: float = 180) -> DataFrame:
+    def until_ended(self, seconds: float = 400) -> DataFrame:
         """Wait until no job is left; return the table that `collect` makes."""
         from vitsweep.launchers.slurm.state.poll import poll
 

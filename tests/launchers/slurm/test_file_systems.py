@@ -37,11 +37,11 @@ def test_a_full_disk_ends_the_job_and_its_cells_run_again(sweep: Sweep, disk: Pa
     asked = [*held.cell, "sharding=fsdp", "sweep.baseline=null", f"sweep.folder={disk}"]
     sweep.submit(*asked)
     store = Store(disk / "default")
-    eventually(held.is_waiting, 120, "the run")
+    eventually(held.is_waiting, 400, "the run")
     fill(disk / "filler")
     held.go_on()
     job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
-    sweep.client.wait(job, "FAILED", seconds=120)
+    sweep.client.wait(job, "FAILED", seconds=400)
     (disk / "filler").unlink()
 
     told = sweep.command("collect", str(store.root), "--reconcile", quick=False)
@@ -85,7 +85,7 @@ def shared_disk(tmp_path: Path) -> Iterator[SharedDisk]:
     server = subprocess.Popen(["bindfs", "-f", "-o", options, behind, folder])
     disk = SharedDisk(folder, server)
     try:
-        eventually(lambda: os.path.ismount(folder), 30, "the mount")
+        eventually(lambda: os.path.ismount(folder), 300, "the mount")
         yield disk
     finally:
         disk.go_on()
@@ -101,7 +101,7 @@ def test_a_run_outlasts_a_shared_file_system_that_stands_still(
     asked = [*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null"]
     sweep.submit(*asked, f"sweep.folder={shared_disk.folder}")
     store = Store(shared_disk.folder / "default")
-    eventually(held.is_waiting, 120, "the run")
+    eventually(held.is_waiting, 400, "the run")
     shared_disk.stall()
     reader = sweep.command.start("status", str(store.root), quick=False)
     held.go_on()  # the ranks, the agent and the coordinator all meet the stalled disk
@@ -109,7 +109,7 @@ def test_a_run_outlasts_a_shared_file_system_that_stands_still(
     assert reader.poll() is None, "it waits with the disk"
     shared_disk.go_on()
 
-    out, _ = reader.communicate(timeout=120)
+    out, _ = reader.communicate(timeout=400)
     assert "killed" not in out
     job = next(store.root.glob("jobs/*/slurm_id")).read_text() + "_0"
     sweep.client.wait(job, "COMPLETED", seconds=180)

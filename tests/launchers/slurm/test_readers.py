@@ -26,7 +26,7 @@ def test_another_user_looks_at_a_sweep_that_a_job_is_filling(sweep: Sweep) -> No
         pytest.skip("only root can become another user, who must reach a Python")
     held = Held(sweep.command.folder)
     sweep.submit(*held.cell, "sharding=ddp,fsdp", "sweep.baseline=null")
-    eventually(held.is_waiting, 120, "the run")
+    eventually(held.is_waiting, 400, "the run")
     root = sweep.command.store.root
     for path in [root, *root.rglob("*")]:
         path.chmod(0o777)  # whatever is not written is not for lack of permission
