@@ -13,9 +13,20 @@ from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks, placed
 from vitsweep.equivalence import prove
+from vitsweep.model.block import mark_blocks
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import Draws
-from vitsweep.model.module_look import listed
+from vitsweep.model.module_look import (
+    as_it_was,
+    differentiable,
+    inputs_of,
+    is_writable,
+    listed,
+    logits_of,
+    look_at,
+    set_to_train,
+    shapeless,
+)
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.training.trainer import Trainer
@@ -192,6 +203,8 @@ def test_ranks_that_share_an_image_draw_alike_and_the_process_goes_on_as_before(
 
 def test_a_long_list_of_names_ends_after_ten() -> None:
     assert listed([str(n) for n in range(12)]).endswith("`9` and 2 more")
+    assert listed([str(n) for n in range(10)]).endswith("`9`")
+    assert listed([str(n) for n in range(11)]).endswith("`9` and 1 more")
 
 
 def test_muon_takes_the_matrices_of_the_blocks_that_are_named() -> None:
@@ -199,3 +212,137 @@ def test_muon_takes_the_matrices_of_the_blocks_that_are_named() -> None:
     wanted = ["body.layers.0.weight", "body.layers.1.weight"]  # `module` is a name of wrappers
     assert found.optimizer.matrix_names == wanted  # type: ignore[attr-defined]
     assert prove(planned("build", *ONE, "optimizer=muon").spec, lone_world()) < 1e-3
+
+
+def test_logits_and_tensors_with_gradients_are_found_in_what_is_returned() -> None:
+    given, plain = torch.zeros(2, requires_grad=True), torch.zeros(2)
+    assert logits_of({"logits": given, "loss": plain}) is given
+    assert logits_of({"scores": given}) == {"scores": given}
+    assert logits_of(given) is given
+    assert logits_of(["logits"]) == ["logits"]
+    for outputs, count in (
+        (given, 1),
+        (plain, 0),
+        ({"a": given, "b": plain, "c": 3}, 1),
+        ((given, [given]), 2),
+    ):
+        assert len(differentiable(outputs)) == count
+
+
+class Tied(nn.Module):
+    """A weight in two blocks, one in a block and outside, one twice in a block, and one outside alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"a": nn.Linear(2, 2, False)}) for _ in range(3))
+        self.blocks[1]["a"].weight = self.blocks[0]["a"].weight
+        self.blocks[2]["b"] = self.blocks[2]["a"]
+        self.head = nn.Linear(2, 2, False)
+        self.tail = self.head
+        self.out = nn.Linear(2, 2, False)
+        self.out.weight = self.blocks[2]["a"].weight
+        mark_blocks(self.blocks)
+
+
+def test_parameters_of_several_blocks_are_tied() -> None:
+    found = look_at(Tied())
+    assert {frozenset(names) for names in found.tied} == {
+        frozenset({"blocks.0.a.weight", "blocks.1.a.weight"}),
+        frozenset({"blocks.2.a.weight", "blocks.2.b.weight", "out.weight"}),
+    }
+    assert (found.matrices, found.outputs, found.unshardable) == (2, None, ())
+
+
+class Odd(nn.Module):
+    """Writes, replaces, draws and leaves out what it can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.left = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.number = nn.Parameter(torch.tensor(1.0))
+        self.waves = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        self.written = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.written.data.add_(1)
+        found: Tensor = self.dropout(self.used(x.flatten(1))) * self.number
+        return found
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_look_shows_what_is_written_drawn_and_left_out(device: str) -> None:
+    batch = torch.zeros(2, 1, 2, 2), torch.zeros(2)
+    found = look_at(Odd(), batch, device=device)
+    assert found.error is None
+    assert found.draws == ("dropout",)
+    assert {*found.unused} == {"left.weight", "left.bias", "waves"}
+    assert found.unshardable == ("number", "waves")
+    assert found.rewritten == ("written",)
+    assert tuple(found.outputs.shape) == (2, 3)
+    assert look_at(nn.Linear(3, 2), batch, device=device).error is not None
+
+
+def test_entries_that_forward_names_are_its_inputs() -> None:
+    class Named(nn.Module):
+        def forward(self, a: Tensor, b: Tensor | None = None) -> Tensor:
+            return a
+
+    class Open(nn.Module):
+        def forward(self, a: Tensor, **more: Tensor) -> Tensor:
+            return a
+
+    batch = {"a": torch.zeros(1), "c": torch.ones(1)}
+    assert inputs_of(Named(), batch).keys() == {"a"}
+    assert inputs_of(Open(), batch).keys() == {"a", "c"}
+
+
+def test_modes_gradients_and_buffers_are_as_they_were_afterwards() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    model.register_buffer("expanded", torch.zeros(1).expand(3))
+    model[2].eval()
+    model[0].bias.requires_grad_(False)
+    mean, state = model[1].running_mean, torch.get_rng_state()
+    with as_it_was(model):
+        model.train()
+        model(torch.randn(4, 2))
+        model.eval()
+        model.requires_grad_(True)
+        model[1].running_mean = torch.ones(2)
+        model.register_buffer("new", torch.zeros(1))
+    assert [part.training for part in model.modules()] == [True, True, True, False]
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+    assert model[1].running_mean is mean
+    assert mean.tolist() == [0.0, 0.0]
+    assert int(model[1].num_batches_tracked) == 0
+    assert "new" not in dict(model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_buffers_that_were_expanded_cannot_be_written() -> None:
+    for buffer, can_be in (
+        (torch.zeros(3), True),
+        (torch.zeros(1).expand(3), False),
+        (torch.zeros(1, 2).expand(3, 2), False),
+        (torch.zeros(1, 2).expand(1, 2), True),
+        (torch.zeros(()), True),
+        (torch.zeros(0), True),
+    ):
+        assert is_writable(buffer) is can_be
+
+
+def test_parts_that_were_built_in_evaluation_stay_in_it_unless_all_were() -> None:
+    some, whole = (nn.Sequential(nn.Linear(1, 1), nn.Dropout()) for _ in range(2))
+    some[1].eval()
+    whole.eval()
+    set_to_train(some)
+    set_to_train(whole)
+    assert [part.training for part in some.modules()] == [True, True, False]
+    assert [part.training for part in whole.modules()] == [True, True, True]
+
+
+def test_lazy_parts_are_named_by_their_class() -> None:
+    assert shapeless(nn.Sequential(nn.LazyLinear(2), nn.LazyLinear(3), nn.Linear(1, 1))) == [
+        "LazyLinear"
+    ]
+    assert shapeless(nn.Linear(1, 1)) == []

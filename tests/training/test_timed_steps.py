@@ -211,3 +211,81 @@ def test_a_window_that_is_cut_short_holds_two_updates(monkeypatch) -> None:
 
 def test_what_a_loader_prefetches_stays_out_of_a_short_window(monkeypatch) -> None:
     assert timed(monkeypatch, Machine([9.0]), prefetched=3, max_seconds=5.0).warmup_steps == 3
+
+
+ALONE: Any = SimpleNamespace(world=SimpleNamespace(device=torch.device("cpu")), skipped=[])
+
+
+def test_steps_are_estimated_from_the_latter_half_of_those_so_far() -> None:
+    """Of seven steps the last four count: 250 ms on average."""
+    samples = TimedSteps(times_ms=[9000.0, 9000.0, 9000.0, 100.0, 200.0, 300.0, 400.0])
+    assert module._seconds_per_step(samples, ALONE) == 0.25
+    assert [module._steps_in(s, samples, ALONE) for s in (0.0, 0.25, 0.26, 5.0)] == [1, 1, 2, 20]
+    assert [module._steps_in(s, samples, ALONE) for s in (174.9, 1e6)] == [700, 700], "100 for each"
+    assert module._steps_in(5.0, TimedSteps(), ALONE) == 1
+    assert [module._most_steps(s, samples, ALONE) for s in (-1.0, 0.24, 0.25, 0.74)] == [0, 0, 1, 2]
+    for seconds, most in ((0.04, 1), (0.05, 2), (0.5, 2), (0.75, 3), (5.0, 20)):
+        assert module._steps_of_window(seconds, samples, ALONE) == most
+    assert module._seconds_per_step(TimedSteps(times_ms=[0.0]), ALONE) == 1e-9
+
+
+def test_a_warm_up_goes_on_where_its_last_third_is_five_hundredths_faster(monkeypatch) -> None:
+    taken: list[int] = []
+
+    def take(steps: int, trainer: Any, stream: Any, samples: TimedSteps) -> None:
+        taken.append(steps)
+        samples.times_ms += [80.0] * steps
+
+    monkeypatch.setattr(module, "_take", take)
+    for times, added in (
+        ([100.0] * 6 + [95.0] * 3, 0),
+        ([100.0] * 6 + [94.9] * 3, 3 + 4 + 5),
+        ([900.0] * 3 + [100.0] * 3 + [94.9, 94.9, 900.0], 3 + 4 + 5),
+        ([100.0] * 6 + [80.0] * 2, 0),
+    ):
+        samples = TimedSteps(times_ms=[*times])
+        module._extend_warmup(ALONE, None, samples)  # type: ignore[arg-type]
+        assert samples.warmup_steps_added == added == len(samples.times_ms) - len(times), times
+
+
+def test_a_window_is_long_enough_by_its_seconds_or_by_half_of_the_most() -> None:
+    plain = vars(cell("measurement=smoke").measurement)
+
+    def found(
+        times: list[float], *, cut: bool = False, skipped: int = 0, **given: float
+    ) -> tuple[bool, bool]:
+        samples = TimedSteps(times_ms=[900.0, *times], warmup_steps=1, cut_short=cut)
+        trainer: Any = SimpleNamespace(world=ALONE.world, skipped=[1, *([1] * skipped), 0, 0])
+        known = {"min_seconds": 2.0, "max_seconds": 3.0, "measured_steps": 2}
+        asked = Measurement(**(plain | known))
+        is_enough = module._is_long_enough(samples, asked, trainer)
+        return is_enough, samples.over_time
+
+    assert found([1000.0, 1000.0]) == (True, False)
+    assert found([1000.0, 999.0]) == (False, False)
+    assert found([1000.0, 500.0], cut=True) == (True, False), "half of 3 s"
+    assert found([1000.0, 499.0], cut=True) == (False, False)
+    assert found([3000.0, 3000.0], cut=True) == (True, False)
+    assert found([3000.0, 3001.0], cut=True) == (True, True)
+    assert found([3000.0, 3001.0]) == (True, False)
+    assert found([1000.0, 1000.0, 1000.0], cut=True, skipped=1) == (True, False)
+    assert found([1000.0, 1000.0, 1000.0], cut=True, skipped=2) == (False, False)
+    assert found([2000.0], cut=True) == (True, False)
+    assert found([2000.0], cut=True, skipped=1) == (False, False)
+
+
+def test_the_median_step_is_the_one_in_the_middle_or_the_mean_of_two() -> None:
+    phases = module.PhaseClock(torch.device("cpu"))
+    phases._steps = [
+        {"data": 9.0, "forward": 9.0},
+        {"data": 1.0},
+        {"data": 3.0, "bubble": 1.0},
+        {"data": 2.0},
+    ]
+    rest = {"backward": 0.0, "optimizer": 0.0}
+    assert phases.median_step_ms(dropped=1) == {"data": 2.0, "forward": 0.0, "bubble": 0.0} | rest
+    found = phases.median_step_ms()
+    assert found == {"data": 2.5, "forward": 0.0, "bubble": 0.5} | rest
+    assert phases.median_step_ms(dropped=4) == {}
+    phases._steps = [{"data": 1.0}]
+    assert phases.median_step_ms() == {"data": 1.0, "forward": 0.0} | rest
