@@ -118,7 +118,7 @@ class ModuleFactory(ModelSpec):
         """
         return imported_function(self.loss_count) if self.loss_count else None
 
-    def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
+    def example(self, num_images: int, resolution_px: int, seed: int) -> Any:
         """Call `twin_batch`, where it is set.
 
         Raises:

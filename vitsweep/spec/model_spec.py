@@ -89,7 +89,7 @@ class ModelSpec(ABC):
         """Return (batch) -> over how many values `own_loss` is a sum; None where it is a mean."""
         return None
 
-    def example(self, num_images: int, resolution_px: int, seed: int = 0) -> Any:
+    def example(self, num_images: int, resolution_px: int, seed: int) -> Any:
         """Return a batch as data that give mappings have it; None where batches are images and labels."""
         return None
 
