@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib
@@ -62,6 +63,22 @@ def test_techniques_of_different_groups_have_different_colours_in_the_waterfall(
     colours = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in cumulative.patches]
     assert len(set(colours)) == len(colours)
     assert colours[1] == style.colour("precision", "O1")
+
+
+def test_techniques_whose_usual_colour_is_the_same_differ_in_the_waterfall():
+    """In the sample of a GPU two pairs of techniques have one usual colour."""
+    folder = Path(__file__).parents[2] / "analysis/sample_h200"
+    table = effects.steps_of(SweepTables.of(folder))
+    bars = [bar for axes in effects.draw_steps(table).axes for bar in axes.patches]
+    known = table[table["speedup"].notna()].sort_values("speedup", ascending=False)
+    alone = known[known["kind"] == "alone"]
+    added = known[known["kind"] == "cumulative"].sort_values("position")
+    drawn: dict[str, set[str]] = {}
+    for name, bar in zip([*alone["added"], *added["added"]], bars, strict=True):
+        colour = bar.get_edgecolor() if bar.get_hatch() else bar.get_facecolor()
+        drawn.setdefault(name, set()).add(matplotlib.colors.to_hex(colour))
+    assert all(len(colours) == 1 for colours in drawn.values())
+    assert len(set.union(*drawn.values())) == len(drawn) == 9
 
 
 @pytest.fixture

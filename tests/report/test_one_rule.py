@@ -94,7 +94,7 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
         (
             [run(c, "screening", v, precision=c, environment={"purpose": SCREENING})
              for c, v in (("base", 100), ("top", 200))],
-            "2x as fast .*: screened",
+            "2.0x as fast .*: screened",
         ),
         (
             [*of("top", SURE[:4], [1.6 * b for b in BASE]),

@@ -208,16 +208,22 @@ def test_a_screening_run_gives_a_ratio_without_interval_and_claim():
     assert slow["speedup"] == pytest.approx(0.04)
     assert math.isnan(slow["speedup_low"])
     assert (slow["claim"], slow["num_blocks"]) == ("screened", 0)
-    assert slow["speedup_note"] == say("screened", about="about 25x slower")
+    assert slow["speedup_note"] == say("screened", about="about 0.040x as fast")
     pd.testing.assert_series_equal(
         one(found, "fast"), one(speedup_over(table(*runs), BASELINES), "fast")
     )
 
 
 def test_a_ratio_of_a_hundred_and_more_is_written_without_an_exponent():
-    assert about(1 / 104.2) == "about 104x slower"
+    assert about(104.2) == "about 104x as fast"
     assert about(99.4) == "about 99x as fast"
-    assert about(1 / 12_345) == "about 12,345x slower"
+    assert about(1 / 12_345) == "about 0.000081x as fast"
+
+
+def test_one_form_says_how_fast_a_faster_and_a_slower_cell_is():
+    assert about(2.4) == "about 2.4x as fast"
+    assert about(1 / 2.7) == "about 0.37x as fast"
+    assert about(1.04) == about(1 / 1.04) == "about as fast"
 
 
 def test_screening_runs_alone_show_ratios_of_all_cells():

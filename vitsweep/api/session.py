@@ -245,7 +245,7 @@ def session_of(
         console=console,
         command=command,
     )
-    require_rounds(launcher, hydra.choice(config, "launcher"), session.settings)
+    require_rounds(launcher, hydra.choice(config, "launcher"), session.settings, overrides)
     if said := says(session.plan):
         console.print(said)
     if session.tracker.get("mode", "none") != "none":
@@ -253,27 +253,32 @@ def session_of(
     return session
 
 
-def require_rounds(launcher: Any, name: str, settings: SweepSettings) -> None:
+def require_rounds(
+    launcher: Any, name: str, settings: SweepSettings, typed: Sequence[str] = ()
+) -> None:
     """Refuse what chooses each block from the runs before to a launcher that submits all of them.
 
     Args:
         launcher: that is to measure the cells.
         name: as it is chosen.
         settings: of the sweep.
+        typed: overrides; the threshold of slow cells is a default too, and only a typed one is refused.
 
     Raises:
         BadValueError: it would measure the whole grid.
     """
+    slower = [word for word in typed if word.startswith("sweep.prune_slowdown=")]
     chooses = {
         f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
         f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
         f"sweep.limit.key={settings.limit.key}": settings.limit.key,
         "sweep.screening=true": settings.screening is True,
+        **dict.fromkeys(slower, settings.prune_slowdown),
     }
-    typed = next((key for key, is_set in chooses.items() if is_set), "")
-    if typed and not launcher.can_choose_rounds:
+    refused = next((key for key, is_set in chooses.items() if is_set), "")
+    if refused and not launcher.can_choose_rounds:
         raise BadValueError(
-            f"`{typed}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
+            f"`{refused}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
             "`hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
         )
 

@@ -101,8 +101,10 @@ def draw_steps(steps: DataFrame) -> Figure:
     alone = first[first["kind"] == "alone"].sort_values("speedup", ascending=False)
     added = first[first["kind"] == "cumulative"].sort_values("position")
     before = added["speedup"].shift().where(added["position"] > 0, 0.0).fillna(1.0)
+    colours = style.own_colours(name for name in first["added"] if name != BASELINE)
     parts = [alone.assign(before=0.0), added.assign(before=before)]
-    return stacked([part for part in parts if len(part)], _panel)
+    drawn = [part.assign(colour=part["added"].map(colours)) for part in parts if len(part)]
+    return stacked(drawn, _panel)
 
 
 def _panel(axes: Axes, rows: DataFrame) -> None:
@@ -112,15 +114,11 @@ def _panel(axes: Axes, rows: DataFrame) -> None:
     names = [f"{plus * (name != BASELINE)}{short(name)}" for name in rows["added"]]
     bars = Bars(
         column="speedup", low="speedup_low", high="speedup_high", start="before", note=_step_note,
-        colour=_step_colour, sure=lambda row: plain(row[claim]) in SURE, reference=1.0,
+        colour=lambda row: plain(row["colour"]) or style.BASELINE,
+        sure=lambda row: plain(row[claim]) in SURE, reference=1.0,
     )  # fmt: skip
     bars.on(axes, rows, names)
     style.title(axes, "One at a time" if is_alone else "Cumulative")
-
-
-def _step_colour(row: Series) -> str:
-    group, _, choice = plain(row["added"]).partition("=")
-    return style.colour(group, choice) if choice else style.BASELINE
 
 
 def _step_note(row: Series) -> str:

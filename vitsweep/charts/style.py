@@ -90,6 +90,16 @@ def colour(group: str, choice: str) -> str:
     return PALETTE[place(group, str(choice))]
 
 
+def own_colours(techniques: Iterable[str]) -> dict[str, str]:
+    """Return technique -> a colour of its own in one chart: its usual one, or the next that is free."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(techniques):
+        usual = PALETTE.index(colour(*name.split("=", 1)))
+        in_turn = [*PALETTE[usual:], *PALETTE[:usual]]
+        found[name] = next((c for c in in_turn if c not in found.values()), in_turn[0])
+    return found
+
+
 def axis_label(column: str) -> str:
     """Return label and unit of a measured column; another column is named as it is."""
     return METRICS[column].axis_label if column in METRICS else column.replace("_", " ")

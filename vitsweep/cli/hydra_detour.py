@@ -180,7 +180,7 @@ def sweep_in_hydra(
         return None
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())
     settings = hydra.plain_resolved(config) | {"sweep": sweep}
-    require_rounds(launcher, hydra.choice(config, "launcher"), sweep_settings(settings))
+    require_rounds(launcher, hydra.choice(config, "launcher"), sweep_settings(settings), arguments)
     returned = _launch_stock(launcher, cells, config)
     _summarize_stock(cells, settings, composer)
     return returned

@@ -224,8 +224,6 @@ def _with_screened(table: DataFrame, known: KeyedRuns) -> DataFrame:
 
 EQUAL_WHEN_SCREENED = 1.05
 """A ratio below this is reported as equal, of a single short run."""
-MOST_DIGITS = 99.5
-"""From here on a factor is written without an exponent."""
 ENDED = {
     str(Status.measured): "had no throughput",
     str(Status.wrong): "was wrong",
@@ -353,16 +351,15 @@ def further(row: Mapping[Any, Any] | Series) -> str:
     return note.partition("; ")[2] if row["claim"] == Claim.screened else note
 
 
-def screened(speedup: float, than: str = "") -> str:
-    """Say what screening shows: `about 35x slower (screening run, no interval)`; `than` follows `slower`."""
-    return say("screened", about=about(speedup, than))
+def screened(speedup: float, other: str = "") -> str:
+    """Say what screening shows: `about 0.029x as fast (screening run, no interval)`, `as fast as` another."""
+    return say("screened", about=about(speedup) + f" as {other}" * bool(other))
 
 
-def about(speedup: float, than: str = "") -> str:
-    """Say what one ratio shows: `about 35x slower` (`than` follows), `about 2x as fast` or `about equal`."""
-    times, which = (1 / speedup, f"slower{than}") if speedup < 1 else (speedup, "as fast")
-    text = f"{times:.2g}" if times < MOST_DIGITS else f"{times:,.0f}"
-    return "about equal" if times < EQUAL_WHEN_SCREENED else f"about {text}x {which}"
+def about(speedup: float) -> str:
+    """Say what one ratio shows: `about 0.37x as fast`, `about 2.1x as fast` or `about as fast`."""
+    is_equal = max(speedup, 1 / speedup) < EQUAL_WHEN_SCREENED
+    return f"about {'' if is_equal else f'{number(speedup, 2)}x '}as fast"
 
 
 def _devices(runs: DataFrame) -> dict[str, set[str]]:

@@ -30,6 +30,16 @@ def test_a_command_without_slurm_says_so(
     assert "`sbatch`" in capsys.readouterr().err
 
 
+def test_a_typed_threshold_of_slow_cells_is_refused_and_the_default_is_not() -> None:
+    """Jobs hold all blocks of a cell, however slow it is."""
+    for typed in ("sweep.prune_slowdown=3", "sweep.prune_slowdown=4"):
+        require_rounds(LocalLauncher(), "local", settings(typed), [typed])
+        with pytest.raises(BadValueError, match=rf"^`{typed}` .* `hydra/launcher=slurm`"):
+            require_rounds(SlurmLauncher(), "slurm", settings(typed), [typed])
+    off = "sweep.prune_slowdown=null"
+    require_rounds(SlurmLauncher(), "slurm", settings(off), [off])
+
+
 def test_a_plan_refuses_what_the_sweep_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     site = ["hydra.launcher.site.cores_per_node=4", "hydra.launcher.site.gpus_per_node=0"]
     line = ["hydra/launcher=slurm", *site, "sweep.minutes=3"]

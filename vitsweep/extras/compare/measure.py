@@ -151,7 +151,7 @@ def _sentences(
     if result.num_blocks:
         yield result.sentence(a, b)
     elif slowdown := launched.state.slowdowns.get(planned.cells[0]):
-        yield f"{a} is {screened(1 / slowdown, f' than {b}')}."
+        yield f"{a} is {screened(1 / slowdown, b)}."
     reached = f"+- {100 * result.half_width:.2g} %" if result.low == result.low else "still unknown"
     if reason is StopReason.narrow_enough:
         yield f"The interval is {reached}; {wanted} was asked for."
