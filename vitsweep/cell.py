@@ -77,6 +77,7 @@ class RunContext:
         checkpoints: resumes from earlier attempts of the run and lets this one be interrupted; None
             where nobody supervises the ranks.
         keep: writes the timed steps to disk on rank 0 before any instrument runs.
+        instruments: whether any runs after them.
     """
 
     proved: str
@@ -84,6 +85,7 @@ class RunContext:
     proved_exactly: str = ""
     checkpoints: CheckpointManager | None = None
     keep: Callable[[Summary], None] = lambda summary: None
+    instruments: bool = True
 
 
 @process_flags_kept()
@@ -149,6 +151,8 @@ def _measure(
         found.validity |= validity
         return found
 
+    if not context.instruments:
+        return summary()
     if not cell.task.epochs:  # a training saves its measurement when it begins
         context.keep(summary())
     found = _instruments(trainer, stream, lead_in, timed, context)

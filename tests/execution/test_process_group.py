@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -17,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cells import GPU_NODE, cell
+from tests.cells import GPU_NODE, cell, entry
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import process
 from vitsweep.execution.process import own_device
 from vitsweep.execution.rank_processes import PRELOADED, fork_server
+from vitsweep.spec.from_yaml import _adapter, cell_from_tree
 
 GPUS = cell(machine=GPU_NODE).resources
 
@@ -74,6 +76,22 @@ def test_the_fork_server_has_no_cuda_and_no_compiler_and_its_objects_are_frozen(
     forked.start()
     assert received.poll(120), "the forked process did not answer"
     assert received.recv() == (False, False, False, [], True)
+    forked.join()
+
+
+def _first_cell(answers: Connection, tree: Mapping[str, Any]) -> None:
+    before, built = set(sys.modules), _adapter.cache_info().misses
+    cell_from_tree(tree)
+    answers.send((sorted(sys.modules.keys() - before), _adapter.cache_info().misses - built))
+
+
+def test_a_forked_process_imports_and_builds_nothing_to_read_its_first_cell() -> None:
+    """What each rank would do again takes tens of milliseconds of each run."""
+    received, answers = multiprocessing.Pipe()
+    forked = fork_server().Process(target=_first_cell, args=(answers, entry("data=synthetic").tree))
+    forked.start()
+    assert received.poll(120), "the forked process did not answer"
+    assert received.recv() == ([], 0)
     forked.join()
 
 

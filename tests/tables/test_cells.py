@@ -47,6 +47,18 @@ def test_one_row_per_cell_with_medians_and_spread():
     assert result["num_pairs"].tolist() == [0, 3]
 
 
+def test_what_instruments_found_in_earlier_runs_is_that_of_the_cell() -> None:
+    """Later runs of a cell may have none; where they have, the latest counts."""
+    kernels = ["math", "flash", None]
+    runs = [
+        run("base", f"b{n}", 100.0, metrics={"forward_ms": ms}, environment={"attention_kernel": k})
+        for n, (ms, k) in enumerate(zip([10.0, 14.0, None], kernels, strict=True))
+    ]
+    row = cells(table(*runs), {"base": None}).iloc[0]
+    assert (row["attention_kernel"], row["blocks"]) == ("flash", 3)
+    assert row["forward_ms"] == 12.0
+
+
 def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_runs():
     runs = table(
         *[run("base", f"b{i}", s, images_per_step=16) for i, s in enumerate([1000, 1010])],

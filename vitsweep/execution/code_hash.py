@@ -147,8 +147,8 @@ def _reached(module: str) -> dict[str, str]:
         path = _path_of(name, root)
         if path is None:
             continue
-        inside = Path(path).is_relative_to(PACKAGE_FOLDER)
-        found[str(Path(path).relative_to(PACKAGE_FOLDER.parent)) if inside else name] = path
+        inside = path.startswith(f"{PACKAGE_FOLDER}{os.sep}")
+        found[path[len(f"{PACKAGE_FOLDER.parent}{os.sep}") :] if inside else name] = path
         imports = _imported(path, _version(path), name)
         new = imports.names - seen
         seen |= new

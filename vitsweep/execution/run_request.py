@@ -67,6 +67,7 @@ class RunRequest:
         earlier: folders of earlier attempts of the same run, newest first.
         trainings: folders of attempts of other runs of the cell that left checkpoints, newest first;
             `supervise` fills them in.
+        instruments: whether phases, memory by kind and traffic are measured after the timed steps.
     """
 
     sweep_folder: Path
@@ -84,6 +85,7 @@ class RunRequest:
     environment: dict[str, object] = field(default_factory=dict)
     earlier: tuple[Path, ...] = ()
     trainings: tuple[Path, ...] = ()
+    instruments: bool = True
 
     @property
     def name(self) -> str:

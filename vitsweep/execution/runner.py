@@ -1,6 +1,7 @@
 """Runs of cells, one attempt after the other, on this machine or on the nodes of a job."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from vitsweep.execution.attempts import (
     broken_off_trainings,
 )
 from vitsweep.execution.code_hash import MOST_FILES, CellCode, changed_files, code_of
-from vitsweep.execution.outcome import failure_of, publish, remove_working_files
+from vitsweep.execution.outcome import NO_INSTRUMENTS, failure_of, publish, remove_working_files
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -26,10 +27,12 @@ from vitsweep.execution.rank_processes import (
 )
 from vitsweep.execution.run_request import Run, RunRequest, earlier_folders, request_for
 from vitsweep.execution.worker import rank_main
+from vitsweep.extras import INSTRUMENTS
 from vitsweep.files import remove
 from vitsweep.results.record import SCREENING, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
 
 # The supervisor of a run: starts its ranks, watches how they end, and publishes the record.
@@ -111,17 +114,16 @@ def supervise(
 def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     """Add what belongs to the command and not to the frozen cell, and what every record says."""
     store, cell_id = Store(request.sweep_folder), request.cell_id
-    facts: dict[str, Any] = {"code_hash": code_of(cell).hash}
-    facts["started_at"] = time_to_begin(store.runs(cell_id))
+    facts = {"started_at": time_to_begin(store.runs(cell_id)), **store.prediction(cell_id)}
+    code_hash = str(request.environment.get("code_hash") or code_of(cell).hash)
     trainings: tuple[Path, ...] = ()
-    facts |= store.prediction(cell_id)
     if cell.task.epochs:
-        trainings = broken_off_trainings(store, cell_id, facts["code_hash"])
+        trainings = broken_off_trainings(store, cell_id, code_hash)
     return replace(
         request,
         trainings=trainings,
         measurement=cell.measurement.of_command,
-        environment=facts | request.environment,
+        environment=facts | request.environment | {"code_hash": code_hash},
     )
 
 
@@ -212,6 +214,7 @@ class Runner:
     on_wait: Callable[[], None] = lambda: None
     _proved: dict[str, str] = field(default_factory=dict)
     _proved_exactly: dict[str, str] = field(default_factory=dict)
+    _instrumented: Counter[str] = field(default_factory=Counter)
 
     def request(
         self, run: Run, cell: CellSpec, attempt: int = 1, planned: CellCode | None = None
@@ -243,7 +246,8 @@ class Runner:
             proved=self.proof(run.cell_id, code.hash),
             proved_exactly=self._proved_exactly.get(cell.id_without("precision"), ""),
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
-            environment={**self.executor.facts, **purpose},
+            environment={**self.executor.facts, **purpose, "code_hash": code.hash},
+            instruments=self._instrumented[run.cell_id] < MIN_BLOCKS or _asks_for_more(cell),
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
@@ -270,7 +274,7 @@ class Runner:
             OSError: nothing can be written (a full disk).
         """
         cell = replace(cell, measurement=cell.measurement.for_screening())
-        request = replace(request, run_id=f"{request.run_id}-warm-up")
+        request = replace(request, run_id=f"{request.run_id}-warm-up", instruments=False)
         scratch = self.executor.scratch
         remove(scratch)
         discarded = Store(scratch.absolute()).create()
@@ -290,6 +294,8 @@ class Runner:
             request = replace(request, init_method=init_method)
             record = supervise(request, cell, self.executor.start, self.on_wait)
         if record.status == Status.measured:
+            has_all = NO_INSTRUMENTS not in record.environment and not record.is_screening
+            self._instrumented[request.cell_id] += has_all
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
             if proved:
                 self._proved_exactly[cell.id_without("precision")] = proved
@@ -309,6 +315,12 @@ class Runner:
                 ]
             self._proved[cell_id] = found[-1]
         return self._proved[cell_id]
+
+
+def _asks_for_more(cell: CellSpec) -> bool:
+    """Tell whether each run of a cell has an instrument of its own, or trains."""
+    keys = ("trace", *INSTRUMENTS)
+    return bool(cell.task.epochs) or any(getattr(cell.measurement, key) for key in keys)
 
 
 def _edited(files: Sequence[str]) -> VitsweepError:

@@ -149,11 +149,13 @@ def _run(
         folder=request.folder,
         checkpoints=checkpoints,
         keep=keep,
+        instruments=request.instruments,
     )
     summary = run_cell(cell, world, context)
     if world.rank:
         return None
-    record = with_user_metrics(record_of(summary), request.metrics)
+    lacking = {} if request.instruments else {NO_INSTRUMENTS: "Earlier runs of the cell have them."}
+    record = with_user_metrics(record_of(summary, **lacking), request.metrics)
     return replace(record, samples=recorded_samples(record.samples))
 
 

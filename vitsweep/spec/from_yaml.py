@@ -101,7 +101,7 @@ def target_class(node: Mapping[str, Any], path: str) -> type:
 def _build(node: Any, path: str, kind: Any) -> Any:
     if isinstance(node, Mapping):
         cls = target_class(node, path) if "_target_" in node else kind
-        if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
+        if not _is_section(cls):
             raise BadValueError(
                 f"`{path}._target_={node['_target_']}` names no class of settings."
                 if "_target_" in node
@@ -112,7 +112,7 @@ def _build(node: Any, path: str, kind: Any) -> Any:
                 f"`{path}._target_` names `{cls.__name__}`, which is no {kind.__name__}."
             )
         return _shared(cls, node, path)
-    if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
+    if _is_section(kind):
         raise BadValueError(f"`{path}={node}` is no choice of the group `{path}`.")
     return _leaf(kind, node, path)
 
@@ -240,6 +240,22 @@ def hints_of(cls: type) -> dict[str, Any]:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def prepare(kind: Any) -> None:
+    """Make what is kept of a class, of its fields and of the classes below it.
+
+    Processes that are forked from this one then build cells without a delay at first use.
+    """
+    if not _is_section(kind):
+        _adapter(kind)
+        return
+    for part in (*hints_of(kind).values(), *kind.__subclasses__()):
+        prepare(part)
+
+
+def _is_section(kind: Any) -> bool:
+    return inspect.isclass(kind) and dataclasses.is_dataclass(kind)
 
 
 def _module(name: str) -> Any:

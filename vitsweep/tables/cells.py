@@ -19,6 +19,8 @@ COMPARED = (
 """Columns that an empty table of cells has, for tables that are made from it."""
 
 UNEVEN_CAUSE = "uneven_steps_cause"
+WITH_INSTRUMENTS = ("attention_kernel", "sent_bytes_reason", "activation_gib_reason")
+"""Columns of the environment that later runs of a cell may lack: the latest that is known counts."""
 
 
 def cells(
@@ -125,6 +127,8 @@ def in_record_order(table: DataFrame) -> DataFrame:
 def _latest(runs: DataFrame) -> DataFrame:
     measured = set(runs.columns) & {*known_metrics(runs), *FLAGS, UNEVEN_CAUSE}
     outcome = {"status", "reason", "failed_rank", "attempt"}
+    known = [c for c in WITH_INSTRUMENTS if c in runs]
+    runs = runs.assign(**runs.groupby(ROW, sort=False, observed=True)[known].ffill())
     measured_last = runs["status"].eq(Status.measured).sort_values(kind="stable").index
     last = runs.loc[measured_last].groupby(ROW, sort=False, observed=True).tail(1)
     return last.drop(
