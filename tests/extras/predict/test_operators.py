@@ -67,3 +67,34 @@ def test_the_time_of_one_thread_holds_nothing_of_what_others_do(
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         seconds = operators._chunk_seconds(lambda: time.sleep(0.5), 1, alone)
         assert (seconds >= 0.5) == waits
+
+
+def test_the_time_of_a_call_is_that_of_the_fastest_chunk_over_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def seconds(work: object, calls: int, alone: bool = True) -> float:
+        """The first and every third chunk is disturbed."""
+        asked.append(calls)
+        return calls * of_call * (5 if len(asked) % 3 == 1 else 1)
+
+    monkeypatch.setattr(operators, "_chunk_seconds", seconds)
+    monkeypatch.setattr(operators.dist, "barrier", lambda: None)
+    of_call = 3e-6
+    assert operators._equal_calls_us(lambda: None, 6) == pytest.approx(3.0)
+    assert asked == [6] * operators.CHUNKS
+    chunk = operators.CHUNK_SECONDS
+    for of_call, calls in (
+        (chunk / 10, 10),
+        (chunk / 10_000, 2000),
+        (chunk * 1.4, 1),
+        (operators.LONG_CHUNKS * chunk, 1),
+    ):
+        asked.clear()
+        assert operators._fastest_us(lambda: None) == pytest.approx(of_call * 1e6)
+        assert asked == [1, 1] + [calls] * operators.CHUNKS
+    asked.clear()
+    of_call = operators.LONG_CHUNKS * chunk * 1.01
+    assert operators._fastest_us(lambda: None) == pytest.approx(of_call * 1e6)
+    assert asked == [1, 1], "once is enough"
