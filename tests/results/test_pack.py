@@ -3,6 +3,7 @@
 import io
 import os
 import warnings
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +254,55 @@ def test_what_a_pack_has_is_not_written_again(
         readers.setattr(pack, "opened", opened)
         rank.put_back("aa")
     assert rank.frozen("aa")["cell"] == {"seed": 1}
+
+
+def test_lines_of_a_pack_count_by_checksum_name_and_place(tmp_path: Path) -> None:
+    def line(head: str, content: str, wrong: int = 0) -> bytes:
+        text = f"{head}\t{content}".encode()
+        return b"%08x\t%s\n" % (zlib.crc32(text) ^ wrong, text)
+
+    path = tmp_path / FILE
+    path.write_bytes(
+        b"".join(
+            [
+                line("", '["aa/cell.yaml", "bb/runs/r.json", 3, "../x/cell.yaml"]'),
+                line("", '[["cc/cell.yaml"], "dd/cell.yaml"]'),
+                line("", '"ee/cell.yaml"'),
+                line("aa/cell.yaml", '"first"'),
+                line("aa/cell.yaml", '"last"'),
+                line("aa/runs/r.json", '"first"'),
+                line("aa/runs/r.json", '"last"'),
+                line("ff/cell.yaml", "damaged", wrong=1),
+                line("gg/other.yaml", "no file of a cell"),
+                line("hh/cell.yaml", "cut")[:-1],
+            ]
+        )
+    )
+    found = pack.Pack(path)
+    assert {cell: sorted(runs) for cell, runs in found.runs.items()} == {
+        "aa": ["r.json"],
+        "bb": ["r.json"],
+    }
+    assert found.is_whole
+    assert (found.text("aa/cell.yaml"), found.text("aa/runs/r.json")) == ("last", "first")
+    assert [name in found for name in ("aa/cell.yaml", "bb/runs/r.json", "ff/cell.yaml", "hh/cell.yaml")] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert found.checksum("aa/cell.yaml") == zlib.crc32(b'aa/cell.yaml\t"last"')
+    assert found.checksum("bb/runs/r.json") is None
+    for name, content, lacks in (
+        ("aa/cell.yaml", "last", False),
+        ("aa/cell.yaml", "first", True),
+        ("aa/runs/r.json", "other", False),
+        ("bb/runs/r.json", "x", True),
+    ):
+        assert found.lacks(name, content) is lacks
+    assert found.size("aa/cell.yaml") == 6
+    for content, is_whole in (
+        (b"", False),
+        (line("aa/cell.yaml", "x"), False),
+        (line("", "[]"), False),
+    ):
+        path.write_bytes(content)
+        assert pack.Pack(path).is_whole is is_whole
+    assert pack.Pack().is_whole
