@@ -1,5 +1,6 @@
 """The sentence at the end of a command, and what it says to type next."""
 
+from functools import cache
 from math import exp, log, nan, sqrt
 from typing import Any
 
@@ -169,6 +170,7 @@ def test_a_question_names_the_few_settings_that_vary() -> None:
     ) == (True, False)
 
 
+@cache
 def settings_of(number: int, devices: int = 1) -> SweepTables:
     """Baselines of as many resolutions, each beside a cell that is 1.5 times as fast."""
     records = [

@@ -4,8 +4,9 @@ import pytest
 
 from tests.builders import run, table
 from tests.tables.test_replicates import with_commands
+from vitsweep.errors import VitsweepError
 from vitsweep.tables.cells import cells
-from vitsweep.tables.limits import limit_answer, limits, limits_text
+from vitsweep.tables.limits import limit_answer, limit_names, limits, limits_text, named
 from vitsweep.tables.sentences import say
 
 KEY = "model.depth"
@@ -62,3 +63,28 @@ def test_the_key_is_that_of_the_latest_command():
     assert with_commands([{"limit": {"key": KEY}}, {"limit": {"key": None}}]).limit_key == ""
     assert with_commands([{"question": ""}, {"limit": {"key": KEY}}]).limit_key == KEY
     assert with_commands([]).limit_key == ""
+
+
+def test_limits_are_of_numbers_and_name_what_was_searched():
+    runs = table(probe("ddp", 8), probe("ddp", 16, "out_of_memory"))
+    known = cells(runs, {})
+    alone = limits(known, KEY)
+    assert (alone["fits"].tolist(), alone["fails_at"].tolist(), limit_names(alone)) == (
+        [8],
+        [16],
+        [""],
+    )
+    assert limit_answer(alone, KEY) == say("limit", key=KEY, found="8")
+    assert limits(known, "no.such").empty
+    assert limits(known[:0], KEY).empty
+    none = limits(cells(table(probe("ddp", 4, "out_of_memory")), {}), KEY)
+    assert limit_answer(none, KEY) == say("limit", key=KEY, found="none")
+    with pytest.raises(VitsweepError, match=KEY):
+        limits(known.assign(**{KEY: ["8", "deep"]}), KEY)
+    several = limits(cells(table(probe("ddp", 1000), probe("fsdp", 2000, world_size=4)), {}), KEY)
+    assert (
+        limit_names(several) == ["4 ranks · fsdp", "2 ranks · ddp"]
+        or len(limit_names(several)) == 2
+    )
+    assert "2,000 " in limit_answer(several, KEY)
+    assert named(several) == [c for c in several if c in ("sharding", "world_size")]

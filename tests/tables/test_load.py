@@ -12,7 +12,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import cells_of, load, tidy
+from vitsweep.tables.load import _sizes, cells_of, families_of, load, tidy, with_wrong_steps
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
@@ -188,3 +188,78 @@ def test_a_damaged_run_hides_no_other_and_a_cell_without_an_intact_one_says_so(t
     assert table.loc["aa", ["images_per_second", "blocks"]].tolist() == [100.0, 4]
     assert "same command" in table.loc["bb", "reason"]
     assert table.loc["bb", "images_per_second"] != 100.0
+
+
+def test_sizes_follow_from_the_fields_of_a_frozen_cell() -> None:
+    fields = {
+        "resources.nodes": 2,
+        "resources.ranks_per_node": 4,
+        "mesh.replicate": 3,
+        "mesh.shard": 2,
+    }
+    fields |= {"batch.images_per_step": 10, "batch.resolution_px": 32}
+    world = {"nodes": 2, "ranks_per_node": 4, "world_size": 8, "resolution_px": 32}
+    assert _sizes(fields) == world | {"images_per_step": 10}
+    assert _sizes(fields | {"batch.scope": "per_replica"}) == world | {"images_per_step": 60}
+    assert _sizes(fields | {"batch.scope": "global"})["images_per_step"] == 10
+    for name in fields:
+        assert _sizes(fields | {name: "auto"}) == {}
+        assert _sizes(fields | {name: True}) == {}
+
+
+def test_the_families_of_commands_are_the_widest_questions(tmp_path) -> None:
+    store = Store(tmp_path / "s").create()
+    for cells, families in (
+        ("ab", ["ab"]), ("a", ["ab"]), ("cd", ["ab", "cd"]), ("b", ["cd", "ab"]),
+        ("abc", ["cd", "ab", "abc"]),
+        ("ab", ["cd", "ab", "abc"]), ("", ["cd", "ab", "abc"]),
+    ):  # fmt: skip
+        store.append_command({"cells": list(cells)})
+        assert families_of(store) == [frozenset(family) for family in families]
+
+
+def test_cells_are_read_beside_damaged_and_unrun_ones(store) -> None:
+    (store.cell("fast") / "runs").mkdir(exist_ok=True)
+    damaged = next(iter(sorted((store.cell("base") / "runs").glob("*.json"))))
+    damaged.write_text("{")
+    with pytest.warns(DamagedRecordWarning):
+        rows = cells_of(store).set_index("cell_id")
+    assert rows["damaged_runs"].to_dict() == {"base": 1, "dead": 0, "fast": 0}
+    assert rows.loc["fast", "num_pairs"] == 2
+
+
+def test_losses_that_leave_those_of_the_baseline_by_more_than_both_tolerances_are_wrong() -> None:
+    facts = {
+        "loss_tolerance": 0.1,
+        "same_first_loss": "x",
+        "same_losses": "y",
+        "first_gradients": "10 1 1 1 1",
+    }
+    facts |= {
+        "loss_step_1": 1.0,
+        "loss_step_2": 2.0,
+        "loss_step_3": 4.0,
+        "gradient_tolerance": 0.05,
+    }
+
+    def status(**changed: object) -> str:
+        base = {"cell_id": "base", "block": "b", "status": "measured", "reason": ""} | facts
+        runs = pd.DataFrame([base, base | {"cell_id": "cell"} | changed])
+        return with_wrong_steps(runs, {"cell": "base", "base": "base"})["status"][1]
+
+    for wanted, changed in (
+        ("measured", {}),
+        ("measured", {"loss_step_2": 2.39}), ("wrong", {"loss_step_2": 2.41}),
+        ("wrong", {"loss_step_2": 1.59}),
+        ("measured", {"loss_step_3": 4.79}), ("wrong", {"loss_step_3": 4.81}),
+        ("measured", {"loss_step_1": 1.0159}), ("wrong", {"loss_step_1": 1.0161}),
+        ("measured", {"loss_step_2": 2.41, "same_losses": "other"}),
+        ("measured", {"loss_step_1": 1.1, "same_first_loss": "other"}),
+        ("measured", {"loss_step_2": 2.41, "block": "c"}),
+        ("failed", {"loss_step_2": 2.41, "status": "failed"}),
+        ("measured", {"loss_step_2": 2.59, "loss_tolerance": 0.2}),
+        ("measured", {"first_gradients": "10.9 1 1 1 1"}), ("wrong", {"first_gradients": "11.1 1 1 1 1"}),
+        ("measured", {"first_gradients": "10 1.19 1 1 1"}), ("wrong", {"first_gradients": "10 1.21 1 1 1"}),
+        ("measured", {"first_gradients": None}), ("measured", {"loss_step_2": None}),
+    ):  # fmt: skip
+        assert status(**changed) == wanted, changed

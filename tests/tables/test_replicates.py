@@ -11,6 +11,7 @@ from scipy.stats import t as student
 from tests.builders import run, table
 from tests.tables.test_render import printed
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.tables import replicates as of_repetitions
 from vitsweep.tables.cells import cells
 from vitsweep.tables.render import CellTable, _time_to_target
 from vitsweep.tables.replicates import replicates
@@ -183,3 +184,76 @@ def test_a_seed_that_ended_by_itself_never_arrived(status: Status) -> None:
     lost = to_target(6.0, 7.0, 8.0, status, status)
     assert _time_to_target(lost.to_dict()) == "median 8.00 (3 of 5)"
     assert to_target(6.0, 7.0, 8.0, Status.killed)["seconds_to_target"] < 7.0, "it says nothing"
+
+
+def test_means_and_spreads_of_repetitions() -> None:
+    nan, inf = np.nan, np.inf
+    for values, median in (
+        ([1, nan, 3], 3),
+        ([3, 1, 2], 2),
+        ([1, nan], nan),
+        ([1, 2, nan, 5], 3.5),
+        ([nan], nan),
+    ):
+        assert of_repetitions._median(Series(values)) == pytest.approx(median, nan_ok=True)
+    for values, metric, mean in (
+        ([1.0, 4.0, nan], "images_per_second", 2), ([1.0, 4.0], "accuracy_top1", 2.5), ([nan], "x", nan),
+        ([0.0, 4.0], "images_per_second", 2), ([1.0, inf], "accuracy_top1", inf),
+    ):  # fmt: skip
+        assert of_repetitions._mean(Series(values), metric) == pytest.approx(mean, nan_ok=True)
+    t2 = student.ppf(0.975, 2) / sqrt(3)
+    plain = of_repetitions._spread(Series([1.0, 2, 3, nan]), "accuracy_top1")
+    assert list(plain.values()) == pytest.approx([1, 2 - t2, 2 + t2])
+    logs = of_repetitions._spread(Series(np.exp([1.0, 2, 3])), "images_per_second")
+    assert list(logs.values())[1:] == pytest.approx([exp(2 - t2), exp(2 + t2)])
+    hidden = of_repetitions._spread(Series(np.exp([1.0, 2, 3])), "seconds_to_target", 0.03)
+    half = np.hypot(t2, student.ppf(0.975, 2) * sqrt(0.01))
+    assert list(hidden.values())[1:] == pytest.approx([exp(2 - half), exp(2 + half)])
+    two = of_repetitions._spread(Series([1.0, 3.0]), "accuracy_top1", 0.03)
+    assert list(two.values()) == pytest.approx([sqrt(2), nan, nan], nan_ok=True)
+    assert np.isnan(list(of_repetitions._spread(Series([1.0]), "accuracy_top1").values())).all()
+
+
+def test_times_to_a_target_are_rounded_by_rare_evaluations_and_censored() -> None:
+    good = DataFrame({"epochs_to_target": [4.0, 8.0], "task.evaluate_every_epochs": [2, 2]})
+    assert of_repetitions._rounding(good) == pytest.approx(0.375**2 / 12)
+    assert of_repetitions._rounding(good.assign(epochs_to_target=np.nan)) == 0
+    assert of_repetitions._rounding(good[["epochs_to_target"]]) == 0
+    tried = DataFrame({"task.target_accuracy": [0.9] * 3, "seconds_to_target": [1.0, np.nan, 2.0]})
+    assert (of_repetitions._reached(tried), of_repetitions._missed(tried)) == (2, 1)
+    for without in (
+        tried.assign(**{"task.target_accuracy": np.nan}),
+        tried[["task.target_accuracy"]],
+        tried[["seconds_to_target"]],
+    ):
+        assert of_repetitions._reached(without) is of_repetitions._missed(without) is None
+
+
+def test_a_setting_says_which_repetitions_were_not_measured_and_why() -> None:
+    def outcome(*ends: tuple[str, str | None]) -> tuple[str, str]:
+        group = DataFrame(
+            [{"seed": n, "status": s, "reason": why} for n, (s, why) in enumerate(ends, 1)]
+        )
+        found = of_repetitions._outcome(group, group[group["status"] == "measured"], "seed")
+        return found["status"], found["reason"]
+
+    good = ("measured", None)
+    assert outcome(good, good) == ("measured", "")
+    assert outcome(("failed", "x"), ("failed", "x")) == ("failed", "x")
+    status, reason = outcome(good, ("out_of_memory", "x"), ("out_of_memory", "x"))
+    assert status == "measured"
+    assert reason.startswith("1 of 3 seeds ")
+    assert reason.endswith(": seed=2 out of memory, seed=3 out of memory (x)")
+    assert outcome(good, ("failed", "x"), ("failed", "y"))[1].endswith(
+        "seed=2 failed, seed=3 failed"
+    )
+    status, reason = outcome(("failed", "x"), ("killed", "x"))
+    assert status == "failed"
+    assert reason.startswith("0 of 2 seeds ")
+
+
+def test_a_table_without_the_key_or_without_rows_has_no_settings() -> None:
+    known = seeds()
+    for none in (replicates(known, "nosuch"), replicates(known[:0], "seed")):
+        assert none.empty
+        assert "speedup" in none

@@ -265,7 +265,7 @@ def _logs(shown: DataFrame, cells: DataFrame, runs: DataFrame) -> tuple[DataFram
         known = keyed(used, baselines)
         logs = log_throughput_per_block(known.valid, ROW)
         return logs.assign(base=logs[ROW].map(known.rows["baseline"])), known.numbers(shown)
-    key = shown["replicated"].iloc[0]
+    [key] = {*shown["replicated"]}
     good = cells[(cells["status"] == Status.measured) & cells["speedup"].notna()]
     found = []
     for place, row in enumerate(shown.to_dict("records")):
