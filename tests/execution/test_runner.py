@@ -68,7 +68,8 @@ def test_a_request_goes_on_with_earlier_attempts_of_the_same_code(made: tuple[Ru
     found = runner.request(own, planned.spec, 3)
     assert (found.run_id, found.name, found.attempt, found.position) == ("b-1-3", "b-1", 3, 2)
     assert [folder.name for folder in found.earlier] == ["b-1-2.2", "b-1.1"]
-    assert found.environment == {"launcher": "local", "purpose": SCREENING}
+    assert found.environment["launcher"] == "local"
+    assert found.environment["purpose"] == SCREENING
     assert "purpose" not in runner.request(replace(own, purpose=""), planned.spec).environment
     append_line(path, start | {"run_id": "b-1-2", "attempt": 2, "code_hash": "other"})
     assert runner.request(own, planned.spec, 3).earlier == ()
