@@ -123,7 +123,7 @@ def _fastest_us(work: Work) -> float:
     once = _chunk_seconds(work, 1)
     if once > LONG_CHUNKS * CHUNK_SECONDS:
         return once * 1e6
-    calls = max(1, min(2000, round(CHUNK_SECONDS / max(once, 1e-7))))
+    calls = max(1, min(2000, round(CHUNK_SECONDS / once)))
     return min(_chunk_seconds(work, calls) / calls for _ in range(CHUNKS)) * 1e6
 
 
@@ -210,7 +210,7 @@ def _most_flops(dtype: str) -> float:
     side = SMALL_SIDE // 2
     work = _product(dtype, "addmm", (1, side, side, side))
     seconds = min(_chunk_seconds(work, 1) for _ in range(CHUNKS))
-    return min(LARGEST_FLOPS, LONGEST_SECONDS * 2 * side**3 / max(seconds, 1e-7))
+    return min(LARGEST_FLOPS, LONGEST_SECONDS * 2 * side**3 / seconds)
 
 
 def _without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
