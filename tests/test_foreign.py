@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from vitsweep import foreign as foreign_module
 from vitsweep.errors import VitsweepError
 from vitsweep.foreign import (
     MOST_COLUMNS,
@@ -76,6 +77,38 @@ def test_json_that_asks_for_much_is_refused_before_it_is_parsed() -> None:
             parsed_json(text)
     with pytest.raises(ValueError, match="sections"):
         parsed_lines(b"{}\n" * 1_500_000, OF_SWEEP)
+
+
+def test_a_text_is_read_up_to_its_bound_and_not_beyond() -> None:
+    levels, digits = foreign_module.MOST_LEVELS, foreign_module.MOST_DIGITS
+    for good, bad, parsed in (
+        ("[" * levels + "]" * levels, "[" * (levels + 1) + "]" * (levels + 1), parsed_yaml),
+        ("9" * 18, "9" * (digits + 1), parsed_yaml),
+        (str(2**63 - 1), str(2**63), parsed_yaml),
+        (str(-(2**63)), str(-(2**63) - 1), parsed_yaml),
+        ("a: " + "b" * (digits + 1), "a: " + "1" * (digits + 1), parsed_yaml),
+        (
+            "[" * (levels - 1) + "]" * (levels - 1),
+            "[" * (levels + 2) + "]" * (levels + 2),
+            parsed_json,
+        ),
+    ):
+        parsed(good)
+        with pytest.raises(ValueError, match=" "):
+            parsed(bad)
+    for text, number in (
+        ("9" * 18, int("9" * 18)),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63) + 1), -(2**63) + 1),
+        (str(2**63), float(2**63)),
+        ("9" * 400, None),
+        ("NaN", None),
+        ("-Infinity", None),
+    ):
+        found = parsed_json(f"[{text}]")[0]
+        assert found == number
+        assert type(found) is type(number)
+    assert parsed_json(r'"a\u001bb\u009fc\\u001b\n"') == "a?b?c\\u001b\n"
 
 
 def test_the_size_of_a_section_is_that_of_all_that_it_holds() -> None:
