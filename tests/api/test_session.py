@@ -314,6 +314,12 @@ def test_a_plan_of_several_devices_has_the_rows_of_each(
     assert list(read.columns[:3]) == ["cell_id", "cell", "precision"]
     assert read["reasons"].ne("").tolist() == [False, True, False] * 2
     assert {*read} & {"settings", "overrides"} == set()
+    beside = told.partition("Plan of")[0]
+    own = replace(session, machine=machine_with(profile_named("v100")))
+    for hardware, is_told in ((["h100", "v100"], True), (["v100"], False)):
+        plan(own, predict=False, hardware=hardware)
+        before = capsys.readouterr().out.partition("Plan of")[0]
+        assert (before != beside) == (profile_named("v100").title in before) == is_told
     here = plan(session, predict=False)
     assert [set(row) for row in here] == [set(rows[0]) - {"hardware"}] * 3
     table = as_columns([here[0] | {"peak_gib": 2.5, "reasons": ["a", "b"]}])

@@ -179,11 +179,10 @@ def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -
         name = first["name"]
         if len(leaders) > 1:
             name += f" (no difference shown: {_listed(leaders['name'].iloc[1:])})"
-    ends = () if first["claim"] == Claim.screened else (first["speedup_low"], first["speedup_high"])
     return {
         "setting": _setting(first, several),
         "fastest shown": name,
-        "speedup": ratio(first["speedup"], *ends),
+        "speedup": ratio(*first[["speedup", "speedup_low", "speedup_high"]]),
         "result": f"{_claimed(first)}{_accuracy(first, base)}{_notes(first)}",
     }
 
@@ -376,8 +375,7 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
     for is_less_accurate, some in rows.groupby("lost_accuracy"):
         row = some.sort_values(["speedup", "cell_id"], ascending=[False, True]).iloc[0]
         more = len(some) - 1
-        verb = ("nor is", "nor are") if is_less_accurate else ("so has", "so have")
-        others = f"; {verb[more > 1]} {count(more, 'other cell')}" if more else ""
+        others = f"; likewise {count(more, 'other cell')}" if more else ""
         told = {"name": row["name"], "size": _size(row), "others": others, "which": "a higher"}
         if is_less_accurate:
             told |= {"claim": row["claim"], "accuracy": _accuracy(row, base)}
