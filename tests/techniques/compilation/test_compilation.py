@@ -210,3 +210,19 @@ def test_a_block_whose_ranks_share_tokens_or_matrices_is_one_graph(tmp_path):
     specs = [tiny(*common, *overrides) for overrides in PARALLEL.values()]
     [found, _] = on_ranks(2, graphs_and_breaks, specs[0], specs, folder=tmp_path)
     assert dict(zip(PARALLEL, found, strict=True)) == dict.fromkeys(PARALLEL, (1, {}))
+
+
+def test_a_mode_is_what_torch_compile_is_given(monkeypatch):
+    for mode, given in (
+        ("default", {"dynamic": False, "mode": "default"}),
+        ("reduce_overhead", {"dynamic": False, "mode": "reduce-overhead"}),
+        ("max_autotune", {"dynamic": False, "options": {"max_autotune": True}}),
+    ):
+        own = choice("compilation", "compile_blocks", mode=mode)
+        assert own.replays_graphs is (mode == "reduce_overhead")
+        seen: list[dict] = []
+        module = SimpleNamespace(compile=lambda seen=seen, **more: seen.append(more))
+        monkeypatch.setattr(torch._dynamo.config, "enable_p2p_compilation", False, raising=False)
+        own.compile(module)
+        assert seen == [given]
+        assert torch._dynamo.config.enable_p2p_compilation is True

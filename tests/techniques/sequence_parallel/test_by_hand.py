@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitsweep.collectives import primitives
 from vitsweep.model.attention import TokenAxis
@@ -21,7 +21,11 @@ from vitsweep.techniques.sequence_parallel.ring_attention import (
     _Ring,
     block_attention,
 )
-from vitsweep.techniques.sequence_parallel.token_sharding import from_zigzag, to_zigzag
+from vitsweep.techniques.sequence_parallel.token_sharding import (
+    from_zigzag,
+    shard_tokens,
+    to_zigzag,
+)
 from vitsweep.techniques.sequence_parallel.usp import Usp
 
 
@@ -206,3 +210,15 @@ def test_ulysses_takes_what_divides_the_heads_and_leaves_two_ranks_to_the_ring()
     assert degrees(8, 12, per_node=2) == (2, 4)
     assert degrees(8, 3) == degrees(8, None) == (1, 8)
     assert degrees(16, 64) == (8, 2)
+
+
+def test_tokens_are_dealt_out_in_their_order_unless_a_ring_takes_both_ends() -> None:
+    """On one rank five tokens stay five, and are six where they are dealt out from both ends."""
+    x, along = torch.arange(10.0).reshape(1, 5, 2), TokenAxis(1, 5)
+    for more, length in (((), 5), ((1,), 6)):
+        model: Any = nn.Module()
+        model.embedding, model.norm = nn.Identity(), nn.Identity()
+        shard_tokens(model, along, along, group(0, 1), *more)
+        own = model.embedding(x)
+        assert own.shape == (1, length, 2)
+        assert torch.equal(model.norm(own), x)
