@@ -10,7 +10,12 @@ from tests.cells import cell
 from tests.refusals import named
 from tests.training.alone import alone, trainer_of
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.epochs import learning_rate, set_learning_rate, summarized
+from vitsweep.training.epochs import (
+    _is_evaluated,
+    learning_rate,
+    set_learning_rate,
+    summarized,
+)
 
 PEAK = 0.5
 
@@ -111,3 +116,32 @@ def test_where_a_training_diverged_the_target_was_missed_in_the_epochs_that_were
     curve = [{**point, "epoch": 1}, {**point, "epoch": 2}]
     said = summarized(spec, curve, 2.0).reasons["seconds_to_target_reason"]
     assert {"`task.target_accuracy=0.9`", "0.2500", "2"} <= named(said)
+
+
+def test_the_model_is_evaluated_every_so_many_epochs_and_after_the_last() -> None:
+    for every, epochs in ((None, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])):
+        spec = task(epochs=5, warmup_epochs=0)
+        spec = replace(spec, task=replace(spec.task, evaluate_every_epochs=every))
+        assert [epoch for epoch in range(1, 6) if _is_evaluated(spec, epoch)] == epochs
+
+
+def test_columns_of_a_training_are_those_of_its_curve() -> None:
+    spec = task(epochs=3, warmup_epochs=0)
+    curve = [
+        {"epoch": epoch, "seconds": 10.0 * epoch, "accuracy_top1": top1, "accuracy_top5": 0.9}
+        for epoch, top1 in ((1, 0.5), (2, 0.8), (3, 0.7))
+    ]
+    for target, seconds, epoch, is_missed in (
+        (None, None, None, False), (0.5, 10.0, 1, False), (0.6, 20.0, 2, False), (0.8, 20.0, 2, False),
+        (0.81, None, None, True),
+    ):  # fmt: skip
+        own = replace(spec, task=replace(spec.task, target_accuracy=target))
+        found = summarized(own, curve, 31.0)
+        assert found.metrics == {
+            "accuracy_top1": 0.7, "accuracy_top5": 0.9, "train_seconds": 31.0,
+            "seconds_to_target": seconds, "epochs_to_target": epoch,
+        }  # fmt: skip
+        assert bool(found.reasons) is is_missed
+        assert found.curve == curve
+    empty = summarized(own, [], 1.0)
+    assert (empty.metrics["accuracy_top1"], len(empty.reasons)) == (None, 1)
