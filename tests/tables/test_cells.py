@@ -131,8 +131,13 @@ def test_a_plan_names_cells_as_the_tables_do() -> None:
 
 def test_a_batch_of_another_size_than_its_choice_says_is_named_with_it() -> None:
     blog = ("batch=blog_560", "batch.images_per_step=70")
-    for own, name in ((blog, "blog_560 + 70 images"), (blog[:1], "blog_560")):
-        entries = [replace(entry(*o), baseline_id=entry().cell_id) for o in (own, ())]
+    same, named = ("batch.images_per_step=64",), "blog_560 + 64 images"
+    for own, base, name in (
+        (blog, (), "blog_560 + 70 images"),
+        (blog[:1], (), "blog_560"),
+        ((*blog[:1], *same), same, named),
+    ):
+        entries = [replace(entry(*o), baseline_id=entry(*base).cell_id) for o in (own, base)]
         plan = SweepPlan({e.cell_id: e for e in entries})
         assert [*cell_labels(plan).values()] == [name, "baseline"]
         assert "images_per_step" not in varying_columns(cell_table(plan)), "no effect of its own"

@@ -123,11 +123,15 @@ def _is_typed(table: DataFrame, column: str) -> bool:
     group, _, key = column.partition(".")
     rows = table[[group, column]].dropna() if {group, column} <= {*table} else DataFrame()
     rows = rows[rows["batch"] != plain_choice("batch")] if group == "batch" and len(rows) else rows
-    for choice, value in rows.itertuples(index=False):
-        said = content_of(group, choice).get(key, "auto") if choice in choices(group) else "auto"
-        if said != "auto" and plain(said) != plain(value):
-            return True
-    return False
+    return any(
+        _is_another(group, choice, key, value) for choice, value in rows.itertuples(index=False)
+    )
+
+
+def _is_another(group: str, choice: str, key: str, value: object) -> bool:
+    """Tell whether the YAML of a choice says another value."""
+    said = content_of(group, choice).get(key, "auto") if choice in choices(group) else "auto"
+    return said != "auto" and plain(said) != plain(value)
 
 
 def _grouped(groups: NDArray[np.int64], *columns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -248,6 +252,11 @@ def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
     for row, base in zip(rows, own, strict=True):
         reference = bases.get(base, shared | {c: row[c] for c in apart})
         changed = [c for c in named if row[c] != reference.get(c)]
+        if "batch" in changed:  # of another size than its name says, be that of the baseline
+            sizes = {
+                c for c in SIZES if c in named and _is_another("batch", row["batch"], c, row[c])
+            }
+            changed = [c for c in named if c in {*changed, *sizes}]
         if len(changed) > 1:  # the tokens follow
             changed = [c for c in changed if c != "num_tokens"]
         change, match = _joined(row, changed, " + "), _joined(reference, apart, " · ")
