@@ -117,6 +117,24 @@ def test_the_first_screen_has_the_answer_the_first_rows_and_one_chart(page):
     assert page.read_text().count('id="speedup"') == 1
 
 
+def test_a_note_of_a_first_row_stands_numbered_below_the_table(tmp_path):
+    """The table of all cells is below, out of sight."""
+    store = Store(tmp_path / "s").create()
+    for block in range(5):
+        store.save_run(run("base", f"b{block}", 100 + block))
+        for cell in ("large", "wide"):
+            own = {"precision": cell, "resolution_px": 64}
+            store.save_run(run(cell, f"b{block}", 150 + block, **own))
+        store.save_run(run("fast", f"b{block}", 120 + block, precision="O2"))
+    store.append_command({"baselines": dict.fromkeys(("base", "large", "wide", "fast"), "base")})
+    first = write_report(store).read_text().partition('id="best"')[2].partition('id="table"')[0]
+    rows = [re.sub("<.*?>", " ", row) for row in FIRST.findall(first)]
+    assert sum("[1]" in row for row in rows) == 2, "of large and wide, which have one note"
+    [note] = re.findall(r"<p class=.tally.>(\[\d\] .*?)</p>", first)
+    assert note.startswith("[1] unequal work")
+    assert "note" not in first.partition("</thead>")[0]
+
+
 def test_of_several_settings_the_first_rows_are_the_fastest_of_each(tmp_path):
     store = Store(tmp_path / "s").create()
     baselines = {}

@@ -151,12 +151,18 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
     said = answers(tables)
     if best.empty:
         best = cell_text(tables.settings)
-        best = best[[c for c in FIRST_SCREEN if c in best]]
-    more = len(best) - MOST
+        best = best[[c for c in (*FIRST_SCREEN, "note") if c in best]]
+    more, best = len(best) - MOST, best.head(MOST)
+    notes = [*dict.fromkeys(filter(None, best.get("note", ())))]
+    if notes:
+        marks = [f" [{notes.index(note) + 1}]" if note else "" for note in best["note"]]
+        marked = "result" if "result" in best else "cell"
+        best = best.assign(**{marked: best[marked] + marks})
     return {
         "answer": sentence or said[0],
         "answers": [s for s in said if s != sentence] if sentence else said[1:],
-        "best": best.head(MOST).to_dict("split"),
+        "best": best.drop(columns="note", errors="ignore").to_dict("split"),
+        "footnotes": notes,
         "more": count(more, f"more {'setting' if sentence else 'cell'}") if more > 0 else "",
     }
 
