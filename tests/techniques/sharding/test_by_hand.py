@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.cells import TINY, cell, entry
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.techniques.sharding import zero1_buckets
+from vitsweep.techniques.sharding import fsdp, zero1_buckets
 from vitsweep.techniques.sharding.fsdp import Hsdp, _gather_dtype, _placement, _without_views
 from vitsweep.techniques.sharding.zero1_buckets import MIB, Bucket, ShardedReplica, _in_buckets
 
@@ -201,3 +201,30 @@ def test_masters_are_gathered_in_half_and_embeddings_split_along_their_width() -
     for shape, axis in (((1, 5, 8), 2), ((1, 5, 6), None), ((2, 5, 8), None), ((5, 8), None)):
         found = _placement(nn.Parameter(torch.zeros(shape)), 4)
         assert (found.dim if found else None) == axis
+
+
+def test_an_older_torch_leaves_shards_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    moved: list[Any] = []
+    monkeypatch.setattr(fsdp, "is_older_than", lambda version: True)
+    monkeypatch.setattr(FSDPParam, "reset_sharded_param", moved.append)
+    for _ in range(2):  # the second time it is done already
+        fsdp._keep_shards_in_place()
+    memory, other = torch.zeros(4), torch.zeros(4)
+
+    def own(now: torch.Tensor, *, is_replaced: bool = False) -> Any:
+        here = SimpleNamespace(_local_tensor=now)
+        place = SimpleNamespace(module=SimpleNamespace(weight=here), param_name="weight")
+        known = SimpleNamespace() if is_replaced else here
+        return SimpleNamespace(_module_info=place, sharded_param=known, _sharded_param_data=memory)
+
+    for each, is_moved in (
+        (own(memory[1:]), False),
+        (own(other), True),
+        (own(memory, is_replaced=True), True),
+        (own(memory.to("meta")), True),
+    ):
+        moved.clear()
+        FSDPParam.reset_sharded_param(each)
+        assert moved == [each] * is_moved
