@@ -61,9 +61,7 @@ def metrics() -> str:
 
 def flags() -> str:
     """Return the table of validity flags."""
-    return _table(
-        ("column", "what it says"), ((f"`{f.column}`", f.caption) for f in FLAGS.values())
-    )
+    return _table(("flag", "what it says"), ((f"`{f.column}`", f.caption) for f in FLAGS.values()))
 
 
 def menu() -> str:

@@ -47,9 +47,12 @@ def test_status_and_collect(results: Path, capsys: Captured) -> None:
     assert {*tree} == {"sweep", "folder", "answers", "cells"}
     first = (results / "sample" / "cells.csv").read_text().partition("\n")[0].split(",")
     assert [*tree["cells"][0]] == first
-    tree = found(capsys, "collect", "sample", "--columns", "cell,img/s,mfu")
-    assert [*tree["cells"][0]] == ["cell", "images_per_second", "mfu"]
+    tree = found(capsys, "collect", "sample", "--columns", "cell,img/s,speedup")
+    assert [*tree["cells"][0]] == ["cell", "images_per_second", "speedup"]
     assert any(isinstance(cell["images_per_second"], float) for cell in tree["cells"])
+    best = max(cell["speedup"] or 0.0 for cell in tree["cells"])
+    assert run(["collect", "sample", "--columns", "cell,speedup", "--rows", "1"]) == 0
+    assert capsys.readouterr().out.split()[-1] == f"{best:.4g}"
     assert run(["collect", "nosuch", "--json"]) == 2
     assert capsys.readouterr().out == ""
 

@@ -150,7 +150,7 @@ def test_a_terminal_says_whether_accuracy_was_lost_and_when_the_target_was_reach
     assert "not reached" in row
     assert ("worse" in row) is (width > 100)
     assert ("`accuracy`" in shown) is (width < 100)
-    assert "`--columns` shows" in shown
+    assert "(`collect --columns`)" in shown
     assert "`top-1 - baseline's`" in shown
     assert max(map(len, shown.splitlines())) <= width
     assert "blocks" not in shown, "their sum over seeds"

@@ -230,6 +230,20 @@ def test_a_row_of_one_screening_run_says_what_it_showed() -> None:
     assert "[1]" not in text
 
 
+def test_blocks_are_counted_once_below_the_table() -> None:
+    for purpose, done in ((SCREENING, "0 of 5"), ("", "3 of 5")):
+        environment: dict[str, object] = {"purpose": purpose} if purpose else {}
+        records = [
+            run(cell, f"b{block}", speed, minute=block, environment=environment, precision=cell)
+            for block in range(1 if purpose else 3)
+            for cell, speed in (("fp32", 1000), ("O1", 100))
+        ]
+        found = compared(records).assign(**{"measurement.blocks": 5})
+        text = printed(CellTable(found, "few"), 80)
+        assert text.count("blocks: ") == 1
+        assert f"; blocks: {done}." in text
+
+
 def test_a_row_whose_shards_lie_on_one_rank_says_so() -> None:
     for sharding, ranks in (("fsdp", 8), ("fsdp", 1), ("ddp", 1)):
         spec = {"sharding": sharding, "world_size": ranks}
@@ -270,7 +284,7 @@ def test_a_cell_that_lacks_blocks_is_counted() -> None:
             "measurement.blocks": asked,
             "claim": "faster",
         }
-        return [s.partition(": ")[2] for s in render._unfinished(DataFrame(rows | facts))]
+        return [*render._unfinished(DataFrame(rows | facts)).values()]
 
     assert said([2, 4], [5, 5]) == ["2 to 4 of 5"]
     assert said([4, 4], [5, 5]) == ["4 of 5"]
@@ -281,7 +295,7 @@ def test_a_cell_that_lacks_blocks_is_counted() -> None:
     assert said([2, 5], [5, 5], status=["failed", "measured"]) == []
     assert said([2, 4], [5, 5], replicates=2) == []
     assert said([], []) == []
-    assert render._unfinished(DataFrame({"blocks": [2], "claim": ["faster"]})) == []
+    assert render._unfinished(DataFrame({"blocks": [2], "claim": ["faster"]})) == {}
 
 
 def test_columns_are_kept_as_far_as_there_is_room() -> None:
@@ -387,11 +401,11 @@ def test_a_result_is_the_claim_or_the_status() -> None:
         "out of memory",
         "inconclusive",
     ]
-    once, told = render._said_once(
+    once, equal = render._said_once(
         DataFrame({"cell": ["a", "b"], "blocks": ["3", "3"], "step ms": ["1", "2"]})
     )
-    assert (list(once), told) == (["cell", "step ms"], ["blocks: 3"])
-    assert render._said_once(DataFrame({"cell": ["a"], "blocks": ["3"]}))[1] == []
+    assert (list(once), equal) == (["cell", "step ms"], {"blocks": "3"})
+    assert render._said_once(DataFrame({"cell": ["a"], "blocks": ["3"]}))[1] == {}
     for rows, told in (([row] * 2, "2 cells, all measured"), ([row], "1 cell, measured")):
         assert render._tally(DataFrame(rows)) == told
     screened = row | {"claim": "screened"}

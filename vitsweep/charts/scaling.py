@@ -34,7 +34,7 @@ TITLES = {
 def draw(curves: DataFrame) -> Figure:
     """Draw the table of `tables.scaling`: one row of panels for strong, one for weak scaling.
 
-    Hollow points have no efficiency, since more than the number of ranks differs; no line leads to them.
+    Hollow points have no efficiency, since not only the number of ranks differs; no line leads to them.
     A curve without two points that differ in nothing else has no ideal line.
 
     Args:

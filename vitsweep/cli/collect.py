@@ -23,6 +23,7 @@ from vitsweep.tables.render import (
     TextTable,
     named_columns,
     pick,
+    ranked,
 )
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -89,12 +90,10 @@ def _selected(tables: SweepTables, store: "Store", typed: Namespace) -> "Rendera
         BadValueError: there is no such column.
     """
     cells = tables.cells if typed.columns else tables.settings
-    most_rows = (
-        BEST if typed.rows is None else len(cells) if typed.rows == "all" else int(typed.rows)
-    )
+    most_rows = len(cells) if typed.rows == "all" else int(typed.rows or BEST)
     if typed.columns is None:
         return CellTable(cells, sweep_argument(store), most_rows)
-    named = cells.assign(cell=cell_names(cells))
+    named = ranked(cells.assign(cell=cell_names(cells)))
     return TextTable(pick(named, _names(typed)).head(most_rows), f"Sweep {store.name}")
 
 

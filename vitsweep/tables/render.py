@@ -310,9 +310,10 @@ class CellTable:
         text, match = _with_names(ran, numbers)
         kept = _fitted(text, width)
         yield TextTable(_grouped(text[kept], match) if any(match) else text[kept])
-        yield Text("\n" + "; ".join([_tally(ran), *once, *_unfinished(ran)]) + ".")
+        told = map(": ".join, (once | _unfinished(ran)).items())
+        yield Text("\n" + "; ".join([_tally(ran), *told]) + ".")
         if left_out := [f"`{c}`" for c in text if c not in kept]:
-            yield Text(f"`--columns` shows {', '.join(left_out)}, too.", style="dim")
+            yield Text(f"Not shown (`collect --columns`): {', '.join(left_out)}.", style="dim")
         yield from (Text(line, style="dim") for line in notes)
         if len(shown) < len(ran):
             rest = _tally(ran.drop(shown.index), "more ")
@@ -420,8 +421,8 @@ def _one_line(reason: object) -> str:
 
 def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
     """Return what was measured as text, without empty columns; `result` is the claim or the status."""
-    settings = "replicates" in shown
-    blocks = {heading("blocks")} if settings else set()  # their sum over repetitions says nothing
+    # the sum of blocks over repetitions says nothing
+    blocks = {heading("blocks")} if "replicates" in shown else set()
     order = (h for h in IN_ORDER if h not in blocks)
     results = [f"{word}{mark}" for word, mark in zip(_results(shown), marks, strict=True)]
     columns: dict[str, Column] = {h: MEASURED[h] for h in ALWAYS} | {"result": lambda _: results}
@@ -438,11 +439,11 @@ def _results(shown: DataFrame) -> list[str]:
     ]
 
 
-def _said_once(text: DataFrame) -> tuple[DataFrame, list[str]]:
-    """Take out the numbers that are the same in all rows; return what is left, and a text of each."""
+def _said_once(text: DataFrame) -> tuple[DataFrame, dict[str, str]]:
+    """Take out the numbers that are the same in all rows; return what is left, and each by its heading."""
     candidates = (heading("replicates"), *IN_ORDER)
     equal = [c for c in candidates if c in text and len(text) > 1 and text[c].nunique() == 1]
-    return text.drop(columns=equal), [f"{c}: {text[c].iloc[0]}" for c in equal]
+    return text.drop(columns=equal), {c: text[c].iloc[0] for c in equal}
 
 
 def _by_numbers(text: str) -> list[int | str]:
@@ -484,17 +485,17 @@ def _tally(cells: DataFrame, more: str = "") -> str:
     return f"{noun}: {tally(words)}"
 
 
-def _unfinished(ran: DataFrame) -> list[str]:
-    """Return `blocks: 2 to 4 of 5` where a cell lacks blocks that it was to have, as after Ctrl-C."""
+def _unfinished(ran: DataFrame) -> dict[str, str]:
+    """Return `2 to 4 of 5` for `blocks` where a cell lacks blocks that it was to have, as after Ctrl-C."""
     asked = "measurement.blocks"
     if not {asked, "blocks", "claim"} <= {*ran} or "replicates" in ran:
-        return []
+        return {}
     whole_runs = (ran["status"] == Status.measured) & (ran["claim"] != Claim.screened)
     done, planned = (ran.loc[whole_runs, c].dropna() for c in ("blocks", asked))
     if done.empty or planned.nunique() != 1 or done.min() >= planned.iloc[0]:
-        return []
+        return {}
     span = " to ".join(map(whole, sorted({done.min(), done.max()})))
-    return [f"{heading('blocks')}: {span} of {whole(planned.iloc[0])}"]
+    return {heading("blocks"): f"{span} of {whole(planned.iloc[0])}"}
 
 
 # Columns by what a user typed: `collect --columns`.

@@ -84,8 +84,8 @@ def _submit_missing(
         num_runs = sum(len(block.entries) for job in jobs for block in job.blocks)
         console.print(
             f"{resources.name}: {count(num_runs, 'run')} in {count(len(jobs), 'job')} of "
-            f"{count(resources.nodes, 'node')}, "
-            f"about {max(job.minutes for job in jobs):.0f} min each, limit {resources.minutes} min: "
+            f"{count(resources.nodes, 'node')}, per job "
+            f"about {max(job.minutes for job in jobs):.0f} min, limit {resources.minutes} min: "
             f"array {new.slurm_id}",
         )
     return [*arrays.values()]
