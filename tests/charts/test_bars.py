@@ -263,3 +263,4 @@ def test_the_steps_of_a_waterfall_hang_on_one_another() -> None:
     ]  # fmt: skip
     assert to_hex(added.patches[0].get_facecolor()) == style.BASELINE
     assert len(effects.draw_steps(table[3:6]).axes) == 1
+    assert len(effects.draw_steps(table[:1]).axes) == 1
