@@ -104,7 +104,11 @@ def test_each_rank_runs_its_part_and_rank_0_freezes_the_cell(
     typed = ["-q", "--run", *TINY, "precision=O1", "sweep.name=s"]
     for rank, gib in ((1, None), (0, 15.5)):
         profile = gib and SimpleNamespace(usable_bytes=gib * 2**30)
-        monkeypatch.setattr(external_ranks, "profile_of", lambda *_, profile=profile, **__: profile)
+        monkeypatch.setattr(
+            external_ranks,
+            "profile_of",
+            lambda *_, complete, profile=profile: profile if complete else None,
+        )
         of_step(monkeypatch, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
                 LOCAL_WORLD_SIZE="1", MASTER_ADDR="here")  # fmt: skip
         found = run_in_place(typed)

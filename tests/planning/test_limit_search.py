@@ -9,6 +9,7 @@ import pytest
 from tests.cells import composer
 from tests.command import Command
 from tests.refusals import require
+from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import LimitSettings, sweep_settings
 from vitsweep.errors import BadValueError
@@ -104,6 +105,17 @@ def test_a_mistake_is_named_as_typed(overrides: list[str], told: str) -> None:
 def test_a_sweep_without_a_key_is_a_plain_grid() -> None:
     cells = expand(["model.depth=3"], composer())
     assert limit_of(sweep_settings(cells[0].tree).limit, cells) is None
+
+
+def test_one_baseline_among_the_cells_of_a_search_is_refused() -> None:
+    limit = LimitSettings(**SETTINGS)  # type: ignore[arg-type]
+    plain, other = (
+        ComposedCell((), {}, {"sweep": {"baseline": baseline}}) for baseline in (None, {"seed": 1})
+    )
+    assert limit_of(limit, [plain, plain]) is limit
+    for cells in ([plain, other], [other, plain], [other]):
+        with pytest.raises(BadValueError, match=r"`sweep\.baseline=null`"):
+            limit_of(limit, cells)
 
 
 BUDGET = (
