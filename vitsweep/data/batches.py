@@ -209,16 +209,16 @@ class LoaderBatches(Batches, Generic[Batch]):
     anew. A subclass sets `num_train` and `num_test`.
 
     Args:
-        sampler: of this replica.
-        device: where batches are delivered.
+        cell: says which images a micro-batch has.
+        world: of this rank, on whose device batches are delivered.
         num_workers: processes that read; 0 reads in the rank itself.
         prefetch_batches: micro-batches that each worker prepares ahead.
     """
 
     def __init__(
-        self, sampler: ReplicaSampler, device: torch.device, num_workers: int, prefetch_batches: int
+        self, cell: "CellSpec", world: "World", num_workers: int, prefetch_batches: int
     ) -> None:
-        self._sampler, self._device = sampler, device
+        self._sampler, self._device = ReplicaSampler.of(cell, world), world.device
         self._num_workers, self._prefetch_batches = num_workers, prefetch_batches
         self.prefetched = num_workers * prefetch_batches
         self._reads: Iterator[Batch] = iter(())

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vitsweep.data.batches import LoaderBatches, Pair, ReplicaSampler, Request
+from vitsweep.data.batches import LoaderBatches, Pair, Request
 from vitsweep.data.decoded_cache import (
     DecodedImages,
     centre_box,
@@ -78,7 +78,9 @@ class ImageReader(Dataset[Read]):
         pixels, labels = images.numpy(), list[int]()
         damaged: dict[str, str] = {}
         for row in request.rows.tolist():
-            readable = self._first_readable(self._candidates(row), damaged)
+            count = len(self.files) if self.training else 1
+            candidates = ((row + step) % len(self.files) for step in range(count))
+            readable = self._first_readable(candidates, damaged)
             if readable is not None:
                 found, image = readable
                 pixels[len(labels)] = self._cut(image, found, request.epoch)
@@ -86,26 +88,18 @@ class ImageReader(Dataset[Read]):
         read = torch.tensor(labels, dtype=torch.int64)
         return Read(images[: len(labels)], read, list(damaged.items()))
 
-    def _candidates(self, row: int) -> Iterable[int]:
-        if not self.training:
-            return (row,)
-        count = len(self.files)
-        return ((row + step) % count for step in range(count))
-
     def _first_readable(
         self, rows: Iterable[int], damaged: dict[str, str]
     ) -> tuple[int, Image.Image] | None:
         for row in rows:
             if len(damaged) > self.max_damaged:
                 return None
-            image = self._image(row)
+            cached = self.decoded
+            image = cached.image(row) if cached else decode(self.files.path(row))
             if not isinstance(image, str):
                 return row, image
             damaged[self.files.path(row)] = image
         return None
-
-    def _image(self, row: int) -> Image.Image | str:
-        return self.decoded.image(row) if self.decoded else decode(self.files.path(row))
 
     def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
         if not self.training:
@@ -202,8 +196,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
         }
         self._mean = 255 * torch.tensor(MEAN, device=world.device).view(3, 1, 1)
         self._deviation = 255 * torch.tensor(DEVIATION, device=world.device).view(3, 1, 1)
-        sampler = ReplicaSampler.of(cell, world)
-        super().__init__(sampler, world.device, num_workers, prefetch_batches)
+        super().__init__(cell, world, num_workers, prefetch_batches)
 
     def reader(self, *, training: bool) -> ImageReader:
         """Return what decodes images of one split."""

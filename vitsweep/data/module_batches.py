@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from vitsweep.data.batches import LoaderBatches, Pair, ReplicaSampler, Request
+from vitsweep.data.batches import LoaderBatches, Pair, Request
 from vitsweep.errors import BadValueError
 from vitsweep.model.module_look import shown
 from vitsweep.model.module_spec import ModuleSpec
@@ -267,8 +267,7 @@ class MapStyleBatches(LoaderBatches[Pair]):
     ) -> None:
         self.num_train, self.num_test = found.num_train or 0, found.num_test
         self._factory, self._checked = factory, _Checked(cell, world.device)
-        sampler = ReplicaSampler.of(cell, world)
-        super().__init__(sampler, world.device, num_workers, prefetch_batches)
+        super().__init__(cell, world, num_workers, prefetch_batches)
 
     def reader(self, *, training: bool) -> PairReader:
         """Return what reads one split."""

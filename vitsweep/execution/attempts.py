@@ -234,19 +234,14 @@ def broken_off_trainings(store: Store, cell_id: str, code_hash: str) -> tuple[Pa
     cell may go on with it, unless other code began it. Left out are those that their own run continues:
     interrupted by Ctrl-C, preempted, or saved at the time limit of a job.
     """
-    found = []
+    found, statuses = [], {run.run_id: run.status for run in store.runs(cell_id)}
     for attempt in reversed(attempts(store, cell_id)):
         if attempt.code_hash != code_hash:
             continue
-        status = _status_of(store, cell_id, attempt.run_id)
+        status = statuses.get(attempt.run_id) or statuses.get(attempt.run_id + UNFINISHED)
         is_saved = attempt.saved_step is not None
         is_over = status == Status.killed or (status == Status.timed_out and not is_saved)
         folder = attempt_folder(store.cell(cell_id), attempt.run_id, attempt.number)
         if is_over and whole_checkpoints(folder / CHECKPOINT_FOLDER):
             found.append(folder)
     return tuple(found)
-
-
-def _status_of(store: Store, cell_id: str, run_id: str) -> Status | None:
-    found = {run.run_id: run.status for run in store.runs(cell_id)}
-    return found.get(run_id) or found.get(run_id + UNFINISHED)

@@ -88,10 +88,8 @@ def limit_memory(resources: Resources) -> None:
     if resources.memory_gib_per_rank is None or resources.device != "cpu":
         return
     _return_freed_memory()
-    in_use = (
-        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
-        * resource.getpagesize()
-    )
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
+    in_use = pages * resource.getpagesize()
     limit = in_use + int(resources.memory_gib_per_rank * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 

@@ -241,7 +241,8 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         | _losses(cell, ranks)
     )
     unmoved = _unmoved([rank.unmoved_weights for rank in ranks])
-    device = ranks[0].environment["device"]
+    device, state = ranks[0].environment["device"], ranks[0].device_state
+    clocks = {"sm_clock_mhz": state.sm_clock_mhz, "power_capped_share": state.power_capped_share}
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device)
     return Summary(
         metrics=metrics
@@ -281,7 +282,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
             "sent_bytes_reason": ranks[0].sent.reason or None,
             "activation_gib_reason": ranks[0].memory_reason or None,
         }
-        | _device_facts(ranks[0].device_state),
+        | {name: value for name, value in clocks.items() if value is not None},
         samples={
             "step_time_ms": [[round(t, 4) for t in rank.step_times_ms] for rank in ranks],
             "skipped": ranks[0].skipped,
@@ -291,12 +292,6 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         }
         | _extra_samples([rank.extra for rank in ranks]),
     )
-
-
-def _device_facts(state: DeviceState) -> dict[str, float]:
-    """Return the columns of clock and power limit, where they are known."""
-    facts = {"sm_clock_mhz": state.sm_clock_mhz, "power_capped_share": state.power_capped_share}
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _extra_samples(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

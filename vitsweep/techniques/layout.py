@@ -11,19 +11,31 @@ if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
 
+class _OfAxes(Layout):
+    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
+        """Refuse settings of convolutions that the cell has none of."""
+        if self.patch_embedding == "linear" and not isinstance(cell.model, ViTSpec):
+            yield (
+                "`layout.patch_embedding=linear` is for the patches of a `vit_*`, and "
+                f"`model={cell.model.name}` has an embedding of its own: use "
+                "`layout.patch_embedding=convolution`."
+            )
+        if self.cudnn_benchmark and cell.resources.device == "cpu":
+            yield (
+                "`layout.cudnn_benchmark=true` lets cuDNN choose among its convolutions, and has no effect "
+                "with `resources.device=cpu`: use `layout.cudnn_benchmark=false`."
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
-class BatchFirst(Layout):
+class BatchFirst(_OfAxes):
     """Images are the outermost axis, tokens of one image lie side by side."""
 
     batch_first: Literal[True]
 
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse settings of convolutions that the cell has none of."""
-        return _of_convolutions(self, cell)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSecond(Layout):
+class BatchSecond(_OfAxes):
     """Tokens are the outermost axis: the order of pycls and of `nn.MultiheadAttention`.
 
     The tokens are transposed once, after the patch embedding; no block transposes again.
@@ -32,21 +44,3 @@ class BatchSecond(Layout):
     """
 
     batch_first: Literal[False]
-
-    def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse settings of convolutions that the cell has none of."""
-        return _of_convolutions(self, cell)
-
-
-def _of_convolutions(layout: Layout, cell: "CellSpec") -> Iterator[str]:
-    if layout.patch_embedding == "linear" and not isinstance(cell.model, ViTSpec):
-        yield (
-            "`layout.patch_embedding=linear` is for the patches of a `vit_*`, and "
-            f"`model={cell.model.name}` has an embedding of its own: use "
-            "`layout.patch_embedding=convolution`."
-        )
-    if layout.cudnn_benchmark and cell.resources.device == "cpu":
-        yield (
-            "`layout.cudnn_benchmark=true` lets cuDNN choose among its convolutions, and has no effect "
-            "with `resources.device=cpu`: use `layout.cudnn_benchmark=false`."
-        )

@@ -175,8 +175,12 @@ class CheckpointManager:
         return Position()
 
     def decide(self, *, at_once: bool = False) -> Decision:
-        """Return what all ranks do before the next step; every rank calls it."""
-        return self.stop.agreed(save_due=self._is_save_due(), at_once=at_once)
+        """Return what all ranks do before the next step; every rank calls it.
+
+        The first rank for which a checkpoint is due decides for all.
+        """
+        since, every = time.monotonic() - self._saved_at, self.every_seconds
+        return self.stop.agreed(save_due=every is not None and since >= every, at_once=at_once)
 
     def save(self, trainer: Trainer, position: Position) -> None:
         """Write a checkpoint; every rank calls it.
@@ -197,11 +201,6 @@ class CheckpointManager:
         """
         checkpoint.save(trainer, position, self.folder)
         raise TrainingInterrupted(f"Training is saved after {position.step} steps.")
-
-    def _is_save_due(self) -> bool:
-        """Whether this rank wants a checkpoint; the first that does decides for all."""
-        since = time.monotonic() - self._saved_at
-        return self.every_seconds is not None and since >= self.every_seconds
 
     def _note(self, where: str, refused: Sequence[str]) -> None:
         self.resumed = " ".join([f"Training went on {where}.", *refused])

@@ -143,12 +143,6 @@ def _boxes(images: Tensor, centres: NDArray[np.float64], half: NDArray[np.float6
     return inside
 
 
-def _chooses_cutmix(recipe: Recipe, generator: np.random.Generator) -> bool:
-    if recipe.mixup_alpha and recipe.cutmix_alpha:
-        return bool(generator.random() < 0.5)
-    return recipe.cutmix_alpha > 0
-
-
 def mixed(
     images: Tensor, labels: Tensor, recipe: Recipe, generator: np.random.Generator, num_classes: int
 ) -> Pair:
@@ -159,7 +153,9 @@ def mixed(
     """
     if not recipe.mixes:
         return images, labels
-    cuts = _chooses_cutmix(recipe, generator)
+    cuts = recipe.cutmix_alpha > 0
+    if cuts and recipe.mixup_alpha:
+        cuts = bool(generator.random() < 0.5)
     alpha = recipe.cutmix_alpha if cuts else recipe.mixup_alpha
     share = float(generator.beta(alpha, alpha))
     centre = generator.random((2, 1))

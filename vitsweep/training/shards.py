@@ -447,7 +447,8 @@ def watch_weights(trainer: Trainer) -> Callable[[], Unmoved]:
 
     def compare() -> Unmoved:
         found: Unmoved = defaultdict(lambda: [0.0, 0.0])
-        for shard in _updated_shards(trainer):
+        shards = (s for each in updated(trainer) for s in each.views(local(each.tensor).detach()))
+        for shard in shards:
             if (shard.name, shard.offsets) in kept:
                 before, has_gradient = kept[shard.name, shard.offsets]
                 still = has_gradient & (_some(shard.values) == before)
@@ -457,11 +458,6 @@ def watch_weights(trainer: Trainer) -> Callable[[], Unmoved]:
 
     trainer.before_update = take
     return compare
-
-
-def _updated_shards(trainer: Trainer) -> Iterator[Shard]:
-    for each in updated(trainer):
-        yield from each.views(local(each.tensor).detach())
 
 
 def _some(values: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Training steps that are timed: undisturbed ones, and ones with a clock between the phases."""
 
 import gc
+import itertools
 import math
 import statistics
 import time
@@ -60,12 +61,9 @@ class TimedSteps:
     window_start: float = 0.0
 
 
-def endless(batches: Batches, from_epoch: int = 0) -> Iterator[MicroBatch]:
+def endless(batches: Batches) -> Iterator[MicroBatch]:
     """Yield micro-batches, epoch after epoch."""
-    epoch = from_epoch
-    while True:
-        yield from batches.train(epoch)
-        epoch += 1
+    return itertools.chain.from_iterable(map(batches.train, itertools.count()))
 
 
 def timed_steps(

@@ -204,11 +204,10 @@ class Trainer:
         if not isinstance(batch, Mapping):
             return self.model(self.cast(batch[0]))
         inputs = inputs_of(unwrapped(self.model), batch)
-        return self.model(**{name: self._cast_input(value) for name, value in inputs.items()})
-
-    def _cast_input(self, value: Any) -> Any:
-        is_floating = isinstance(value, Tensor) and value.is_floating_point()
-        return self.cast(value) if is_floating else value
+        floating = {
+            k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()
+        }
+        return self.model(**inputs | {k: self.cast(value) for k, value in floating.items()})
 
     def predict(self, batch: Any) -> Any:
         """Return outputs of a batch without gradients; only its inputs are read."""

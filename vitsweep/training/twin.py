@@ -114,12 +114,10 @@ def global_batch(twin: CellSpec, step: int, world: World) -> MicroBatch:
     shape = (number, *model.input_shape(side))
     images = torch.randn(shape, generator=generator)
     labels = torch.randint(model.num_classes, (shape[0],), generator=generator)
-    images += _patterns(shape[1:], model.num_classes)[labels]  # something to learn
+    fixed = torch.Generator().manual_seed(0)
+    patterns = torch.randn((model.num_classes, *shape[1:]), generator=fixed)
+    images += patterns[labels]  # something to learn
     return images.to(world.device), labels.to(world.device)
-
-
-def _patterns(shape: tuple[int, ...], classes: int) -> Tensor:
-    return torch.randn((classes, *shape), generator=torch.Generator().manual_seed(0))
 
 
 @dataclass(frozen=True)

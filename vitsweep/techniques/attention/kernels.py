@@ -26,14 +26,6 @@ BACKENDS: dict[str, SDPBackend | list[SDPBackend]] = {
 }
 
 
-def attend_by(backend: str) -> Attend:
-    """Return an `attend` that fails where `backend` cannot run, instead of taking another.
-
-    `cudnn_first` takes the first kernel of a list that can run.
-    """
-    return partial(_attend, BACKENDS[backend])
-
-
 def _attend(
     backend: SDPBackend | list[SDPBackend], q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor
 ) -> Tensor:
@@ -67,9 +59,13 @@ def attend_by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
 
 
 def attend_everywhere_by(model: nn.Module, backend: str) -> nn.Module:
-    """Let every module that attends do so by `backend`, those of a user's model too."""
+    """Let every module that attends do so by `backend`, those of a user's model too.
+
+    It fails where `backend` cannot run, instead of taking another; `cudnn_first` takes the first kernel of a
+    list that can run.
+    """
     for module in attention_modules(model):
-        module.attend = attend_by(backend)  # type: ignore[assignment]
+        module.attend = partial(_attend, BACKENDS[backend])  # type: ignore[assignment]
     return model
 
 

@@ -31,7 +31,7 @@ class RecomputeBlocks(Memory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecomputeSelected(Memory):
+class RecomputeSelected(RecomputeBlocks):
     """Selective checkpointing: products and attention are kept, norms and GELU computed again.
 
     The idea of arXiv:2205.05198 with today's roles: fused attention keeps no scores any more, so
@@ -44,9 +44,6 @@ class RecomputeSelected(Memory):
     """
 
     keep: tuple[Literal["linear", "attention", "norm", "activation"], ...]
-
-    wraps_blocks: ClassVar[bool] = True
-    forwards_per_step: ClassVar[int] = 2
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse blocks that gather some of their own parameters while they run."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 FUSED_QKV = (".qkv.weight", ".in_proj_weight")
@@ -86,18 +86,12 @@ class MuonWithAdamW(Optimizer):
 def _parts(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict[str, Any]]:
     """Yield each group's parameters that are matrices of blocks, or those that are not."""
     for group in groups:
-        chosen = [
-            (name, parameter)
-            for name, parameter in zip(group["names"], group["params"], strict=True)
-            if _is_matrix(name, parameter, group["in_blocks"]) is hidden
-        ]
+        in_blocks = {name for name in group["in_blocks"] if name.endswith("weight")}
+        named = zip(group["names"], group["params"], strict=True)
+        chosen = [(n, p) for n, p in named if (n in in_blocks and p.ndim == 2) is hidden]
         if chosen:
             names, parameters = zip(*chosen, strict=True)
             yield group | {"params": list(parameters), "names": list(names)}
-
-
-def _is_matrix(name: str, parameter: Tensor, in_blocks: set[str]) -> bool:
-    return name in in_blocks and name.endswith("weight") and parameter.ndim == 2
 
 
 def _matrices(name: str, parameter: nn.Parameter) -> list[nn.Parameter]:

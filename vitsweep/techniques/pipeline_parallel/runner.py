@@ -71,7 +71,10 @@ class PipelineRunner:
         total = torch.zeros((), device=images.device, dtype=torch.float64)
         for loss in losses:
             total += loss.detach().double()
-        mean = self._to_all(total / self._unscaled())
+        one = torch.ones((), device=self.world.device, dtype=torch.float32)
+        mean = total / self._scale(one).double()
+        with sent_as("activation"):
+            dist.all_reduce(mean, group=self._group)  # only the last rank's is not zero
         mark("bubble")  # the last messages on their way, and the loss from the last stage
         return mean
 
@@ -107,14 +110,6 @@ class PipelineRunner:
     @property
     def _ranks(self) -> int:
         return self._group.size()
-
-    def _unscaled(self) -> Tensor:
-        return self._scale(torch.ones((), device=self.world.device, dtype=torch.float32)).double()
-
-    def _to_all(self, loss: Tensor) -> Tensor:
-        with sent_as("activation"):
-            dist.all_reduce(loss, group=self._group)  # only the last rank's is not zero
-        return loss
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         loss = self._scale(self.criterion(outputs, labels) / self._divisor)
