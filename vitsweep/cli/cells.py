@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -133,19 +133,13 @@ def _meant_option(flag: str, value: str, arguments: Sequence[str], options: Coll
         return f"{flag}={value}" if name == flag and value else name
 
     others = [word for word in arguments if word.partition("=")[0] != flag and word != value]
-    fits, rest = _composing(others, flags), " ".join(others)
-    return did_you_mean(flag, [*keys, *flags], as_typed, _ALL, fits, rest)
-
-
-def _composing(others: Sequence[str], options: Collection[str]) -> Callable[[str], bool]:
-    """Return whether words can be typed with the others of a line: overrides are composed with them."""
     overrides = [word for word in others if is_override(word)]
 
     def fits(words: str) -> bool:
-        is_typed = words.startswith("python ") or words.partition(" ")[0] in options
+        is_typed = words.startswith("python ") or words.partition(" ")[0] in flags
         return is_typed or _composer().takes(words, overrides)
 
-    return fits
+    return did_you_mean(flag, [*keys, *flags], as_typed, _ALL, fits, " ".join(others))
 
 
 @cache

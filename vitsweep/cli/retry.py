@@ -1,7 +1,7 @@
 """`vitsweep retry`: the cells of a sweep that were not measured, once more."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from vitsweep.cli import VERBS, Options
 from vitsweep.cli.main import measure_cells
@@ -90,9 +90,13 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
                 f"Sweep `{store.name}` was made by `compare`: type `{line} {again}` to measure again what "
                 "was not measured."
             )
-    _record_killed(store)
+    if (
+        not store.is_locked()
+    ):  # else the command at work may be recording what was killed with another
+        record_unfinished(store, store.cell_ids())
     overrides = [word for word in words if "=" in word]
-    of_cells = typed_words(store, _cells_with_status(store, statuses))
+    rows = cells_of(store).to_dict("records")
+    of_cells = typed_words(store, (str(r["cell_id"]) for r in rows if r["status"] in statuses))
     for cell_id, own in of_cells.items():
         of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
         key = (*_launcher(store, cell_id, overrides), *of_sweep)
@@ -105,18 +109,6 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
         ["-m", *key, *where, "machine=cpu", again, value_override("sweep.cells", cells), *overrides]
         for key, cells in groups.items()
     ]
-
-
-def _record_killed(store: Store) -> None:
-    """Record runs on this machine that were killed together with the command that ran them."""
-    if not store.is_locked():  # else the command at work may be recording them
-        record_unfinished(store, store.cell_ids())
-
-
-def _cells_with_status(store: Store, statuses: Sequence[str]) -> Iterator[str]:
-    for row in cells_of(store).to_dict("records"):
-        if row["status"] in statuses:
-            yield str(row["cell_id"])
 
 
 def _launcher(store: Store, cell_id: str, overrides: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.extras import each
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line
-from vitsweep.report.answer import SearchResult, answers, next_command, search_result
+from vitsweep.report.answer import answers, next_command, search_result
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
@@ -24,14 +24,6 @@ from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable, TextTable
-
-
-def show_search(found: SearchResult, console: Console) -> None:
-    """Print the result of what chose the rounds: table, answer and cost."""
-    console.print(TextTable(found.table, found.title))
-    if found.num_more:
-        console.print(f"{found.num_more} more cells stand in the report.")
-    print_lines(console, found.lines)
 
 
 def summarize(
@@ -59,7 +51,10 @@ def summarize(
     store, (tables, mine), console = result.store, collected(result), open_console()
     console.print()
     if found := search_result(tables):
-        show_search(found, console)
+        console.print(TextTable(found.table, found.title))
+        if found.num_more:
+            console.print(f"{found.num_more} more cells stand in the report.")
+        print_lines(console, found.lines)
     else:
         console.print(CellTable(tables.settings_of(mine), sweep_argument(store)))
         for below in each(tables.features, "below"):

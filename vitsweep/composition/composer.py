@@ -273,7 +273,10 @@ class Composer:
             parsed = self.parse(texts)
             try:
                 tree, choices = self._composed(parsed)
-                self._refuse_unread_keys(tree, parsed)
+                known = self._base().tree
+                for override in parsed:  # a mistyped `+precison=O1` must not pass in silence
+                    if (root := root_of(override)) in tree and root not in known:
+                        raise unknown_key(override, [], root, known)
             except UnknownNameError as error:
                 raise self._answered(error, texts) from error
             self._cells[texts] = ComposedCell(texts, choices, self._named(tree, choices))
@@ -311,12 +314,10 @@ class Composer:
                 values = [list(hydra.axis_texts(o)) for o in self.parse((*rest, *typed))]
                 first = [texts[:1] for texts in values[: len(rest)]]
                 each = product(*first, *values[len(rest) :])
-                return all(self._takes(texts, typed) for texts in islice(each, 8))
+                parsed = [self.parse(texts) for texts in islice(each, 8)]
+                refused = "".join(_refused(self._named(*self._composed(p))) for p in parsed)
+                return not any("." in (k := key_of(t)) and f"`{k}=" in refused for t in typed)
         return False
-
-    def _takes(self, texts: Sequence[str], typed: Sequence[str]) -> bool:
-        refused = _refused(self._named(*self._composed(self.parse(texts))))
-        return not any("." in (key := key_of(t)) and f"`{key}=" in refused for t in typed)
 
     @property
     def default_choices(self) -> Mapping[str, str]:
@@ -372,13 +373,6 @@ class Composer:
         for override in [o for o, kind in local if kind is Kind.value]:
             set_value(tree, override, choices)
         return tree, choices
-
-    def _refuse_unread_keys(self, tree: Tree, parsed: list[Override]) -> None:
-        """Refuse a key that nothing reads: a mistyped `+precison=O1` must not pass in silence."""
-        known = self._base().tree
-        for override in parsed:
-            if (root := root_of(override)) in tree and root not in known:
-                raise unknown_key(override, [], root, known)
 
     def _named(self, tree: Tree, choices: Mapping[str, str]) -> Tree:
         """Give each group's node its choice as `name`: the value in tables, the label in charts.

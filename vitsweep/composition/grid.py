@@ -266,7 +266,9 @@ def expand(
     products = product(cells, *(axis.values for axis in factors))
     lists = []
     for cell, *parts in products:
-        kept = [cell, *parts, _without_typed_keys(cell, typed_keys, composer)]
+        keyed = zip(composer.parse(cell), cell, strict=True)
+        own_keys = tuple(text for o, text in keyed if o.get_key_element() not in typed_keys)
+        kept = [cell, *parts, own_keys]  # keys that were typed replace axes
         of_cell = sweep | {"baseline": typed_baseline.of(parts)}
         lists.append(merge_overrides([*kept, _settings_of_all_cells(of_cell, composer)], composer))
     return named(without_duplicates(map(composer.compose, lists)), composer)
@@ -300,14 +302,6 @@ def _sweep_overrides(axes: Sequence[Axis]) -> list[str]:
                 f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
             )
     return [text for axis in own for text in axis.values[0]]
-
-
-def _without_typed_keys(
-    cell: tuple[str, ...], typed_keys: set[str], composer: Composer
-) -> tuple[str, ...]:
-    """Return the overrides of a `cells` entry whose keys were not typed; these replace axes."""
-    keyed = zip(composer.parse(cell), cell, strict=True)
-    return tuple(text for override, text in keyed if override.get_key_element() not in typed_keys)
 
 
 OF_THE_GRID = ("axes", "cells", "zip", "by_machine", "published")

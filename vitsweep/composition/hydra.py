@@ -222,7 +222,10 @@ def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoade
     Raises:
         BadValueError: `config_dir` is no folder.
     """
-    _set_version_base()
+    if hydra.__version__.startswith("1.3."):
+        version.setbase(
+            "1.3"
+        )  # outside `hydra.main` it would act as 1.1; 1.4 knows one behaviour only
     confine()
     search_path = create_config_search_path(str(conf.resolve()))
     if config_dir is not None:
@@ -366,12 +369,6 @@ def chosen(config: DictConfig) -> dict[str, Any]:
     return {g: known[g] for g in reversed(known) if not g.startswith("hydra/")}
 
 
-def _set_version_base() -> None:
-    """Outside `hydra.main` hydra-core 1.3 would act as 1.1; 1.4 knows one behaviour only."""
-    if hydra.__version__.startswith("1.3."):
-        version.setbase("1.3")
-
-
 # Between text and overrides: texts are parsed with Hydra's grammar, values are written as texts.
 
 
@@ -511,7 +508,8 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             raise BadValueError(f"`{override}`: {fault}{meant}")
         if key == "sweep" and has_own_conf and name not in (names := choices("sweep")):
             raise unknown_choice("+sweep", name, names)
-        is_read = _is_below(key.lstrip("~"), (*READ, *(ENVIRONMENT if has_stock else ())))
+        sections = (*READ, *(ENVIRONMENT if has_stock else ()))
+        is_read = any(f"{key.lstrip('~')}.".startswith(f"{section}.") for section in sections)
         if key.lstrip("~").startswith(("hydra.", "hydra/")) and not is_read:
             meant = did_you_mean(override, (), str)
             raise BadValueError(
@@ -544,7 +542,3 @@ def _refuse_settings_of_what_is_not_chosen(
         f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
         f"`hydra/launcher=slurm` with them{gone(f'hydra.launcher.{setting}') or '.'}"
     )
-
-
-def _is_below(key: str, sections: Sequence[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)

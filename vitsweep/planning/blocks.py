@@ -450,14 +450,10 @@ def training_seconds(cell: CellSpec, step_time_ms: float) -> float | None:
         return None
     train, test = sizes
     steps = cell.task.epochs * (train // cell.images_per_step)
-    evaluated = _evaluations(cell) * test / cell.images_per_step * FORWARD_SHARE
+    every = cell.task.evaluate_every_epochs
+    num_evaluations = -(-cell.task.epochs // every) if every else 1  # the last epoch always is
+    evaluated = num_evaluations * test / cell.images_per_step * FORWARD_SHARE
     return (steps + evaluated) * step_time_ms / 1e3
-
-
-def _evaluations(cell: CellSpec) -> int:
-    """Number of evaluations of a training; the last epoch is always evaluated."""
-    epochs, every = cell.task.epochs, cell.task.evaluate_every_epochs
-    return -(-epochs // every) if every else 1
 
 
 # What blocks can show before they run: the smallest difference that they would reveal.

@@ -86,22 +86,21 @@ class Searches:
         """
         self._searches = {cell.key: Search() for cell in self.cells}
         number = 0
-        while probes := self._probes():
+        while True:
+            wanted = [(cell, self._searches[cell.key].next(self.limit)) for cell in self.cells]
+            probes = [(cell, value) for cell, value in wanted if value is not None]
+            if not probes:
+                return list(self._searches.values())
             number += 1
             tried = [self._with_value(cell, value) for cell, value in probes]
             rows = run_round(number, tried)
             for (cell, value), row in zip(probes, rows, strict=True):
                 self._searches[cell.key].learn(value, row)
-        return list(self._searches.values())
 
     def first(self) -> list[ComposedCell]:
         """Return the cells of the first round."""
         value = Search().next(self.limit) or self.limit.step
         return [self._with_value(cell, value) for cell in self.cells]
-
-    def _probes(self) -> list[tuple[ComposedCell, int]]:
-        wanted = [(cell, self._searches[cell.key].next(self.limit)) for cell in self.cells]
-        return [(cell, value) for cell, value in wanted if value is not None]
 
     def _with_value(self, cell: ComposedCell, value: int) -> ComposedCell:
         return self.composer.compose([*cell.overrides, value_override(self.key, value)])

@@ -110,13 +110,15 @@ def usable_runs(
         if run.is_screening and run.status == Status.measured:
             found.screened += [run] if is_own else []
             continue
-        if _had_less_time(run, entry) or _lacks_traced_steps(run, entry):
+        wanted, is_measured = entry.spec.measurement, run.status == Status.measured
+        lacks_trace = wanted.traced_steps > 0 and is_measured and "trace" not in run.samples
+        if lacks_trace or _had_less_time(run, entry):
             continue
-        if run.status == Status.measured and not is_own:
+        if is_measured and not is_own:
             found.other_code[cell_id] = code
         if not is_own and not accepts_any_code:
             continue
-        if run.status == Status.measured and not _is_proved(run, entry):
+        if is_measured and wanted.prove != "none" and not run.validity.get("proved"):
             found.unproved.append(cell_id)
             continue
         found._accepted.setdefault(cell_id, {}).setdefault(code, []).append(run)
@@ -142,10 +144,6 @@ def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
     )
 
 
-def _is_proved(run: RunRecord, entry: PlannedCell) -> bool:
-    return entry.spec.measurement.prove == "none" or bool(run.validity.get("proved"))
-
-
 def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
     """Tell whether a run was given less time than the command gives; a record may not say."""
     wanted = entry.spec.measurement
@@ -157,11 +155,6 @@ def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
         run.spec.get(f"measurement.{name}", inf) < getattr(wanted, name)
         for name in ("min_seconds", "warmup_min_seconds")
     )
-
-
-def _lacks_traced_steps(run: RunRecord, entry: PlannedCell) -> bool:
-    is_asked_for = entry.spec.measurement.traced_steps > 0
-    return is_asked_for and run.status == Status.measured and "trace" not in run.samples
 
 
 KILLS_IN_A_ROW = 3
@@ -260,7 +253,8 @@ def resume_state(
     awaited: MeasuredBlocks = {}
     for cell_id, block in pending:
         awaited.setdefault(cell_id, {}).setdefault(block, None)
-    own = _with_awaited(_measured_blocks([*before.own, *now.own]), awaited)
+    own = _measured_blocks([*before.own, *now.own])
+    own = {c: awaited.get(c, {}) | own.get(c, {}) for c in own.keys() | awaited.keys()}
     not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
     screened = [*before.screened, *now.screened]
     slowdowns = _slowdowns(plan, screened)
@@ -271,7 +265,8 @@ def resume_state(
     for entry in plan.runnable:
         if entry.cell_id in not_measured:
             continue
-        if entry.is_added_baseline and _is_needed_beside_others(entry, plan):
+        others = (e for e in plan.runnable if e.baseline_id == entry.cell_id and e is not entry)
+        if entry.is_added_baseline and any(others):
             continue
         lacking = _num_missing(entry, plan, own, not_measured)
         if lacking > 0 and _is_complete_by_other_code(entry, plan, before, not_measured):
@@ -360,11 +355,6 @@ def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
     return found
 
 
-def _with_awaited(measured: MeasuredBlocks, awaited: MeasuredBlocks) -> MeasuredBlocks:
-    cells = measured.keys() | awaited.keys()
-    return {cell: awaited.get(cell, {}) | measured.get(cell, {}) for cell in cells}
-
-
 def _ended(
     before: UsableRuns, measured: MeasuredBlocks, retry: tuple[str, ...]
 ) -> dict[str, RunRecord]:
@@ -419,10 +409,6 @@ def _num_missing(
     beside = measured.get(baseline.cell_id, {})
     pairs = [b for b, nodes in own.items() if b in beside and share_nodes(nodes, beside[b])]
     return entry.spec.measurement.blocks - len(pairs)
-
-
-def _is_needed_beside_others(entry: PlannedCell, plan: SweepPlan) -> bool:
-    return any(e.baseline_id == entry.cell_id and e is not entry for e in plan.runnable)
 
 
 def _given_up(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:

@@ -262,7 +262,11 @@ def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
     """
     typed = {entry.cell_id: _overrides(entry) for entry in plan.entries.values()}
     everywhere = set.intersection(*(set(o.items()) for o in typed.values())) if typed else set()
-    techniques = {cell_id: _techniques(entry) for cell_id, entry in plan.entries.items()}
+    chosen = {cell_id: entry.composed.choices for cell_id, entry in plan.entries.items()}
+    techniques = {
+        cell_id: {g: str(c[g]) for g in GROUPS if g in c and c[g] != plain_choice(g)}
+        for cell_id, c in chosen.items()
+    }
     common = set.intersection(*(set(t.items()) for t in techniques.values())) if typed else set()
     return {
         cell_id: {
@@ -272,12 +276,6 @@ def cell_settings(plan: SweepPlan) -> dict[str, dict[str, str]]:
         }
         for cell_id, overrides in typed.items()
     }
-
-
-def _techniques(entry: PlannedCell) -> dict[str, str]:
-    """Return the choices of techniques that are not the default ones."""
-    chosen = entry.composed.choices
-    return {g: str(chosen[g]) for g in GROUPS if g in chosen and chosen[g] != plain_choice(g)}
 
 
 def _overrides(entry: PlannedCell) -> dict[str, str]:

@@ -63,11 +63,8 @@ def sweep_names() -> list[str]:
 @contextmanager
 def held(store: Store, console: "Console") -> Iterator[None]:
     """Hold the sweep folder; say so where another command has it and this one must wait."""
-
-    def announce_wait() -> None:
-        console.print(f"Another command is using `{store.root}`; waiting for it to end.")
-
-    with store.lock(on_wait=announce_wait):
+    said = f"Another command is using `{store.root}`; waiting for it to end."
+    with store.lock(on_wait=lambda: console.print(said)):
         yield
 
 

@@ -134,8 +134,10 @@ def _shared(cls: type, node: Mapping[str, Any], path: str) -> Any:
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = hints_of(cls)
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
-    optional = _fields_with_default(cls)
-    missing = [key for key in hints if key not in node and key not in optional]
+    optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+    missing = [
+        key for key in hints if key not in node and key not in optional
+    ]  # frozen before these
     problems += [f"`{path}.{key}` is missing." for key in missing]
     values: Tree = {}
     for key in hints.keys() & node.keys():
@@ -146,12 +148,6 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     if problems:
         raise BadValueError("\n".join(problems))
     return cls(**values)
-
-
-def _fields_with_default(cls: type) -> set[str]:
-    """Return the fields that a cell may lack which was frozen before there were these."""
-    fields = dataclasses.fields(cls)
-    return {field.name for field in fields if field.default is not dataclasses.MISSING}
 
 
 def _field(kind: Any, value: Any, path: str) -> Any:

@@ -30,9 +30,8 @@ def set_generators(seed: int, device: Any = None) -> None:
     random.seed(seed)
     np.random.seed(named_seed(seed, "numpy") % 2**32)
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(
-            seed
-        )  # not `torch.manual_seed`, which is for all devices
+        # not `torch.manual_seed`, which is for all devices
+        torch.default_generator.manual_seed(seed)
         if _is_cuda(device):
             torch.cuda.manual_seed(seed)
 

@@ -93,16 +93,13 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         VitsweepError: a column is missing or does not hold what its name says.
     """
     runs = checked_runs(runs)
-    tables = [_of_device(some, baselines).assign(device=device) for device, some in by_device(runs)]
+    by_device = runs.groupby(
+        text(runs, "device"), sort=False
+    )  # runs that do not say belong together
+    tables = [_of_device(some, baselines).assign(device=str(name)) for name, some in by_device]
     filled = [table for table in tables if len(table)]
     found = pd.concat(filled, ignore_index=True) if filled else DataFrame()
     return found.reindex(columns=COLUMNS)
-
-
-def by_device(runs: DataFrame) -> Iterator[tuple[str, DataFrame]]:
-    """Yield the runs of each kind of device; runs that do not say belong together."""
-    devices = text(runs, "device")
-    yield from ((str(name), some) for name, some in runs.groupby(devices, sort=False))
 
 
 def _of_device(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:

@@ -531,11 +531,7 @@ def _known(cells: DataFrame, option: str, name: str) -> str:
     """Return the column that is meant by its name or by its heading."""
     name = name if name in cells else headings(cells).get(name, name)
     if name not in cells:
-        raise _unknown(cells, option, name)
+        all_of_them = "all columns stand in the parquet file"
+        meant = did_you_mean(name, map(str, cells.columns), lambda n: f"--columns {n}", all_of_them)
+        raise BadValueError(f"`{option}`: the table has no column `{name}`{meant}")
     return name
-
-
-def _unknown(cells: DataFrame, option: str, name: str) -> BadValueError:
-    all_of_them = "all columns stand in the parquet file"
-    meant = did_you_mean(name, map(str, cells.columns), lambda n: f"--columns {n}", all_of_them)
-    return BadValueError(f"`{option}`: the table has no column `{name}`{meant}")

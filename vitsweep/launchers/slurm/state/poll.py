@@ -110,7 +110,8 @@ def poll(
     if all(events.is_done for _, events in jobs):
         return [JobState(job, events, "ended", None) for job, events in jobs]
     settings = controller_settings()
-    here = [array for array in arrays if _is_on(array, settings.get("ClusterName", ""))]
+    unknown_or_here = ("", settings.get("ClusterName", ""))
+    here = [array for array in arrays if array.facts.get("cluster", "") in unknown_or_here]
     found = _found_ids(here)
     if found:
         here, arrays = ([_with_id(a, found, note_ids) for a in each] for each in (here, arrays))
@@ -202,11 +203,6 @@ def _own(job: ArrayJob, known: dict[str, SlurmJob]) -> SlurmJob | None:
     """Return what Slurm says about a job, unless its id was given to another one since."""
     slurm = known.get(job.slurm_id)
     return slurm if slurm is None or not slurm.script or job.array.owns(slurm.script) else None
-
-
-def _is_on(array: JobArray, cluster: str) -> bool:
-    """Whether an array was submitted to this cluster, as far as is known."""
-    return array.facts.get("cluster", "") in ("", cluster)
 
 
 def _state_of(
@@ -397,15 +393,10 @@ def failure_of_job(state: JobState) -> RunFailure:
         return RunFailure(Status.killed, f"Job {job_id} could not write its results: {text}.")
     code = f" with exit code {slurm.exit_code}" if slurm.exit_code else ""
     why = f" ({slurm.reason})" if slurm.reason not in ("", "None") else ""
-    log = _log_of(state) if slurm.exit_code else ""
+    logs = sorted(state.job.array.folder.glob(f"{state.job.slurm_id}_*_log.out"))
+    log = f" See `{logs[0]}`." if logs and slurm.exit_code else ""
     reason = f"Job {job_id} ended as {slurm.state}{why}{code}, without reporting an end.{log}"
     return RunFailure(STATUS_OF_STATE.get(slurm.state, Status.killed), reason)
-
-
-def _log_of(state: JobState) -> str:
-    """Return which log tells why a job left with an exit code, " See `FILE`."; "" where there is none."""
-    logs = sorted(state.job.array.folder.glob(f"{state.job.slurm_id}_*_log.out"))
-    return f" See `{logs[0]}`." if logs else ""
 
 
 def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:

@@ -355,18 +355,16 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path
         "exclusive": settings.exclusive or None,
         "signal_delay_s": settings.signal_delay_s,
         "array_parallelism": settings.array_parallelism,
-        "setup": [_importable(code), *settings.setup],
+        "setup": [
+            f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            *settings.setup,
+        ],
         "srun_args": [cpus, "--cpu-bind=none", "--kill-on-bad-exit=0", *settings.srun_args],
         "stderr_to_stdout": True,
         "additional_parameters": {"requeue": True, **settings.additional_parameters},
     }
     given = {key: value for key, value in options.items() if value is not None}
     return given | request.sbatch(settings)
-
-
-def _importable(code: Path) -> str:
-    """Return the line of shell that lets nodes import vitsweep from the folder `code`."""
-    return f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 
 def command(folder: Path, settings: SlurmSettings, digest: str) -> str:
