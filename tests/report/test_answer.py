@@ -218,3 +218,20 @@ def test_an_interval_that_no_family_has_is_the_cells_own() -> None:
     assert tables.cells["claim_low"].isna().sum() >= 9
     [answer] = answers(tables)
     assert " among " not in answer
+
+
+def test_the_fastest_is_named_otherwise_where_an_estimate_is_higher() -> None:
+    def opened(**cells: tuple[float, ...]) -> str:
+        records = [
+            run(name, f"b{n}", 100 * ratio, minute=n, precision=name)
+            for name, ratios in {"base": (1.0,) * 5, **cells}.items() for n, ratio in enumerate(ratios)
+        ]  # fmt: skip
+        [answer] = answers(from_runs(table(*records), {r.cell_id: "base" for r in records}))
+        return answer.partition(":")[0]
+
+    sure, noisy = (1.301, 1.299, 1.302, 1.298, 1.3), (1.0, 2.6, 1.1, 2.5, 1.4)
+    alone, beside = opened(O1=sure), opened(O1=sure, O2=noisy)
+    assert alone.startswith("O1 ")
+    assert beside.startswith("O1 ")
+    assert alone != beside
+    assert opened(O1=sure, O2=(0.9, 1.2, 1.0, 1.1, 1.0)) == alone

@@ -323,7 +323,7 @@ def _over_baseline(
     what = "probably faster" if is_probable else "fastest"
     if len(leaders) > 1 and not is_probable:
         what += ", statistically indistinguishable"
-    if not is_probable and (len(higher) or is_topped):
+    if len(higher) or is_topped:
         what = what.replace("fastest", "the fastest shown")
     names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"
     told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
