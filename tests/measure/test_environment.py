@@ -189,8 +189,8 @@ def test_a_transfer_begins_with_its_last_rank_and_ends_at_the_median() -> None:
     second = [("gloo", 2.0, 4.0), ("gloo", 13.0, 2.0)]
     third = [("gloo", 1.0, 4.0), ("gloo", 12.0, 4.0)]
     assert transfers_ms([first, second, third], ["a", "a", "a"]) == [3.0, 3.0]
-    shifted = [(name, start + 100.0, took) for name, start, took in third]
-    assert transfers_ms([first, first, shifted], ["a", "a", "b"]) == [4.0, 4.0]
+    later = [("gloo", 101.0, 3.5), ("gloo", 112.0, 4.0)]  # of a clock that is 99.75 ms ahead
+    assert transfers_ms([first, first, later], ["a", "a", "b"]) == [3.75, 3.75]
     assert transfers_ms([[], []], ["a", "b"]) == []
     assert transfers_ms([first, second[:1]], ["a", "a"]) is None
 
