@@ -308,6 +308,17 @@ def test_an_added_baseline_is_measured_where_its_own_cells_are(settings: SweepSe
     assert states[base2] is CellState.runnable
 
 
+def test_a_baseline_that_was_asked_for_lacks_its_own_blocks(settings: SweepSettings) -> None:
+    plan = plan_of(expand([*TINY, "sharding=ddp,fsdp"], composer()), LAPTOP, composer())
+    assert missing(plan, settings).missing_blocks == dict.fromkeys(plan.entries, 5)
+    base, fast = plan.entries
+    assert missing(plan, settings, *by_code(plan, measured(base))).missing_blocks == {fast: 5}
+    assert missing(plan, settings, *by_code(plan, measured(fast))).missing_blocks == {
+        base: 5,
+        fast: 5,
+    }
+
+
 def screened(plan: SweepPlan, *speeds: float) -> list[RunRecord]:
     """One screening run of each cell; the baseline, last in the plan, at 100 img/s."""
     given = zip(plan.entries, [*speeds, 100.0], strict=True)
