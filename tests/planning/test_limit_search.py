@@ -102,11 +102,6 @@ def test_a_mistake_is_named_as_typed(overrides: list[str], told: str) -> None:
     require(str(error.value), told)
 
 
-def test_a_sweep_without_a_key_is_a_plain_grid() -> None:
-    cells = expand(["model.depth=3"], composer())
-    assert limit_of(sweep_settings(cells[0].tree).limit, cells) is None
-
-
 def test_one_baseline_among_the_cells_of_a_search_is_refused() -> None:
     limit = LimitSettings(**SETTINGS)  # type: ignore[arg-type]
     plain, other = (

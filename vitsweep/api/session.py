@@ -105,8 +105,8 @@ class Session:
         Raises:
             BadValueError: its settings contradict the grid.
         """
-        limit = limit_of(self.settings.limit, self.cells)
-        return Searches(self.cells, limit, self.composer) if limit else None
+        limit, cells = self.settings.limit, self.cells
+        return Searches(cells, limit_of(limit, cells), self.composer) if limit.key else None
 
     @cached_property
     def plan(self) -> SweepPlan:

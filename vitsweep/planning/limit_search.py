@@ -75,7 +75,7 @@ class Searches:
     @property
     def key(self) -> str:
         """The key whose limits are searched for."""
-        assert self.limit.key is not None, "limit_of returns no settings without a key"
+        assert self.limit.key is not None, "only settings with a key are searched"
         return self.limit.key
 
     def run(self, run_round: RunRound) -> list[Search]:
@@ -106,14 +106,12 @@ class Searches:
         return self.composer.compose([*cell.overrides, value_override(self.key, value)])
 
 
-def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettings | None:
-    """Return the settings of a search, or None where the sweep is a plain grid.
+def limit_of(limit: LimitSettings, cells: Sequence[ComposedCell]) -> LimitSettings:
+    """Return the settings of a search, which has a key.
 
     Raises:
         BadValueError: the key is swept as well, or there is a baseline.
     """
-    if limit.key is None:
-        return None
     fixed = [text for cell in cells for text in cell.overrides if key_of(text) == limit.key]
     if fixed:
         raise BadValueError(
