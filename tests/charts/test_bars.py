@@ -175,7 +175,7 @@ def test_effects_show_their_averages_and_what_goes_with_another_choice() -> None
                 "sharding=ddp",
                 1.5,
                 interaction=more,
-                ratio_to_average=1.25,
+                ratio_to_average=1.5,
             ),
             effect(
                 "given",
@@ -197,7 +197,7 @@ def test_effects_show_their_averages_and_what_goes_with_another_choice() -> None
     assert [bool(p.get_hatch()) for p in axes.patches[:2]] == [True, False]
     told = [text.get_text() for text in axes.texts]
     assert told[0] == "2.00x [1.90, 2.10]\n3 s"
-    assert told[1] == "1.20x [1.10, 1.30]; 0.70x [0.60, 0.80] with fsdp"
+    assert told[1] == "1.20x [1.10, 1.30]; 1.50x [1.40, 1.60] with ddp"
     marks = [
         (float(x), float(y))
         for line in axes.lines if line.get_marker() == "o" for x, y in line.get_xydata()
