@@ -260,13 +260,13 @@ def test_every_class_of_a_group_is_on_the_menu() -> None:
 
 
 def _classes(group: str) -> Iterator[type]:
-    """Techniques that the modules of a group define, except those that cannot be built."""
+    """Techniques that the modules of a group define, except what several of them derive from."""
     room = "vitsweep.data" if group == "data" else f"vitsweep.techniques.{group}"
     package = importlib.import_module(room)
     folders = getattr(package, "__path__", [])  # a small group is one module
     for name in [room, *(module.name for module in pkgutil.iter_modules(folders, f"{room}."))]:
         for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass):
-            own = kind.__module__ == name and issubclass(kind, Technique)
+            own = kind.__module__ == name and issubclass(kind, Technique) and kind.__name__[0] != "_"
             if own and not inspect.isabstract(kind):
                 yield kind
 

@@ -125,14 +125,12 @@ def test_verbs_end_soon_and_small_where_files_ask_for_much(folder: Path) -> None
         assert "it has 40000000 rows" in said
     assert child(folder, "pack", "sweep")[0] == 0
     assert "Cells of sweep: damaged 7" in child(folder, "status", "sweep")[1]
-    if "bundle" in extras.FEATURES:
-        a_bundle_is_checked_without_reading_what_its_footer_is_full_of(folder)
 
 
-def a_bundle_is_checked_without_reading_what_its_footer_is_full_of(folder: Path) -> None:
+@pytest.mark.slow
+def test_a_bundle_is_checked_without_reading_what_its_footer_is_full_of(folder: Path) -> None:
     """A table has 40,000,000 rows, a text and its claims no end."""
-    from vitsweep.extras.bundle.archive import write_archive
-
+    write_archive = pytest.importorskip("vitsweep.extras.bundle.archive").write_archive
     place = folder / "bundled" / "sweep"
     (place / "cells").mkdir(parents=True)
     sound = Store(place)
