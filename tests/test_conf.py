@@ -266,7 +266,9 @@ def _classes(group: str) -> Iterator[type]:
     folders = getattr(package, "__path__", [])  # a small group is one module
     for name in [room, *(module.name for module in pkgutil.iter_modules(folders, f"{room}."))]:
         for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass):
-            own = kind.__module__ == name and issubclass(kind, Technique) and kind.__name__[0] != "_"
+            own = (
+                kind.__module__ == name and issubclass(kind, Technique) and kind.__name__[0] != "_"
+            )
             if own and not inspect.isabstract(kind):
                 yield kind
 
