@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from rich.console import Console
 
 from hydra_plugins.vitsweep_launchers.plugin import CellLauncherPlugin
@@ -212,7 +213,7 @@ def test_the_command_of_a_session_is_what_was_typed(known: Session, tmp_path: Pa
 
 def test_what_chooses_rounds_needs_a_launcher_that_can() -> None:
     plain = sweep_settings({"sweep": entry(*TINY).composed.tree["sweep"]})
-    can, cannot = (SimpleNamespace(can_choose_rounds=can) for can in (True, False))
+    can, cannot = SimpleNamespace(can_choose_rounds=True), SimpleNamespace(can_choose_rounds=False)
     for chosen in (
         {"search": "race"},
         {"minutes": 3.0},
@@ -220,10 +221,12 @@ def test_what_chooses_rounds_needs_a_launcher_that_can() -> None:
         {"screening": True},
     ):
         require_rounds(can, "mine", replace(plain, **chosen))
-        with pytest.raises(BadValueError, match="`hydra/launcher=mine`"):
-            require_rounds(cannot, "mine", replace(plain, **chosen))
+        for launcher in (cannot, BasicLauncher()):
+            with pytest.raises(BadValueError, match="`hydra/launcher=mine`"):
+                require_rounds(launcher, "mine", replace(plain, **chosen))
     for chosen in ({}, {"screening": False}, {"screening": "auto"}):
         require_rounds(cannot, "mine", replace(plain, **chosen))
+        require_rounds(BasicLauncher(), "mine", replace(plain, **chosen))
 
 
 def test_an_override_may_be_added_to_others_and_not_to_another_of_its_key() -> None:

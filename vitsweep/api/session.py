@@ -276,7 +276,7 @@ def require_rounds(
         **dict.fromkeys(slower, settings.prune_slowdown),
     }
     refused = next((key for key, is_set in chooses.items() if is_set), "")
-    if refused and not launcher.can_choose_rounds:
+    if refused and not getattr(launcher, "can_choose_rounds", False):  # of vitsweep or of Hydra
         raise BadValueError(
             f"`{refused}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
             "`hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
