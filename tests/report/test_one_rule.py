@@ -66,7 +66,7 @@ def said(
 def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     text = said(of("base", [1] * 5), of("sure", SURE), of("noisy", NOISY))
     first, higher = text.split("; noisy ")
-    assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] .*\b2 cells .*\b5 blocks", first)
+    assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] .*\b5 blocks .*\b2 cells", first)
     assert " 1.59x [" in higher
     assert f"inconclusive, {say('noisy', noise=45)}." in higher
     assert "this machine" not in text
@@ -230,7 +230,7 @@ def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
     own = {r.cell_id: f"base-{r.cell_id[-1]}" for r in runs}
     text = said(runs, baseline=own, replicate="seed")
     first, lost = text.split("; O3 is faster, 1.80x")
-    assert re.search(r" O1 \D* 1\.60x \[[^]]*\] among 3 settings over 3 seeds", first)
+    assert re.search(r" O1 \D* 1\.60x \[[^]]*\] over 3 seeds .*\b3 settings", first)
     assert say("accuracy", own="90.0 %", base="90.0 %", how="3 seeds: no worse") in first
     assert say("accuracy", own="50.0 %", base="90.0 %", how="3 seeds: worse") in lost
     near = [*runs[:9], *seeds("O1", 1.6, 1.61, 1.59), *seeds("O2", 1.61, 1.6, 1.595)]
@@ -267,4 +267,4 @@ def test_everything_that_shows_a_result_says_the_same(
     if "latex" in extras.FEATURES:
         assert front_door(["report", "s", "--latex"]) == 0
         method = Path("results/s/report/method.tex").read_text()
-        assert r"1.30$\times$ [1.30, 1.30] among 2 cells" in method
+        assert r"1.30$\times$ [1.30, 1.30] over 5 blocks (corrected for 2 cells)" in method

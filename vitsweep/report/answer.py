@@ -415,8 +415,8 @@ def _size(row: Series) -> str:
     if missing(ends[0]) or missing(size):
         size, ends = 1, (row["speedup_low"], row["speedup_high"])
     noun = "setting" if "replicated" in row else "cell"
-    among = f" among {size:.0f} {noun}s" if size > 1 else ""
-    return f"{ratio(row['speedup'], *ends)}{among} over {over}"
+    corrected = f" (corrected for {size:.0f} {noun}s)" if size > 1 else ""
+    return f"{ratio(row['speedup'], *ends)} over {over}{corrected}"
 
 
 def measured_over(row: dict[Any, Any] | Series) -> str:
