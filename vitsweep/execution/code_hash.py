@@ -3,7 +3,7 @@
 Two runs of a cell may be taken together only if this hash is the same. It covers
 
 - the module that every rank runs (`execution.worker`),
-- the modules of the classes that the cell's `_target_` keys name, and of the instruments it sets,
+- the modules of the classes that the cell's `_target_` keys name,
 - and every module that these import, wherever in the file and however deep: own modules of a user too,
   in git or not, in packages, in folders without `__init__.py`, and where an editable install finds them.
 
@@ -13,7 +13,8 @@ function that the cell names is its code all the same, with all of its package. 
 compared by itself. An import that finds nothing is reported once.
 
 Rooms that cannot change a number are left out as well (`LEFT_OUT`), with what only they import, and the
-lists of what the package and its optional features offer. What is typed, planned, submitted and drawn is
+lists of what the package and its optional features offer. So are instruments, which run after the timed
+steps: a traced run of a cell and another one count together. What is typed, planned, submitted and drawn is
 imported by nothing that a rank runs. What composition decides is in the cell's id.
 """
 
@@ -31,7 +32,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitsweep.errors import VitsweepError
-from vitsweep.extras import INSTRUMENTS
 from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -84,8 +84,7 @@ def code_of(cell: CellSpec, known: Known | None = None) -> CellCode:
     known = {} if known is None else known
     classes = (cls.__module__ for cls in _classes(cell))
     own = (*cell.model.code_modules, *cell.data.code_modules)
-    set_ = [at for key, at in INSTRUMENTS.items() if getattr(cell.measurement, key)]
-    modules = {EVERY_RANK, *classes, *own, *(f"vitsweep.extras.{at}" for at in set_)}
+    modules = {EVERY_RANK, *classes, *own}
     for module in modules - known.keys():
         found = ((name, path, _version(path)) for name, path in _reached(module).items())
         known[module] = _digests(found)
