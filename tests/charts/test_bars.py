@@ -262,5 +262,9 @@ def test_the_steps_of_a_waterfall_hang_on_one_another() -> None:
         "1.60x [1.50, 1.70], gain 1.10x [1.00, 1.20]\n3 s",
     ]  # fmt: skip
     assert to_hex(added.patches[0].get_facecolor()) == style.BASELINE
-    assert len(effects.draw_steps(table[3:6]).axes) == 1
+    lone = table[3:6].assign(gain=NAN)
+    [added] = effects.draw_steps(lone).axes
+    assert [text.get_text() for text in added.texts][1:] == [
+        "1.20x [1.10, 1.30]", "1.60x [1.50, 1.70]\n3 s",
+    ]  # fmt: skip
     assert len(effects.draw_steps(table[:1]).axes) == 1

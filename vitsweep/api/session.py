@@ -267,13 +267,15 @@ def require_rounds(
     Raises:
         BadValueError: it would measure the whole grid.
     """
-    slower = [word for word in typed if word.startswith("sweep.prune_slowdown=")]
+    slower = {w for w in typed if w.startswith("sweep.prune_slowdown=")} - {
+        "sweep.prune_slowdown=null"
+    }
     chooses = {
         f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
         f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
         f"sweep.limit.key={settings.limit.key}": settings.limit.key,
         "sweep.screening=true": settings.screening is True,
-        **dict.fromkeys(slower, settings.prune_slowdown),
+        **dict.fromkeys(slower, True),
     }
     refused = next((key for key, is_set in chooses.items() if is_set), "")
     if refused and not getattr(launcher, "can_choose_rounds", False):  # of vitsweep or of Hydra

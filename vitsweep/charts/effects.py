@@ -126,7 +126,7 @@ def _step_note(row: Series) -> str:
         return status_words(row["status"])
     size = ratio(*row[["speedup", "speedup_low", "speedup_high", "claim"]])
     gain = ratio(*row[["gain", "gain_low", "gain_high"]])
-    told = f", gain {gain}" if row["kind"] != "alone" and row["position"] else ""
+    told = f", gain {gain}" if gain and row["kind"] != "alone" and row["position"] else ""
     return f"{size}{told}{_timed(row)}"
 
 

@@ -42,10 +42,10 @@ def test_a_typed_threshold_of_slow_cells_is_refused_and_the_default_is_not() -> 
 
 def test_a_plan_refuses_what_the_sweep_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     site = ["hydra.launcher.site.cores_per_node=4", "hydra.launcher.site.gpus_per_node=0"]
-    line = ["hydra/launcher=slurm", *site, "sweep.minutes=3"]
-    said = []
-    for verb in (["plan", "--no-predict"], []):
-        assert run([*verb, *line]) == 2
-        said.append(capsys.readouterr().err)
-    assert said[0] == said[1]
-    assert said[0].startswith("`sweep.minutes=3`")
+    for typed in ("sweep.minutes=3", "sweep.prune_slowdown=3"):
+        said = []
+        for verb in (["plan", "--no-predict"], []):
+            assert run([*verb, "hydra/launcher=slurm", *site, typed]) == 2
+            said.append(capsys.readouterr().err)
+        assert said[0] == said[1]
+        assert said[0].startswith(f"`{typed}`")
