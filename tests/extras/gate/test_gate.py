@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -335,6 +337,12 @@ def test_a_pass_says_how_small_a_loss_it_would_have_caught():
     least, most = map(float, result.verdict.split("caught is ")[1].split(" %")[0].split(" to "))
     assert 8 < least < 20, "16 cells, 5 blocks, 3 %: about 20 %"
     assert 40 < most < 80, "the baseline, by its images per second"
+
+
+def test_a_loss_above_100_percent_has_no_exponent():
+    noisy = side(O1=[50, 180, 90, 140])
+    caught = gate(noisy, noisy, metrics=["step_time_ms"]).caught
+    assert re.search(r"caught is \d{3} %", caught), caught
 
 
 def test_a_device_that_is_not_known_is_not_taken_for_the_same():

@@ -26,7 +26,7 @@ from vitsweep.extras.gate.diff import (
     diff,
 )
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, plain, ratio, span, tally
+from vitsweep.tables.formatting import count, number, plain, ratio, span, tally
 from vitsweep.tables.sentences import say
 from vitsweep.tables.valid_runs import checked_runs, text, valid_runs
 
@@ -77,7 +77,7 @@ class Gate:
         up = known["limit"] <= 1
         seen = known["limit"] * known["detectable"].where(~up, 1 / known["detectable"])
         sizes = 100 * (seen - 1).abs()
-        ends = span(sizes, lambda size: f"{size:.2g}")
+        ends = span(sizes, lambda size: number(size, 2))
         return say("gate_caught", ends=ends)
 
     @property
