@@ -114,9 +114,10 @@ def test_a_run_that_finishes_while_its_job_is_told_to_end_is_measured(tmp_path: 
             started[0].wait(60)
         raise RunEnding("The job was cancelled.", 0.0)
 
-    with pytest.raises(RunEnding):
+    with pytest.raises(RunEnding) as ending:
         supervise(request, cell("sharding=ddp"), start, stop)
 
+    assert ending.value.record == next(store.runs())
     assert [(r.run_id, r.status) for r in store.runs()] == [("b-1", Status.measured)]
 
 

@@ -41,11 +41,17 @@ class Made:
             raise OSError(errno.ENOSPC, "full")
         if end == "unheard":
             raise OSError(errno.EPERM, "unheard")
-        if end == "ctrl-c":
-            os.kill(os.getpid(), signal.SIGINT)
-        return run(
-            place.cell_id, place.block, 9.0, Status(end) if end != "ctrl-c" else Status.measured
+        is_stopped = end in ("ctrl-c", "finished")
+        record = run(
+            place.cell_id, place.block, 9.0, Status.measured if is_stopped else Status(end)
         )
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+        if end == "finished":
+            ending = RunEnding("The command was interrupted.", 0.0)
+            ending.record = record
+            raise ending
+        return record
 
     def warm_up(self, request: Any, cell: Any) -> RunRecord:
         self.done.append(f"warm{request.run.cell_id}")
@@ -110,11 +116,13 @@ def test_a_saved_training_goes_on_with_its_next_attempt(store: Store, cells: Any
 
 
 def test_ctrl_c_lets_the_run_end_and_starts_no_other(store: Store, cells: Any) -> None:
-    runner, done, is_stopped, _ = ran(
-        store, [Block(n, tuple(cells)) for n in "xy"], {"a": "ctrl-c"}
-    )
-    assert (done[1:], is_stopped) == (["x0p#1", "x1a#1"], True)
-    assert [record.cell_id for record in runner.records] == ["p", "a"]
+    for end in ("ctrl-c", "finished"):  # the ranks were waited for, or had just finished
+        runner, done, is_stopped, progress = ran(
+            store, [Block(n, tuple(cells)) for n in "xy"], {"a": end}
+        )
+        assert (done[1:], is_stopped) == (["x0p#1", "x1a#1"], True)
+        assert [record.cell_id for record in runner.records] == ["p", "a"]
+        assert progress.reached == "2 of 6 runs"
     with pytest.raises(RunEnding) as ending:
         runner._stop_if_interrupted()
     assert (ending.value.seconds_to_save, ending.value.is_forced()) == (

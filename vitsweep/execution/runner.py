@@ -50,6 +50,7 @@ class RunEnding(Exception):
         seconds_to_save: time for a training to save a checkpoint; 0 to save none.
         is_forced: tells while it saves whether the user no longer waits for it.
         saved_step: optimizer steps in the checkpoint, set by the supervisor; None if there is none.
+        record: of the run, set by the supervisor where all ranks had just finished.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RunEnding(Exception):
         super().__init__(reason)
         self.seconds_to_save, self.is_forced = seconds_to_save, is_forced
         self.saved_step: int | None = None
+        self.record: RunRecord | None = None
 
 
 def supervise(
@@ -94,7 +96,7 @@ def supervise(
             saved_step = ending.saved_step = _interrupt(ranks, request, ending)
         ranks.kill()  # the reports of ranks that have ended meanwhile are read too
         if all(end.exit_code == 0 for end in ranks.ends()):
-            publish(request, cell, None)
+            ending.record = publish(request, cell, None)
         raise
     finally:
         ends = ranks.ends()  # read before `kill` below ends the others

@@ -153,7 +153,12 @@ class BlockRunner:
             return
         self._stop_if_interrupted()  # the run before may have ended after Ctrl-C
         progress.started(entry)
-        record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+        try:
+            record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+        except RunEnding as ending:
+            if ending.record is None:
+                raise
+            record = ending.record
         if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
             self.skipped.add(entry.cell_id)
         self.records.append(record)
