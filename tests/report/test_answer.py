@@ -71,6 +71,8 @@ def test_what_is_unsure_gets_as_many_blocks_as_would_show_it() -> None:
     )
     unsure = measured(1.2, 0.95, 1.1, 1.02, 1.14, any_look=True).cells
     assert next_command(unsure, TYPED) == f"To be surer: `{TYPED}`."
+    retried = "python -m vitsweep retry s --set measurement.timeout_min=2"
+    assert next_command(unsure, retried) == "", "it adds no blocks"
 
 
 def test_the_proposed_blocks_are_the_fewest_whose_interval_leaves_out_no_difference() -> None:
