@@ -217,6 +217,11 @@ MEASURED: dict[str, Column] = {
     heading("replicates"): _replicates,
 }
 
+TEXTS = {
+    "result": "claim", "note": "speedup_note", ACCURACY: "accuracy_claim", DIFFERENCE: "accuracy_difference",
+}  # fmt: skip
+"""Heading -> column, of those that `headings` has not."""
+
 SHOWN = (
     "images_per_second speedup speedup_low speedup_high claim speedup_note step_time_ms "
     "accuracy_top1 blocks reason claim_low claim_high family_size"
@@ -529,7 +534,7 @@ def _typed(value: object) -> str:
 
 def _known(cells: DataFrame, option: str, name: str) -> str:
     """Return the column that is meant by its name or by its heading."""
-    name = name if name in cells else headings(cells).get(name, name)
+    name = name if name in cells else (headings(cells) | TEXTS).get(name, name)
     if name not in cells:
         all_of_them = "all columns stand in the parquet file"
         meant = did_you_mean(name, map(str, cells.columns), lambda n: f"--columns {n}", all_of_them)
