@@ -44,6 +44,15 @@ def test_where_there_is_none_it_says_so(name, tmp_path, monkeypatch) -> None:
         find_sweep(name)
 
 
+def test_a_folder_without_cells_is_no_sweep(two_sweeps) -> None:
+    for folder in ("empty", "ape", "results/none"):
+        Path(folder).mkdir()
+    for name in ("empty", "none", str(two_sweeps / "empty")):
+        with pytest.raises(VitsweepError, match=f"{name}` is no sweep: the folder has no cells"):
+            find_sweep(name)
+    assert find_sweep("ape").root == Path("results/ape")
+
+
 def test_all_sweeps_are_listed(two_sweeps, capsys) -> None:
     assert run_verb(["status", "--all"]) == 0
     shown = capsys.readouterr().out

@@ -25,15 +25,18 @@ def find_sweep(name: str | None) -> Store:
             is named on stderr.
 
     Raises:
-        VitsweepError: there is no such sweep; the text lists those that there are.
+        VitsweepError: there is no such sweep, and the text lists those that there are; or the folder is none.
     """
     names = sweep_names()
     if name is None and names:
         print(f"Sweep `{names[0]}`, the latest.", file=sys.stderr)
         return Store(RESULTS / names[0])
-    for folder in (Path(name), RESULTS / name) if name else ():
+    folders = [f for f in (Path(name), RESULTS / name) if f.is_dir()] if name else []
+    for folder in folders:
         if (folder / "cells").is_dir():
             return Store(folder)
+    if folders:
+        raise VitsweepError(f"`{folders[0]}` is no sweep: the folder has no cells (`cells/`).")
     which = f"sweep `{name}`" if name else "sweep"
     listed = ", ".join(f"`{known}`" for known in sorted(names))
     raise VitsweepError(
