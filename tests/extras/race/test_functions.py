@@ -27,5 +27,5 @@ def test_a_notebook_races_and_shows_who_won(tmp_path):
         "sweep.race()",
     ]
     shown = shown_in_a_notebook(cells, tmp_path)
-    assert "leads" in shown[2][-1]["text/html"]
+    assert "in throughput: " in shown[2][-1]["text/html"]
     assert "to_leader" in shown[3][-1]["text/html"]

@@ -65,9 +65,17 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
     end = {"margin": 2, "runs": "43 runs", "minutes": "5.00", "share": 50, "blocks": "5 blocks"}
     doubt = {"cells": "3 other cells", "names": ", 1 never ran: x=b; x=e; x=c"}
     assert race_lines(race) == [
-        say("race_leads", name="x=a", **leads),
         say("race_end", state="Not settled", name="x=a", **doubt, **end),
+        say("race_leads", name="x=a", leads="may lead", **leads),
     ]
+    for behind in (
+        "p",
+        "b",
+    ):  # the leader of the runs that chose it is at most equal in the fresh ones
+        confirmed = race["confirmed"] | {behind: {"num_blocks": 5, "speedup": 1.0}}
+        for still_open in ([], race["open"]):
+            told = race_lines(race | {"confirmed": confirmed, "open": still_open})
+            assert told[bool(still_open)].startswith("x=a is not ahead in throughput: ")
     settled = race | {
         "open": [],
         "objective": "throughput_per_cost",
@@ -76,7 +84,7 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
     }
     leads = {"objective": "throughput per cost", "ratios": "no claim", "blocks": "0 fresh blocks"}
     assert race_lines(settled)[:2] == [
-        say("race_leads", name="x=a, the baseline,", **leads),
+        say("race_leads", name="x=a, the baseline,", leads="leads", **leads),
         say("race_end", state="Settled", cells="no dropped cell", name="x=a", names="", **end),
     ]
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [

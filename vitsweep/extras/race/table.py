@@ -116,7 +116,7 @@ def race_text(table: DataFrame) -> DataFrame:
 
 
 def race_lines(race: Race) -> list[str]:
-    """Return which cell won and by how much, how sure that is, and what it cost."""
+    """Return which cell won and by how much, how sure that is, and what it cost; doubt comes first."""
     names = {str(cell["cell_id"]): str(cell["name"]) for cell in race.get("cells", ())}
     leader = race.get("leader")
     if leader is None:
@@ -145,10 +145,14 @@ def race_lines(race: Race) -> list[str]:
         "share": 100 * race["num_runs"] / race["grid_runs"],
         "blocks": count(race["grid_blocks"], "block"),
     }
-    return [
-        say("race_leads", name=name, objective=objective, **lead),
+    leads = "may lead" if still_open else "leads"
+    if any(found["speedup"] <= 1 for found in confirmed.values()):
+        leads = "is not ahead"
+    told = [
+        say("race_leads", name=name, leads=leads, objective=objective, **lead),
         say("race_end", name=names[leader], margin=100 * race["indifference"], **end),
     ]
+    return told[::-1] if still_open else told
 
 
 def _listed(names: list[str]) -> str:
