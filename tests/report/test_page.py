@@ -11,8 +11,9 @@ from tests.report.test_answer import settings_of
 from vitsweep.report import html
 from vitsweep.report.answer import MOST
 from vitsweep.report.views import MOST_COLUMNS, for_people, samples
-from vitsweep.results.record import Status
+from vitsweep.results.record import SCREENING, Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.speedup import OTHER_SIZE
 
 NAN = float("nan")
 
@@ -30,6 +31,18 @@ def test_the_first_screen_has_eight_rows_and_counts_the_others() -> None:
     assert (len(alone["best"]["data"]), alone["more"], alone["answers"]) == (2, "", [])
     runs = table(*[run(f"c{n}", precision=f"O{n}") for n in range(MOST + 2)])
     assert html._first_screen(from_runs(runs, {}))["more"] == "2 more cells"
+
+
+def test_a_footnote_of_the_first_screen_repeats_nothing_of_its_row() -> None:
+    runs = [
+        run(c, "k", speed, precision=c, environment={"purpose": SCREENING}, data=data)
+        for c, speed, data in (("fp32", 100, "digits"), ("O1", 93, "digits"), ("O2", 91, "other"))
+    ]
+    found = html._first_screen(from_runs(table(*runs), {r.cell_id: "fp32" for r in runs}))
+    rows = [dict(zip(found["best"]["columns"], row, strict=True)) for row in found["best"]["data"]]
+    assert [row["result"] for row in rows] == ["baseline", "screened", "screened [1]"]
+    assert rows[1]["speedup"] == "0.93x (no interval)"
+    assert [note[: len(OTHER_SIZE)] for note in found["footnotes"]] == [OTHER_SIZE]
 
 
 def test_the_table_of_the_page_sorts_by_numbers_and_filters_by_choices() -> None:

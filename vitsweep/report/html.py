@@ -48,6 +48,7 @@ from vitsweep.tables.notes import (
 from vitsweep.tables.render import cell_text, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
+from vitsweep.tables.speedup import further
 from vitsweep.tables.stats import MIN_BLOCKS
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -152,6 +153,9 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
     if best.empty:
         best = cell_text(tables.settings)
         best = best[[c for c in (*FIRST_SCREEN, "note") if c in best]]
+        if {"note", "result"} <= {*best}:
+            rows = best.rename(columns={"note": "speedup_note", "result": "claim"})
+            best = best.assign(note=[further(row) for row in rows.to_dict("records")])
     more, best = len(best) - MOST, best.head(MOST)
     notes = [*dict.fromkeys(filter(None, best.get("note", ())))]
     if notes:
