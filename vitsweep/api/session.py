@@ -267,9 +267,7 @@ def require_rounds(
     Raises:
         BadValueError: it would measure the whole grid.
     """
-    slower = {w for w in typed if w.startswith("sweep.prune_slowdown=")} - {
-        "sweep.prune_slowdown=null"
-    }
+    slower = [w for w in typed if w.startswith("sweep.prune_slowdown=") and "null" not in w]
     chooses = {
         f"sweep.search={settings.search}": settings.search in extras.ROUNDS,
         f"sweep.minutes={settings.minutes or 0:g}": settings.minutes,
