@@ -204,6 +204,7 @@ def test_what_only_gpus_run_is_tried_first_and_what_compiles_last() -> None:
 def test_peers_are_built_on_the_device_and_compiled_ones_come_before_eager_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("vitsweep.extras.predict")
     import gpu_parts
     import gpu_steps
     import gpu_turns
@@ -299,6 +300,7 @@ def test_the_batch_is_the_largest_that_fits(most: int, monkeypatch: pytest.Monke
 def test_attention_is_timed_on_the_models_batch_with_its_strides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pytest.importorskip("vitsweep.extras.predict")
     import gpu_parts
     import gpu_steps
 
