@@ -201,8 +201,7 @@ def _memory(name: str, phase: str, size: float, count: int, s: Sizes) -> Operato
 
 
 def _collectives(s: Sizes) -> Iterator[CollectiveTotal]:
-    mesh, blocks = s.mesh, s.rank_blocks
-    unit = (s.rank_parameters - s.rank_edge) / blocks
+    mesh, blocks, unit = s.mesh, s.rank_blocks, s.rank_unit
     if s.sharded and mesh.state_shards > 1:
         group = _group(s, *STATE_AXES)
         phases, times = _gathers(s)

@@ -90,9 +90,8 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
                 f"Sweep `{store.name}` was made by `compare`: type `{line} {again}` to measure again what "
                 "was not measured."
             )
-    if (
-        not store.is_locked()
-    ):  # else the command at work may be recording what was killed with another
+    # where it is locked, the command at work may be recording what was killed with another
+    if not store.is_locked():
         record_unfinished(store, store.cell_ids())
     overrides = [word for word in words if "=" in word]
     rows = cells_of(store).to_dict("records")

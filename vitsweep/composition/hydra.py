@@ -223,9 +223,8 @@ def open_loader(conf: Path, config_dir: str | Path | None = None) -> ConfigLoade
         BadValueError: `config_dir` is no folder.
     """
     if hydra.__version__.startswith("1.3."):
-        version.setbase(
-            "1.3"
-        )  # outside `hydra.main` it would act as 1.1; 1.4 knows one behaviour only
+        # outside `hydra.main` it would act as 1.1; 1.4 knows one behaviour only
+        version.setbase("1.3")
     confine()
     search_path = create_config_search_path(str(conf.resolve()))
     if config_dir is not None:

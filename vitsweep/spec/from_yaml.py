@@ -135,9 +135,8 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = hints_of(cls)
     problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
     optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
-    missing = [
-        key for key in hints if key not in node and key not in optional
-    ]  # frozen before these
+    # a cell that was frozen before a field lacks it
+    missing = [key for key in hints if key not in node and key not in optional]
     problems += [f"`{path}.{key}` is missing." for key in missing]
     values: Tree = {}
     for key in hints.keys() & node.keys():

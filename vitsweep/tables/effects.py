@@ -93,9 +93,8 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         VitsweepError: a column is missing or does not hold what its name says.
     """
     runs = checked_runs(runs)
-    by_device = runs.groupby(
-        text(runs, "device"), sort=False
-    )  # runs that do not say belong together
+    # runs that do not say belong together
+    by_device = runs.groupby(text(runs, "device"), sort=False)
     tables = [_of_device(some, baselines).assign(device=str(name)) for name, some in by_device]
     filled = [table for table in tables if len(table)]
     found = pd.concat(filled, ignore_index=True) if filled else DataFrame()
