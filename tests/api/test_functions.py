@@ -275,7 +275,7 @@ def test_a_script_without_a_main_guard_measures_a_sweep(tmp_path):
     assert done.stdout.count("The script runs.") == 1, "processes that trace run it as well"
     assert "`precision=O1`" in done.stdout
     assert "<vitsweep.Sweep 'mine' in results/mine: 2 measured>" in done.stdout
-    assert done.stdout.count("] precision=") == 2, "one line of progress per run"
+    assert [done.stderr.count(f"[{n}/2] ") for n in (1, 2)] == [1, 1], "one line of progress a run"
 
 
 def shown_in_a_notebook(cells: list[str], folder: Path) -> list[list[dict[str, str]]]:

@@ -147,11 +147,11 @@ def test_points_bands_and_whiskers_stand_at_their_figures_in_both_panels(tmp_pat
         style.axis_label(c) for c in accuracy.COLUMNS
     ]
     level = [
-        sorted(path.vertices[:, 0].tolist())
+        [*sorted(path.vertices[:, 0].tolist()), path.vertices[0, 1]]
         for axes in (speed, time) for bars in axes.collections for path in bars.get_paths()
         if len({*path.vertices[:, 1]}) == 1
     ]  # fmt: skip
-    assert level == [[1.0, 1.0], [1.8, 2.3], [25.0, 40.0]]
+    assert level == [pytest.approx(ends) for ends in ((1, 1, 70), (1.8, 2.3, 69), (25, 40, 70))]
     assert legend(speed.get_figure())[:2] == ["baseline", "bf16"]
     without = found.assign(**ends, seconds_to_target=[30.0, None], accuracy_top1=[0.7, 0.6])
     assert [len(line.get_xdata()) for line in points(accuracy.draw(without).axes[1])] == [1, 0]

@@ -24,7 +24,9 @@ def test_three_runs_of_a_cell_have_instruments_and_later_ones_say_why_not(tmp_pa
         run = Run.new(block, 0, cell.cell_id, purpose)
         return runner.attempt(runner.request(run, cell.spec), cell.spec)
 
-    attempt("look", SCREENING)  # enters no interval
+    warm_up = runner.warm_up(runner.request(Run.new("b0", 0, cell.cell_id), cell.spec), cell.spec)
+    assert NO_INSTRUMENTS in warm_up.environment
+    attempt("screening", SCREENING)  # enters no interval
     records = [attempt(f"b{n}") for n in range(4)]
     assert all(record.metrics["images_per_second"] for record in records)
     assert ["forward_ms" in record.metrics for record in records] == [True] * 3 + [False]

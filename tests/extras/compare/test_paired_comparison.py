@@ -116,7 +116,9 @@ def test_blocks_that_are_there_already_are_used(
     kept_blocks(tmp_path, 1.5, 1.51, 1.49, 1.5, 1.52, 1.5)
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=2") == 0
-    told = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    assert printed.err, "progress is not printed among the results"
+    told = " ".join(printed.out.split())
     values = {"size": "1.50x [1.48, 1.52]", "blocks": "6 blocks"}
     assert opening("compared", name="seed=1", base="seed=2", **values) in told
     assert re.search(r"\+- 1.4 %.* \+- 5 %", told)

@@ -52,6 +52,7 @@ def test_a_line_is_the_mean_over_seeds_against_seconds_and_against_epochs(tmp_pa
     assert line(epochs, "bf16").get_xdata() == pytest.approx([1, 2, 3])
     assert to_hex(line(epochs, "baseline").get_color()) == style.BASELINE
     assert len(thin(seconds)) == len(thin(epochs)) == 6
+    assert thin(seconds)[-1].get_ydata() == pytest.approx([37, 57, 67])
     assert legend(figure) == ["bf16", "baseline", "thin: one training"]
 
 
