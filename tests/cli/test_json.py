@@ -51,6 +51,9 @@ def test_status_and_collect(results: Path, capsys: Captured) -> None:
     assert [*tree["cells"][0]] == ["cell", "images_per_second", "speedup"]
     assert any(isinstance(cell["images_per_second"], float) for cell in tree["cells"])
     best = max(cell["speedup"] or 0.0 for cell in tree["cells"])
+    for columns in ((), ("--columns", "speedup")):
+        listed = found(capsys, "collect", "sample", *columns)["cells"]
+        assert listed[0]["speedup"] == best, "in the order of the table"
     assert run(["collect", "sample", "--columns", "speedup", "--rows", "1"]) == 0
     assert capsys.readouterr().out.split()[-1] == f"{best:.4g}"
     assert run(["collect", "nosuch", "--json"]) == 2

@@ -73,9 +73,9 @@ def run(arguments: Sequence[str]) -> int:
         if hint:
             console.print(hint)
     if typed.json:
-        shown = for_people(tables.cells)
+        shown = for_people(ranked(tables.cells))
         if typed.columns:
-            cells = tables.cells.assign(cell=cell_names(tables.cells))
+            cells = ranked(tables.cells.assign(cell=cell_names(tables.cells)))
             shown = cells[named_columns(cells, _names(typed))]
         print_json(
             sweep=store.name, folder=store.root, answers=answers(tables), cells=rows_of(shown)
