@@ -5,11 +5,11 @@ import matplotlib
 import pytest
 
 from tests.builders import run, table
-from tests.refusals import named
 from vitsweep.charts import effects, speedup, step, style
 from vitsweep.charts.style import caption
-from vitsweep.results.record import Status
+from vitsweep.results.record import SCREENING, Status
 from vitsweep.tables.cells import cells
+from vitsweep.tables.render import tally_of
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {name: "base" for name in ("base", "fast", "same", "dead")}
@@ -128,8 +128,17 @@ def test_the_caption_says_device_versions_date_and_what_is_left_out(four):
     facts = caption(four).split(" · ")
     assert facts[:5] == ["AMD EPYC 7B13", "vit_nano", "digits", "64 images", "2 ranks"]
     assert {"baseline: fp32", "torch 2.13.0", "2026-10-20"} < {*facts}
-    assert {"3", "4"} <= named(facts[-2])
-    assert facts[-1].endswith("1 out of memory")
+    assert facts[-1] == "4 cells: 3 measured, 1 out of memory"
+
+
+def test_the_caption_counts_screened_cells_as_the_terminal_does() -> None:
+    runs = table(
+        *(run(c, f"b{i}") for c in ("base", "cell") for i in range(3)),
+        run("short", precision="O2", purpose=SCREENING),
+        run("base", purpose=SCREENING),
+    )
+    found = cells(runs, dict.fromkeys(("base", "cell", "short"), "base"))
+    assert caption(found).split(" · ")[-1] == tally_of(found) == "3 cells: 2 measured, 1 screened"
 
 
 def test_the_caption_says_oversubscribed():

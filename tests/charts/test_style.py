@@ -181,9 +181,7 @@ def test_a_caption_has_what_the_measured_cells_share() -> None:
     assert style.flags(found[1:2]) == []
     parts = style.caption(found).split(" · ")
     assert {"AMD EPYC 7B13", "vit_nano", "2 to 8 ranks", "2026-10-20 to 2026-11-01"} < {*parts}
-    assert "left out: 1 out of memory" in parts
+    assert "3 cells: 2 measured, 1 out of memory" in parts
     assert sum(part.endswith((" rank", " ranks")) for part in parts) == 1
-    assert not [
-        part for part in style.caption(found[:2]).split(" · ") if part.startswith("left out")
-    ]
+    assert "2 cells, all measured" in style.caption(found[:2]).split(" · ")
     assert "" not in parts

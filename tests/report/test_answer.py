@@ -28,11 +28,11 @@ def measured(*ratios: float, **facts: object) -> SweepTables:
     return from_runs(table(*records), {"base": "base", "cell": "base"})
 
 
-def test_noise_that_hides_everything_is_called_inconclusive() -> None:
+def test_noise_that_hides_everything_is_named() -> None:
     noisy = measured(0.7, 1.5, 0.9, 1.4, 0.8)
     [answer] = answers(noisy)
     assert answer.startswith(opening("none_shown", base="the baseline") + "O1 ")
-    assert answer.endswith(f"inconclusive, {say('noisy', noise=34)}.")
+    assert answer.endswith(f"no difference shown, {say('noisy', noise=34)}.")
     assert next_command(noisy.cells, TYPED) == "", "more than 60 blocks would be needed"
 
 
@@ -41,7 +41,7 @@ def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_eac
     noise = np.log(ratios).std(ddof=1)
     for any_look in (False, True):
         [answer] = answers(measured(*ratios, any_look=any_look))
-        assert answer.endswith(f"inconclusive, {say('noisy', noise=100 * noise)}.")
+        assert answer.endswith(f"no difference shown, {say('noisy', noise=100 * noise)}.")
 
 
 def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> None:
@@ -62,7 +62,7 @@ def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> 
 def test_a_small_noise_is_a_result() -> None:
     [answer] = answers(measured(1.01, 0.99, 1.0, 1.01, 0.985))
     assert answer.startswith(opening("none_shown"))
-    assert "inconclusive" not in answer
+    assert opening("noisy") not in answer
 
 
 def test_what_is_unsure_gets_as_many_blocks_as_would_show_it() -> None:

@@ -68,7 +68,7 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     first, higher = text.split("; noisy ")
     assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] .*\b5 blocks .*\b2 cells", first)
     assert " 1.59x [" in higher
-    assert f"inconclusive, {say('noisy', noise=45)}." in higher
+    assert f"no difference shown, {say('noisy', noise=45)}." in higher
     assert "this machine" not in text
     assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 

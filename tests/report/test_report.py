@@ -219,7 +219,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
     assert re.match(r"none \(probably: O1\) \| 1.07x \[1\.0\d, 1.1\d\] \| probably", rows["c"])
     assert re.match(r"none \(less accurate: O1\) \| .* \| faster, .*30.0 %", rows["d"])
     assert f" |  | {opening('no_speedup')}" in rows["e"]
-    assert f"inconclusive, {opening('noisy')}" in rows["f"]
+    assert f"no difference shown, {opening('noisy')}" in rows["f"]
 
 
 def test_without_a_ratio_the_first_rows_are_cells(tmp_path):

@@ -399,7 +399,7 @@ def test_a_result_is_the_claim_or_the_status() -> None:
         "faster",
         "measured",
         "out of memory",
-        "inconclusive",
+        "no difference shown",
     ]
     once, equal = render._said_once(
         DataFrame({"cell": ["a", "b"], "blocks": ["3", "3"], "step ms": ["1", "2"]})
@@ -407,9 +407,9 @@ def test_a_result_is_the_claim_or_the_status() -> None:
     assert (list(once), equal) == (["cell", "step ms"], {"blocks": "3"})
     assert render._said_once(DataFrame({"cell": ["a"], "blocks": ["3"]}))[1] == {}
     for rows, told in (([row] * 2, "2 cells, all measured"), ([row], "1 cell, measured")):
-        assert render._tally(DataFrame(rows)) == told
+        assert render.tally_of(DataFrame(rows)) == told
     screened = row | {"claim": "screened"}
-    counted = render._tally(DataFrame([row, screened, screened]), "more ")
+    counted = render.tally_of(DataFrame([row, screened, screened]), "more ")
     assert counted == "3 more cells: 2 screened, 1 measured"
     assert render._one_line("a\n b") == "a b"
     assert [len(render._one_line("x" * n)) for n in (300, 301)] == [300, 300]

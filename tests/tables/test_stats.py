@@ -223,17 +223,6 @@ def test_the_first_claim_that_holds_is_made() -> None:
     assert stats.claims(plain)[0] == Claim.faster
 
 
-def test_a_wide_interval_around_1_is_inconclusive() -> None:
-    for high, claim, wide in (
-        (1.5, Claim.no_difference_shown, False),
-        (1.51, Claim.no_difference_shown, True),
-        (1.51, Claim.faster, False),
-    ):
-        row = {"speedup": 1.0, "speedup_high": high, "claim": claim}
-        assert bool(stats.is_inconclusive(row)) == wide
-        assert stats.is_inconclusive(DataFrame([row])).tolist() == [wide]
-
-
 def test_the_cheapest_assignment() -> None:
     rows, columns = stats.assigned(np.array([[4.0, 1.0, 3.0], [2.0, 0.0, 5.0]]))
     assert (rows.tolist(), columns.tolist()) == ([0, 1], [1, 0])

@@ -23,10 +23,9 @@ from vitsweep.tables.formatting import (
     distinct,
     shortened,
     span,
-    tally,
 )
 from vitsweep.tables.names import CHOICES, series_names, varying_columns
-from vitsweep.tables.render import baseline_line, common_settings
+from vitsweep.tables.render import baseline_line, common_settings, tally_of
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -364,7 +363,7 @@ def fastest(
 
 
 def caption(cells: DataFrame) -> str:
-    """Return device, versions, what all cells share, dates, what is left out, and which flags are set."""
+    """Return device, versions, what all cells share, dates, how cells ended, and which flags are set."""
     cells = checked_cells(cells)
     measured = cells[cells["status"] == Status.measured]
     parts = [
@@ -378,8 +377,7 @@ def caption(cells: DataFrame) -> str:
             if (text := distinct(measured, name.lower()))
         ),
         dates(measured),
-        f"{len(measured)} of {len(cells)} cells measured",
-        f"left out: {lost}" if (lost := tally(cells.drop(measured.index)["status"])) else "",
+        tally_of(cells),
         *flags(measured),
     ]
     return " · ".join(part for part in parts if part)

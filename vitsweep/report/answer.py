@@ -21,14 +21,12 @@ from vitsweep.tables.names import name_parts, varying_columns
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import further, screened
 from vitsweep.tables.stats import (
-    INCONCLUSIVE,
     LEVEL,
     MIN_BLOCKS,
     Claim,
     adjusted,
     contrast,
     estimate,
-    is_inconclusive,
     samples,
 )
 from vitsweep.tables.sweep_tables import SweepTables
@@ -363,7 +361,7 @@ def _highest(group: DataFrame) -> Series:
 
 
 def _claimed(row: Series) -> str:
-    claim = INCONCLUSIVE if is_inconclusive(row) else str(row["claim"])
+    claim = str(row["claim"])
     if row["claim"] == Claim.no_difference_shown and row["block_noise"] > NOISY:
         claim += f", {say('noisy', noise=100 * row['block_noise'])}"
     return claim

@@ -48,7 +48,7 @@ from vitsweep.tables.names import (
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, further
-from vitsweep.tables.stats import INCONCLUSIVE, Claim, is_inconclusive
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.valid_runs import checked_cells
 from vitsweep.words import did_you_mean
 
@@ -316,12 +316,12 @@ class CellTable:
         kept = _fitted(text, width)
         yield TextTable(_grouped(text[kept], match) if any(match) else text[kept])
         told = map(": ".join, (once | _unfinished(ran)).items())
-        yield Text("\n" + "; ".join([_tally(ran), *told]) + ".")
+        yield Text("\n" + "; ".join([tally_of(ran), *told]) + ".")
         if left_out := [f"`{c}`" for c in text if c not in kept]:
             yield Text(f"Not shown (`collect --columns`): {', '.join(left_out)}.", style="dim")
         yield from (Text(line, style="dim") for line in notes)
         if len(shown) < len(ran):
-            rest = _tally(ran.drop(shown.index), "more ")
+            rest = tally_of(ran.drop(shown.index), "more ")
             yield Text(f"{rest}: `vitsweep collect {self.sweep} --rows all` shows them.")
 
     def _best(self, ran: DataFrame) -> DataFrame:
@@ -436,8 +436,7 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 
 def _results(shown: DataFrame) -> list[str]:
-    claims = shown["claim"].mask(is_inconclusive(shown), INCONCLUSIVE)
-    rows = zip(shown["status"], claims, strict=True)
+    rows = zip(shown["status"], shown["claim"], strict=True)
     return [
         str(claim) if status == Status.measured and not missing(claim) else status_words(status)
         for status, claim in rows
@@ -477,7 +476,7 @@ def common_settings(ran: DataFrame) -> list[str]:
     return [*labels.values()]
 
 
-def _tally(cells: DataFrame, more: str = "") -> str:
+def tally_of(cells: DataFrame, more: str = "") -> str:
     """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 screened`."""
     claims = cells["claim"] if "claim" in cells else [None] * len(cells)
     words = [

@@ -84,17 +84,6 @@ def claims(table: DataFrame) -> Series:
     return chosen(rules, Claim.no_difference_shown, table.index)
 
 
-TOO_WIDE = 1.5
-"""An interval that reaches from its middle by this factor, and holds 1, tells nothing."""
-INCONCLUSIVE = "inconclusive"
-
-
-def is_inconclusive(table: Any) -> Any:
-    """Return whether the interval of each row (or of one) shows no difference because it is too wide."""
-    wide = table["speedup_high"] / table["speedup"] > TOO_WIDE
-    return wide & (table["claim"] == Claim.no_difference_shown)
-
-
 def half_width(error: Any, degrees: Any, level: Any = LEVEL) -> Any:
     """Return half of the two-sided interval of Student's t (Gosset 1908) with this error probability.
 

@@ -44,7 +44,7 @@ def test_table_and_method_say_what_was_done(
     assert r"$\times$ [1." in table
     for words in (
         r"CPU\_1 \& 100 \%",
-        "2 of 2 cells measured",
+        "2 cells, all measured",
         "geometric means over 5 blocks (1 configuration) of the ratios within a block",
         "with 95 \\% intervals (Student's t)",
         "of one baseline: faster (1).",

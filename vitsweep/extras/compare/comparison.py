@@ -66,10 +66,8 @@ class Comparison:
 
     def sentence(self, variant: str, baseline: str) -> str:
         """Return the result in one sentence."""
-        is_wide = self.claim == Claim.no_difference_shown and self.half_width > stats.TOO_WIDE - 1
-        claim = stats.INCONCLUSIVE if is_wide else self.claim
         told = {"size": str(self), "blocks": count(self.num_blocks, "block")}
-        text = say("compared", name=variant, base=baseline, claim=claim, **told)
+        text = say("compared", name=variant, base=baseline, claim=self.claim, **told)
         return (
             f"{text} {say('autocorrelation', value=number(self.correlation))}"
             if self.correlation
