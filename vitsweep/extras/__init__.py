@@ -237,7 +237,7 @@ def option(name: str) -> Any:
         VitsweepError: the folder of the feature was removed.
     """
     if name not in OPTIONS:
-        raise VitsweepError(f"`{name}` is of an optional feature that is not installed here.")
+        raise VitsweepError(f"`{name}` needs an optional feature that is not installed.")
     return load(OPTIONS[name])
 
 

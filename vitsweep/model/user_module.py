@@ -116,7 +116,7 @@ def _called(spec: ModuleFactory, resolution_px: int) -> nn.Module:
             ) from error
         raise BadValueError(
             f"`{spec.typed}` raised {type(error).__name__} with the arguments {spec.arguments} "
-            f"({shortened(str(error))})."
+            f"({shortened(str(error))}): mend it, or `model.arguments`."
         ) from error
     if not isinstance(module, nn.Module):
         raise BadValueError(

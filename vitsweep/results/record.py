@@ -31,7 +31,7 @@ def check_schema(version: int) -> None:
     if version != SCHEMA_VERSION:
         raise OtherSchemaError(
             f"schema {version} is not the one this vitsweep reads ({SCHEMA_VERSION}): use the version "
-            "that wrote it, or measure anew"
+            "that wrote it, or measure anew."
         )
 
 

@@ -143,7 +143,7 @@ class Store:
             VitsweepError: the id is none, as another one's files may hold it.
         """
         if not isinstance(cell_id, str) or not NAME.fullmatch(cell_id):
-            raise VitsweepError(f"`{self.root}` names {cell_id!r} as a cell, which is no cell id.")
+            raise VitsweepError(f"`{self.root}`: {cell_id!r} is no cell id. Remove its files.")
         return self.cells / cell_id
 
     @contextmanager
@@ -297,7 +297,7 @@ class Store:
             VitsweepError: its id is none: another one's files would lead out of the folder.
         """
         if not NAME.fullmatch(run.run_id):
-            raise VitsweepError(f"`{self.root}` names {run.run_id!r} as a run, which is no run id.")
+            raise VitsweepError(f"`{self.root}`: {run.run_id!r} is no run id. Remove its files.")
         return self.cell(run.cell_id) / "runs" / f"{run.run_id}.json"
 
     def publish(self, run: RunRecord) -> RunRecord:

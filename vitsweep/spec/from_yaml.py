@@ -113,7 +113,7 @@ def _build(node: Any, path: str, kind: Any) -> Any:
             )
         return _shared(cls, node, path)
     if _is_section(kind):
-        raise BadValueError(f"`{path}={node}` is no choice of the group `{path}`.")
+        raise BadValueError(f"`{path}={node}` must be a choice of the group `{path}`.")
     return _leaf(kind, node, path)
 
 

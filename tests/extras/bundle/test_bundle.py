@@ -124,7 +124,7 @@ def test_another_margin_or_format_is_a_fault(copy: Path) -> None:
     [fault] = check(Store(copy))[1]
     require(fault, "`claims.json`")
     (copy / "claims.json").write_text(json.dumps(document | {"format": 2}))
-    with pytest.raises(VitsweepError, match="not of format 3"):
+    with pytest.raises(VitsweepError, match="`format=3`"):
         check(Store(copy))
 
 

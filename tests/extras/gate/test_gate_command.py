@@ -140,9 +140,9 @@ BAD = {
     "no parquet": (["now", "--against", "notes.parquet"], "is not a complete parquet file"),
     "cells": (["now", "--against", "results/kept/cells.parquet"], "holds cells, not runs"),
     "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is not a metric"),
-    "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "must be within 0 and 1"),
-    "nothing in common": (["other", "--against", "kept"], "no cell in common"),
-    "too few runs": (["few", "--against", "kept", "--lenient"], "Nothing could be compared"),
+    "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "`tolerance=5.0`"),
+    "nothing in common": (["other", "--against", "kept"], "no cell of `--against`"),
+    "too few runs": (["few", "--against", "kept", "--lenient"], "Nothing of `few`"),
     "another device": (["moved", "--against", "kept"], "ran on H200, the kept baseline on AMD"),
     "a baseline that failed": (["now", "--against", "dead"], "holds no measured run"),
 }

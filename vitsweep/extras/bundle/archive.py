@@ -121,7 +121,7 @@ class _Bounded:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= MOST_AT_ONCE or self._file.tell() > self._most:
-            raise VitsweepError("it is too large, or a header in it is")
+            raise ValueError("it is too large, or a header in it is")
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -142,7 +142,7 @@ def extract(archive: Path, folder: Path) -> Path:
     """
     if not hasattr(tarfile, "data_filter"):
         raise VitsweepError(
-            "Bundles are read with Python 3.11.4 or newer, whose tarfile has filters."
+            "`tarfile` of this Python has no filters: read bundles with Python 3.11.4 or newer."
         )
     seen: set[str] = set()
     tops: set[str] = set()
@@ -166,7 +166,7 @@ def extract(archive: Path, folder: Path) -> Path:
         text = f"`{archive}` is no bundle, is damaged, or was packed by something else than `vitsweep bundle`"
         raise VitsweepError(f"{text}. {error}. Nothing in it was used.") from error
     if not tops:
-        raise VitsweepError(f"`{archive}` is empty.")
+        raise VitsweepError(f"`{archive}` is empty: `vitsweep bundle` packs a sweep.")
     guard(folder)
     root = folder / tops.pop()
     for table in root.glob("*.parquet"):

@@ -133,9 +133,9 @@ def check(store: Store) -> tuple[list[Claim], list[str]]:
     try:
         said = foreign(store.root / "claims.json")
     except (OSError, ValueError) as error:
-        raise VitsweepError(f"`claims.json` of the bundle cannot be read ({error}).") from error
+        raise VitsweepError(f"`claims.json` is not readable ({error}): pack it again.") from error
     if not isinstance(said, dict) or said.get("format") != FORMAT:
-        raise VitsweepError(f"`claims.json` of the bundle is not of format {FORMAT}.")
+        raise VitsweepError(f"`claims.json` must have `format={FORMAT}`: pack it again.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DamagedRecordWarning)  # a damaged record is a fault
         made = claims_of(SweepTables.of(store).cells)

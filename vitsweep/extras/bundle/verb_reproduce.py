@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _measured(store: Store, claims: Sequence[Claim], bundle: Path, minutes: float) -> int:
     if not claims:
-        raise VitsweepError("The bundle claims nothing: there is nothing to measure.")
+        raise VitsweepError(f"`{bundle}` claims nothing: there is nothing to measure.")
     console = open_console()
     require_own_or_trusted(store, claims, bundle)
 

@@ -124,7 +124,7 @@ def blocks_wanted(log_ratios: Sequence[float], half_width: float) -> int:
         VitsweepError: the width is not positive.
     """
     if half_width <= 0:
-        raise VitsweepError(f"The width must be above 0; got {half_width}. Try 0.02 for +- 2 %.")
+        raise VitsweepError(f"`width={half_width}` must be above 0. Try 0.02 for +- 2 %.")
     done = len(log_ratios)
     if done < MIN_BLOCKS:
         return MIN_BLOCKS

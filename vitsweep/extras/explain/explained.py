@@ -96,7 +96,7 @@ def explain_stored(store: Store, a: str, b: str, least_blocks: int = 1) -> Expla
     tables = SweepTables.of(store)
     first, second = (find_cell(tables.cells, text) for text in (a, b))
     if first == second:
-        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`.")
+        raise BadValueError(f"`{a}` and `{b}` are the same cell of `{store.name}`: name two.")
     labels = names_by_id(tables.cells)
     try:
         found = explain_cells(tables, first, second, (labels[first], labels[second]))

@@ -133,7 +133,7 @@ def _of_two(asked: Namespace, console: Console) -> tuple[Explained, StopReason |
         request = with_cells(request, store, a, b)
     planned = plan_pair(request)
     if len(planned.plan.entries) == 1:
-        raise BadValueError(f"`{a}` and `{b}` are the same cell.")
+        raise BadValueError(f"`{a}` and `{b}` are the same cell: name two.")
     with compared_settings(planned, console) as (launched, result):
         tables = SweepTables.of(launched.store)
         try:

@@ -149,11 +149,11 @@ def gate(
             have no cell in common or none with numbers of a metric, or a cell ran on another device.
     """
     if not 0 <= tolerance < 1:
-        raise VitsweepError(f"The tolerance must be within 0 and 1; got {tolerance}. Try 0.05.")
+        raise VitsweepError(f"`tolerance={tolerance}` must be within 0 and 1. Try 0.05.")
     runs, kept = (checked_runs(side, "reason") for side in (runs, kept))
     _refuse_unmeasured(kept)
     if not set(runs["cell_id"]) & set(kept["cell_id"]):
-        raise VitsweepError("The sweep and the kept baseline have no cell in common.")
+        raise VitsweepError("The sweep has no cell of `--against`: measure those cells in it.")
     if not mixed_hardware:
         _refuse_other_devices(runs, kept)
     rows = (
@@ -183,7 +183,7 @@ def gate(
 def _refuse_unmeasured(kept: DataFrame) -> None:
     if kept.empty or not (kept["status"] == Status.measured).any():
         raise VitsweepError(
-            "The kept baseline holds no measured run: measure it again, then keep it."
+            "`--against` holds no measured run: measure the baseline again, then keep it."
         )
 
 

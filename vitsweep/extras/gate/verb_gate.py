@@ -100,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
     print("\n".join(verdict.sentences))
     if not verdict.num_compared:
         raise VitsweepError(
-            f"Nothing could be compared, so the gate says nothing about `{options.sweep}`."
+            f"Nothing of `{options.sweep}` could be compared: measure cells of `--against` in it."
         )
     print("\n".join([*answers(SweepTables.of(store)), verdict.verdict]))
     if options.json:

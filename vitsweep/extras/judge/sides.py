@@ -204,7 +204,7 @@ class Side:
                     f"{self._named} did not answer within {self.timeout:.0f} s.{self._last_words()}"
                 ) from None
             except ValueError as error:
-                raise RunFailedError(f"{self._named} sent no JSON ({error}).") from error
+                raise RunFailedError(f"{self._named} must send JSON ({error}).") from error
             if "failed" in answer:
                 raise RunFailedError(f"{self._named} failed: {answer['failed']}")
             if not answer:
@@ -500,4 +500,4 @@ def require_finite(base: Training) -> None:
         VitsweepError: one of its losses is not finite.
     """
     if not all(isfinite(loss) for losses in base.losses for loss in losses):
-        raise VitsweepError("The loss of the base is not finite: nothing can be compared with it.")
+        raise VitsweepError("The `loss` of the base is not finite: judge against another one.")

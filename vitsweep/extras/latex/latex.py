@@ -55,7 +55,7 @@ def write_latex(sweep: Path) -> list[Path]:
     tables = SweepTables.of(sweep)
     cells = tables.settings
     if cells.empty or not (cells["status"] == Status.measured).any():
-        raise VitsweepError("The sweep has no measured cell: there is nothing to write as LaTeX.")
+        raise VitsweepError(f"`{sweep}` has no measured cell: there is nothing to write as LaTeX.")
     text = cell_text(cells)
     parts = name_parts(cells).loc[text.index]  # settings of the baselines head their rows
     states = text["status"].astype(str).str.split(r"[:;(]", regex=True).str[0].str.strip()

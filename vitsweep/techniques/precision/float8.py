@@ -123,7 +123,7 @@ class Float8(Precision):
         if not self.emulate:
             yield from _row_conflicts(cell)
         if self.emulate and self.recipe != "tensorwise":
-            yield "`precision.emulate=true` knows `precision.recipe=tensorwise` only."
+            yield "`precision.emulate=true` needs `precision.recipe=tensorwise`."
         if cell.resources.device == "cpu" and not self.emulate:
             yield (
                 f"`precision={self.name}` needs a GPU with FP8 units (Hopper, Ada or newer), and this "

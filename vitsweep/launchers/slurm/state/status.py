@@ -256,7 +256,7 @@ def cancel(store: Store, console: Console) -> int:
     """
     live = [state for state in poll(store) if state.is_live]
     if any(state.state == "unknown" for state in live):
-        raise VitsweepError("Slurm does not answer: nothing was cancelled. Try again later.")
+        raise VitsweepError("`squeue` does not answer: nothing was cancelled. Try again later.")
     if not live:
         console.print(f"No job of sweep {store.name} is waiting or running.")
         return 0
