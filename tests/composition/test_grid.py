@@ -1,5 +1,6 @@
 """Which cells a command line asks for."""
 
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.composition.hydra import value_override
 from vitsweep.errors import BadValueError
-from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.planning.sweep_plan import plan_cell, plan_of
+from vitsweep.spec.cell_spec import identity
 from vitsweep.spec.menu import conf_dir
 
 TEXTS = ("O1", "null", "True", "3", "1e3", "", " a ", "a, b=c", 'it\'s "so"', "\\", "a\\'")
@@ -54,6 +56,18 @@ def test_a_cell_asked_for_twice_is_one(composer: Composer) -> None:
     listed = ["precision=O1", "precision=O2", "precision=O1"]
     cells = asked([f"++sweep.cells={listed}"], composer)
     assert [cell[0] for cell in cells] == ["precision=O1", "precision=O2"]
+
+
+def test_equal_cells_of_a_named_sweep_are_one_whatever_their_choices_are_called(
+    composer: Composer,
+) -> None:
+    typed = ["+sweep=meta_speedups", "batch.images_per_step=64", "batch.resolution_px=224"]
+    plan = plan_of(expand(typed, composer), LAPTOP, composer)
+    alone = [json.dumps(identity(entry.spec)) for entry in plan.entries.values()]
+    nameless = {re.sub(r'"name": "[^"]*"', "", text) for text in alone}
+    assert len(nameless) == len(alone) == len(set(alone)) > 8
+    [baseline] = {*plan.baselines.values()}
+    assert plan.entries[str(baseline)].composed.choices["batch"] == "base"
 
 
 def test_hydras_own_settings_are_no_part_of_a_cell(composer: Composer) -> None:
@@ -205,6 +219,14 @@ def test_a_mistake_is_named_as_typed(composer: Composer) -> None:
             "`seed` `precision` 3 2",
         ),
         (["++sweep.axes={seed:[]}"], "`sweep.axes` `seed`"),
+        (
+            ["batch=base,blog_560", "batch.images_per_step=64"],
+            "`batch=blog_560` `batch` `batch.images_per_step=64`",
+        ),
+        (
+            ["optimizer=glob(adamw_*)", "optimizer.implementation=loop"],
+            "`optimizer=adamw_fused` `optimizer` `optimizer.implementation=loop`",
+        ),
     ]:
         with pytest.raises(BadValueError) as error:
             expand(overrides, composer)

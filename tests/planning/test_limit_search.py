@@ -139,7 +139,7 @@ def test_the_largest_model_is_found_by_one_command_and_remembered(tmp_path: Path
     assert (found["num_parameters"] > 0).all()
     cells = vitsweep.cells("largest_model")
     assert set(cells["status"]) == {"measured", "out_of_memory"}
-    assert "goes furthest" in done.stdout
+    assert f"{fits['fsdp']:.0f} fsdp, {fits['ddp']:.0f} ddp" in done.stdout
 
     again = vitsweep("-m", *BUDGET, quick=False)
     assert again.returncode == 0, again.stderr

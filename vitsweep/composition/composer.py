@@ -32,6 +32,7 @@ from vitsweep.composition.hydra import (
     unknown_key,
 )
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resolve import resolve
@@ -44,6 +45,8 @@ Tree = dict[str, Any]
 
 OUTSIDE_THE_CELL = ("sweep", "tracker", "metric", "machine")
 """Top-level nodes of the configuration that no cell has: where results go, and what defaults are."""
+NAMED_ONLY = ("batch", "recipe", *GROUPS)
+"""Groups in which the name of a choice decides nothing besides its values."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,9 @@ class ComposedCell:
 
     @property
     def key(self) -> str:
-        """Text that is equal for two cells whose configurations are equal."""
+        """Text that is equal for two cells whose configurations are equal, but for the names of choices."""
         cell = {k: v for k, v in self.tree.items() if k not in OUTSIDE_THE_CELL}
+        cell |= {g: cell[g] | {"name": ""} for g in NAMED_ONLY if isinstance(cell.get(g), Mapping)}
         return json.dumps(cell, sort_keys=True, default=str)
 
 

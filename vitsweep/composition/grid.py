@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import (
     BASELINE,
+    NAMED_ONLY,
     OUTSIDE_THE_CELL,
     ComposedCell,
     Composer,
@@ -271,7 +272,22 @@ def expand(
         kept = [cell, *parts, own_keys]  # keys that were typed replace axes
         of_cell = sweep | {"baseline": typed_baseline.of(parts)}
         lists.append(merge_overrides([*kept, _settings_of_all_cells(of_cell, composer)], composer))
-    return named(without_duplicates(map(composer.compose, lists)), composer)
+    found = without_duplicates(map(composer.compose, lists))
+    _refuse_equal(typed_axes, found)
+    return named(found, composer)
+
+
+def _refuse_equal(typed: Sequence[Axis], cells: Sequence[ComposedCell]) -> None:
+    """Refuse a typed choice that what is typed besides makes equal to another one in every cell."""
+    kept = {text for cell in cells for text in cell.overrides}
+    for axis in typed:
+        lost = [t for [t] in axis.values if t not in kept] if axis.name in NAMED_ONLY else []
+        given = [f"`{t}`" for a in typed for [t] in a.values if a.root == axis.name != a.name]
+        if lost:
+            raise BadValueError(
+                f"`{lost[0]}` has no cell of its own: with {', '.join(given) or 'its values'}, it equals "
+                f"another choice of `{axis.name}`. Name one of them, or type other values."
+            )
 
 
 def _refuse_repeated(axes: Sequence[Axis]) -> None:

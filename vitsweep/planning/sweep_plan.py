@@ -230,7 +230,9 @@ def _with_baselines(
             continue  # the table says that there is no baseline
         present = complete.setdefault(baseline.cell_id, baseline)
         complete[present.cell_id] = replace(present, baseline_id=present.cell_id)
-        if entry.cell_id != present.cell_id:
+        if entry.cell_id != present.cell_id and entry.composed.key == wanted.key:
+            del complete[entry.cell_id]  # the baseline under another name
+        elif entry.cell_id != present.cell_id:
             complete[entry.cell_id] = replace(entry, baseline_id=present.cell_id)
     return complete
 
