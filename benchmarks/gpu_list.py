@@ -248,7 +248,7 @@ PARTS = (
     Part(
         "peers",
         140,
-        "ViT-L/16, bfloat16: how fast beside timm, torchvision, transformers?",
+        "ViT-L/16, bfloat16: how fast against timm, torchvision, transformers?",
         (
             "sustained rates of products and copies",
             *STACKS,

@@ -121,7 +121,7 @@ def _link(name: str, path: Path) -> str:
 
 
 def open_safely(path: Path, flags: int) -> int:
-    """Open a plain file, which is no link, and return its descriptor; its folder is made for O_CREAT.
+    """Open a regular file, which is no link, and return its descriptor; its folder is made for O_CREAT.
 
     Raises:
         UnsafeFileError: it is a link, a pipe or a device, or would be changed under two names.
@@ -144,7 +144,7 @@ def open_safely(path: Path, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a plain file.
+    """Return the content of a regular file.
 
     Args:
         path: of the file.
@@ -164,7 +164,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return the text of a plain file (see `read_bytes`); UnicodeDecodeError where it is no UTF-8."""
+    """Return the text of a regular file (see `read_bytes`); UnicodeDecodeError where it is no UTF-8."""
     return read_bytes(path, most).decode("utf-8")
 
 
@@ -347,7 +347,7 @@ def names_in(folder: str | Path) -> list[str]:
 
 
 def version_of(path: str | Path) -> tuple[int, ...]:
-    """Return what tells whether a plain file has changed; () where there is none."""
+    """Return what tells whether a regular file has changed; () where there is none."""
     with suppress(OSError):
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode):

@@ -38,7 +38,7 @@ def parallelize(
     own_loss: Criterion | None = None,
     count: Count | None = None,
 ) -> Trainer:
-    """Apply every technique of `cell` to a plain model on this rank's device, or on `meta`.
+    """Apply every technique of `cell` to a reference model on this rank's device, or on `meta`.
 
     From `meta` each rank allocates and draws only its own part of the weights.
 
@@ -68,7 +68,7 @@ def parallelize(
     model = cell.vit_block.apply(model)  # what is computed, before anyone changes how
     model = cell.tokens.apply(model)  # before tokens are dealt out to ranks
     model = cell.precision.convert(model)  # swaps linears: before anyone wraps or splits them
-    model = cast_model(model, plan, sharded_masters=sharded)  # on plain parameters, before views
+    model = cast_model(model, plan, sharded_masters=sharded)  # unsharded still, before views
     model = cell.tensor_parallel.apply(model, world)  # splits those linears
     model = cell.attention.apply(model)  # the kernel that sequence parallelism will call
     model = cell.sequence_parallel.apply(model, world)  # replaces `attend`, splits tokens

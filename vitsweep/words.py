@@ -130,7 +130,7 @@ def did_you_mean(
 
     Args:
         word: that is unknown.
-        valid: what stands in its place.
+        valid: what stands there instead.
         as_typed: writes one of these as the line has it.
         otherwise: what to say where nothing is close.
         fits: whether what would be suggested can be typed; what cannot is left out.
@@ -235,7 +235,7 @@ _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+|%)")
 
 
 def plain_number(key: str, text: str) -> str:
-    """Return a number with a unit as the plain number that a setting takes; anything else as it is.
+    """Return a number with a unit as the number that a setting takes; anything else as it is.
 
     Args:
         key: of the setting or option; the last part of its name says its unit (`timeout_min`,
@@ -267,7 +267,7 @@ def _written(number: float) -> str:
 
 
 def without_units(override: str) -> str:
-    """Return an override with the numbers of its values plain, such as `sweep.minutes=120` for `2h`."""
+    """Return an override with values without units, such as `sweep.minutes=120` for `2h`."""
     key, equals, value = override.partition("=")
     if not equals or key.startswith("-") or not value[:1].isdigit():
         return override

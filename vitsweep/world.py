@@ -105,7 +105,7 @@ def device_mesh(device_type: str, shape: MeshShape) -> "DeviceMesh":
 
 
 def environment_rank() -> tuple[int, int, int] | None:
-    """Return (rank, local rank, world size) of torchrun or srun, or None in a plain process."""
+    """Return (rank, local rank, world size) of torchrun or srun, or None in a process without a launcher."""
     for rank, local_rank, size in (
         ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),

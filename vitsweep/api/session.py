@@ -100,7 +100,7 @@ class Session:
 
     @cached_property
     def searches(self) -> Searches | None:
-        """The search for limits that the settings ask for; None for a plain grid.
+        """The search for limits that the settings ask for; None for a grid.
 
         Raises:
             BadValueError: its settings contradict the grid.

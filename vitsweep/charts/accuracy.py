@@ -59,7 +59,7 @@ def draw(table: DataFrame) -> Figure:
 
 
 def _point(axes: Axes, row: Mapping[Hashable, Any], look: Look, column: str) -> None:
-    """Draw the mean of a setting with its whiskers; name it in the legend also where it has no place."""
+    """Draw the mean of a setting with its whiskers; name it in the legend also where it is not drawn."""
     claim, at, top1 = row["accuracy_claim"], row[column], row["accuracy_top1"]
     is_diverged = claim == Status.diverged
     name = f"{row['series']}: diverged" if is_diverged else row["series"]

@@ -18,7 +18,7 @@ MOST = 30
 
 
 def table_of(tables: SweepTables) -> DataFrame:
-    """Return the cells, with the figures that optional features mark beside their speedup."""
+    """Return the cells, with the figures that optional features mark next to their speedup."""
     marked = [mark(tables, "speedup") for mark in each(tables.features, "marks")]
     return marked[0] if marked else tables.settings
 

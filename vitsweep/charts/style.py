@@ -68,15 +68,15 @@ LONGEST_LABEL, LONGEST_LINE = 120, 44
 
 
 _FIRST = {field.name: getattr(field.type, "colour", None) for field in fields(CellSpec)}
-"""Group -> place of its default choice in the palette."""
+"""Group -> index of its default choice in the palette."""
 
 
 def place(group: str, choice: str) -> int:
-    """Return the place of a choice in the palette: the same in every chart and on every day.
+    """Return the index of a choice in the palette: the same in every chart and on every day.
 
     Choices follow one another in menu order, so that the first eight of a group differ. Groups begin
     with different colours, so that the usual techniques of several groups differ in one chart too. A
-    choice that is not on the menu, or of a group without a colour, gets a place by its name.
+    choice that is not on the menu, or of a group without a colour, gets an index by its name.
     """
     first, known = _FIRST.get(group), choices(group)
     if first is not None and choice in known:

@@ -91,7 +91,7 @@ def require_writable(option: str, file: Path) -> None:
     elif not folder.is_dir():
         fault = f"lies in no folder: `mkdir -p {folder}` makes it"
     elif not os.access(file if file.exists() else folder, os.W_OK):
-        fault = "cannot be written: choose another place"
+        fault = "cannot be written: choose another file"
     else:
         return
     raise BadValueError(f"`{option} {file}` {fault}.")

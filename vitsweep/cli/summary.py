@@ -41,7 +41,7 @@ def summarize(
         progress: where the message on charts goes; all else is a result, and goes to stdout.
         tracker: the composed `tracker` node; its mirror is made last, from the records.
         with_report: draw the charts and the page as well.
-        said: the result as sentences, in place of the answer and what to type next.
+        said: the result as sentences, instead of the answer and what to type next.
 
     Raises:
         ImpossibleCellError: every cell is refused.

@@ -154,7 +154,7 @@ class _ColumnProduct(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     """Partial products, summed over the ranks in their own memory, which nobody else reads.
 
-    Apart from the product: a recomputation, which stops once it has all inputs of products, sends nothing.
+    Separate from the product: a recomputation, which stops once it has all inputs of products, sends nothing.
     """
 
     @staticmethod

@@ -131,7 +131,7 @@ class Axis:
 def axes_of(composer: Composer, overrides: Sequence[str]) -> list[Axis]:
     """Return an axis for each override; one that is not swept has one value.
 
-    Of two overrides with the same key the later counts, at the place of the first, as in Hydra.
+    Of two overrides with the same key the later counts, at the position of the first, as in Hydra.
 
     Raises:
         BadValueError: an override cannot be read, cannot be enumerated, or has no value.

@@ -48,7 +48,7 @@ class UnknownNameError(BadValueError):
         typed: the override, as typed.
         fault: what is wrong with it.
         word: that is unknown.
-        valid: what stands in its place.
+        valid: what stands there instead.
         as_typed: writes one of these as the override has it.
         otherwise: what there is, where nothing is close.
         fits: whether what would be suggested composes.

@@ -108,7 +108,7 @@ def as_item(item: Any, index: int, target: str) -> Any:
 
     Args:
         item: what the dataset gave.
-        index: its place in the dataset.
+        index: its position in the dataset.
         target: of the dataset, for the text of an error.
 
     Raises:
@@ -138,7 +138,7 @@ def as_pair(item: Any, index: int, target: str) -> tuple[Tensor, int]:
 
     Args:
         item: what the dataset gave.
-        index: its place in the dataset.
+        index: its position in the dataset.
         target: of the dataset, for the text of an error.
 
     Raises:
@@ -200,7 +200,7 @@ class _Checked:
 class PairReader(Dataset[Pair]):
     """Reads requests of a map-style dataset, which it opens in its own process.
 
-    What an item draws follows from the seed, the split, the epoch and its place in the dataset, whoever
+    What an item draws follows from the seed, the split, the epoch and its position in the dataset, whoever
     reads it; what the factory draws from the seed alone, so that one split may be what a permutation leaves
     over of the other. A rank that reads itself draws afterwards as if it had not.
     """

@@ -192,7 +192,7 @@ def _listening(host: str, port: int) -> socket.socket | None:
 
 
 def own_world(cell: CellSpec, rank: int, local_rank: int) -> World:
-    """Return this rank's place for a cell in the process group that exists; every rank calls it."""
+    """Return this rank's position for a cell in the process group that exists; every rank calls it."""
     return World(
         rank=rank,
         local_rank=local_rank,

@@ -22,7 +22,7 @@ class Run:
 
     Attributes:
         block: name of its block.
-        position: place in the block, from 0.
+        position: index in the block, from 0.
         cell_id: its cell.
         name: run id of the first attempt.
         purpose: why it runs, see `results.record.SCREENING`; "" for one of a grid's blocks.

@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # the types of `NAMES`
 class Feature:
     """What an optional feature adds.
 
-    Places are `module:attribute`, the module one of the feature's folder.
+    Targets are `module:attribute`, the module one of the feature's folder.
 
     Attributes:
         needs: features without which it is absent, too.
         verbs: of the command line -> what each does, in one line; see `cli.Verb`.
-        names: of `import vitsweep` -> their places.
+        names: of `import vitsweep` -> their targets.
         methods: of `vitsweep.Sweep` -> functions of its store and what is passed.
         instruments: keys of `measurement` -> modules; in a rank whose cell sets the key `run(trainer, stream,
             prefetched_steps)` returns plain values, and `samples_of(ranks)` what the record keeps of them.
@@ -190,10 +190,10 @@ VERBS = {
 """Verb -> what it does, and its module."""
 
 NAMES = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.names.items()}
-"""What `import vitsweep` offers -> its place, the feature first: `judge.measured:measured`."""
+"""What `import vitsweep` offers -> its target, the feature first: `judge.measured:measured`."""
 
 METHODS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.methods.items()}
-"""What a `vitsweep.Sweep` can -> its place."""
+"""What a `vitsweep.Sweep` can -> its target."""
 
 INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.instruments.items()}
 """Key of `measurement` -> the module that is run where it is set, the feature first."""
@@ -202,7 +202,7 @@ ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f
 """Value of `sweep.search` -> what chooses the blocks, the feature first."""
 
 RESULTS = {word: f"{n}.{f.result}" for n, f in FEATURES.items() for word in f.rounds}
-"""Value of `sweep.search` -> the place of what says its result."""
+"""Value of `sweep.search` -> the target of what says its result."""
 
 SEARCHED = {
     (key, word): unused
@@ -213,18 +213,18 @@ SEARCHED = {
 """Key of `sweep` and the value of `sweep.search` that it is for -> the value that asks for nothing."""
 
 CHECKS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.checks.items()}
-"""Key of `sweep` -> the place of what says why its value is refused."""
+"""Key of `sweep` -> the target of what says why its value is refused."""
 
 ADMISSION = tuple(f"{n}.{f.admission}" for n, f in FEATURES.items() if f.admission)
 """Modules that are asked of cells before they run."""
 
 COLUMNS = tuple(f"{n}.{f.columns}" for n, f in FEATURES.items() if f.columns)
-"""Places of what adds columns to a plan."""
+"""Targets of what adds columns to a plan."""
 
 OPTIONS = {
     option: f"{n}.{place}" for n, f in FEATURES.items() for option, place in f.options.items()
 }
-"""Verb and option -> the place of what runs."""
+"""Verb and option -> the target of what runs."""
 
 ABSENT = {k: v for n, f in KNOWN.items() if n not in FEATURES for k, v in f.settings.items()}
 """Keys of `sweep` whose features are not there -> the value that asks for nothing."""

@@ -37,7 +37,7 @@ class LaunchRequest:
         console: for what the user should know while cells run.
         command: what to type for the same; empty where `sys.argv` says so.
         metrics: definitions of the user's columns (see `results.user_metrics`).
-        rounds: chooses the blocks in place of a grid; called with plan, settings, earlier records and code.
+        rounds: chooses the blocks instead of a grid; called with plan, settings, earlier records and code.
         facts: further entries of the command's line in the store.
         hydra: what was typed besides the overrides of cells (`Composer.words`).
     """

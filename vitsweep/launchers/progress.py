@@ -36,7 +36,7 @@ class Progress:
 
     Args:
         console: where progress goes.
-        labels: cell id -> what tells it apart.
+        labels: cell id -> what distinguishes it.
         total_runs: runs of this command.
         seconds: budget of this command.
     """

@@ -1,1 +1,1 @@
-"""The plain single-device Vision Transformer: it knows nothing of techniques."""
+"""The single-device reference model, a Vision Transformer: it knows nothing of techniques."""

@@ -67,7 +67,7 @@ class TokenAxis(NamedTuple):
     """An axis of the residual stream.
 
     Attributes:
-        axis: its place, from the front.
+        axis: its index, from the front.
         length: tokens along it.
     """
 
@@ -76,7 +76,7 @@ class TokenAxis(NamedTuple):
 
 
 def token_axes(model: nn.Module) -> tuple[TokenAxis, ...]:
-    """Return the axes between which blocks alternate; a plain ViT has one."""
+    """Return the axes between which blocks alternate; an image ViT has one."""
     if hasattr(model, "token_axes"):
         return model.token_axes  # type: ignore[return-value]
     axis = 1 if model.batch_first else 0

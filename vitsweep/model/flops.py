@@ -78,7 +78,7 @@ def train_flops_of_linears(
 def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
     width = spec.width
-    if isinstance(spec, MultiDimSpec):  # a position for each place along each of two axes
+    if isinstance(spec, MultiDimSpec):  # a position for each index along each of two axes
         frames = spec.frames_per_patch
         vectors = sum(spec.grid(resolution_px))
     else:

@@ -196,7 +196,7 @@ class Draws:
 
 
 def chosen(numbers: Tensor, count: int) -> Tensor:
-    """Return the places of the `count` smallest numbers along the last axis, ascending."""
+    """Return the indices of the `count` smallest numbers along the last axis, ascending."""
     return numbers.argsort(-1)[..., :count].sort(-1).values
 
 

@@ -27,14 +27,14 @@ class ModuleFactory(ModelSpec):
         blocks: path of what the module stacks, such as `encoder.layers`; `*` stands for any name.
             `auto` takes the list of equal modules with most parameters. Sharding, recomputation and
             compilation work on these.
-        output: where in what the module returns the logits are: the key of a dict, the place in a tuple
+        output: where in what the module returns the logits are: the key of a dict, the index in a tuple
             (from 0) or an attribute; null where it returns them.
         seams: what the module offers to techniques: `attend` where its attention modules call
             `self.attend(q, k, v)` on tensors (B, heads, T, K), as `vitsweep.model.attention` does.
         twin_arguments: arguments of the small module on which techniques are proved, over
             `arguments`; dropout must be off in it.
         twin_side_px: side of the images of that proof; null for that of the cell.
-        loss: path of a function (outputs, batch) -> mean loss, in place of the cross entropy. `outputs`
+        loss: path of a function (outputs, batch) -> mean loss, instead of the cross entropy. `outputs`
             are what `output` names, float32 or better; `batch` is the pair (images, labels), or the mapping
             that `data` gives. Over micro-batches and replicas its mean is taken, unless there is a
             `loss_count`.

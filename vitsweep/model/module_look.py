@@ -38,7 +38,7 @@ class Look:
         uncalled: blocks whose `forward` was not called.
         tied: names of each parameter that lies in several blocks, or in one and outside of all.
         unshardable: parameters without an axis, or of complex numbers.
-        logits: shape of the logits for two images, or what was returned in their place.
+        logits: shape of the logits for two images, or what was returned instead.
     """
 
     outputs: Any = None

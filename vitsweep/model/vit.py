@@ -1,4 +1,4 @@
-"""Plain pre-norm Vision Transformers (Dosovitskiy et al., arXiv:2010.11929)."""
+"""Pre-norm Vision Transformers (Dosovitskiy et al., arXiv:2010.11929)."""
 
 from functools import partial
 from typing import Literal

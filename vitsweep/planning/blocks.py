@@ -138,7 +138,7 @@ def blocks(
     """Yield the blocks that give every cell what it lacks, if all runs are measured.
 
     A block holds some cells and the baseline of each, so that every ratio is taken between runs
-    that lie minutes apart. Large sweeps are cut into several blocks per round, each with its own
+    minutes from each other. Large sweeps are cut into several blocks per round, each with its own
     baseline runs. All cells get their first block before any gets its second.
 
     Args:

@@ -42,7 +42,7 @@ COMPARED = (
     "accuracy_difference accuracy_claim accuracy_pairs"
 ).split()
 NOISY = 0.1
-"""Spread of one block's ratio that is named beside a ratio that is not shown."""
+"""Spread of one block's ratio that is named with a ratio that is not shown."""
 LESS_ACCURATE = 0.02
 """A cell whose top-1 is lower than its baseline's by more than this is not called the winner."""
 LEAST_DIFFERENCE = 0.02
@@ -142,7 +142,7 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     Returns:
         "" and an empty table where cells are compared with one baseline or none, where no ratio is known, and
         where a search has a result of its own. Else `setting`, `fastest shown`, `speedup` with its own
-        interval, and `result` with what `answers` says beside it. Settings in which nothing could be compared
+        interval, and `result` with what `answers` says of it. Settings in which nothing could be compared
         come last.
     """
     if cells is None and (tables.limit_key or search_result(tables)):
@@ -194,7 +194,7 @@ def _not_compared(rows: DataFrame, several: bool) -> dict[str, str]:
 
 
 def _setting(row: Series, several: bool) -> str:
-    """Return what tells a setting apart from the others, its device where there are several."""
+    """Return what distinguishes a setting from the others, its device where there are several."""
     device = row["device"] if several and not missing(row["device"]) else ""
     return " · ".join(filter(None, (row["match"], device))) or f"baseline {row['baseline_cell_id']}"
 
@@ -384,7 +384,7 @@ def _unnamed(rows: DataFrame, base: Series) -> str:
 
 
 def _accuracy(row: Series, base: Series) -> str:
-    """Return the accuracy beside the baseline's, where it was measured."""
+    """Return the accuracy next to the baseline's, where it was measured."""
     own, other = row["accuracy_top1"], base.get("accuracy_top1")
     if missing(own) and missing(other):
         return ""

@@ -158,7 +158,7 @@ _ALL = (
     Metric("accuracy_top5", "1", "Top-5 accuracy", "higher",
            "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("accuracy_top1_raw", "1", "Top-1 accuracy without averaging", "higher",
-           "of the last weights themselves; only where averaging keeps others beside them"),
+           "of the last weights themselves; only where averaging keeps others too"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; else empty",

@@ -82,7 +82,7 @@ class ModelSpec(ABC):
         return False
 
     def own_loss(self) -> "Callable[[Any, Any], Any] | None":
-        """Return (outputs, batch) -> mean loss, in place of the cross entropy; None for that."""
+        """Return (outputs, batch) -> mean loss, instead of the cross entropy; None for that."""
         return None
 
     def own_count(self) -> "Callable[[Any], Any] | None":
@@ -181,7 +181,7 @@ class TransformerSpec(ModelSpec):
 
     @abstractmethod
     def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
-        """Tokens along each of the axes along which tokens lie; a plain ViT has one."""
+        """Tokens along each of the axes along which tokens lie; an image ViT has one."""
 
     @property
     def num_sequence_axes(self) -> int:
@@ -238,7 +238,7 @@ def _images(frames: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ViTSpec(TransformerSpec):
-    """A plain pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
+    """A pre-norm Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
 
     Attributes:
         tokens_per_channel: False; it keeps the ids of cells from when channels could have their own tokens.
@@ -317,11 +317,11 @@ class MultiDimSpec(TransformerSpec):
         return tuple(x if block % 2 else y for block in range(self.depth))
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse layouts of a plain ViT, (B, T, D) or (T, B, D): tokens are (B, X, Y, D) here."""
+        """Refuse layouts of an image ViT, (B, T, D) or (T, B, D): tokens are (B, X, Y, D) here."""
         yield from super().conflicts(cell)
         if not cell.layout.batch_first or cell.layout.channels_last:
             yield (
-                f"`layout={cell.layout.name}` orders the axes of a plain ViT; "
+                f"`layout={cell.layout.name}` orders the axes of an image ViT; "
                 f"`model={self.name}` moves the axis it attends along in every block: use "
                 "`layout=batch_first` with `layout.channels_last=false`."
             )

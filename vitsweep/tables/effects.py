@@ -201,7 +201,7 @@ def _weights(sides: Sequence[Series], used: Series, keys: Series) -> Floats:
 
 
 def _timed(sides: Sequence[Series], used: Series, keys: Series, windows: Series) -> dict[str, str]:
-    """Say for how long the first two cells were timed that are compared and were timed apart."""
+    """Say for how long the first two cells were timed that are compared and were timed separately."""
     own, base = (dict(zip(keys[s & used], windows[s & used], strict=True)) for s in sides)
     apart = (timed_apart(own[key], base[key], "without it") for key in own)
     return {"timed": next(filter(None, apart), "")}

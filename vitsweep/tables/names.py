@@ -118,7 +118,7 @@ def varying_columns(table: DataFrame) -> list[str]:
 def _is_typed(table: DataFrame, column: str) -> bool:
     """Return whether a field has another value than the YAML of its choice says; `auto` says none.
 
-    The plain batch has no size of its own: machines and sweeps give it one.
+    The default batch has no size of its own: machines and sweeps give it one.
     """
     group, _, key = column.partition(".")
     rows = table[[group, column]].dropna() if {group, column} <= {*table} else DataFrame()

@@ -147,7 +147,7 @@ class SweepTables:
 
     @cached_property
     def limit_key(self) -> str:
-        """Key whose largest value the latest command searched for; empty for a plain grid."""
+        """Key whose largest value the latest command searched for; empty for a grid."""
         limit = self.commands[-1].get("limit") if self.commands else None
         return str((limit or {}).get("key") or "")
 

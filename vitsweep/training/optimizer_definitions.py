@@ -111,14 +111,14 @@ def is_elementwise(choice: OptimizerChoice) -> bool:
 
 
 def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES) -> str:
-    """Train a few tensors of a plain model on prescribed gradients; say what leaves the definition.
+    """Train a few tensors of a reference model on prescribed gradients; say what leaves the definition.
 
     The gradients of the steps change their scale over four decades and their signs, and vanish in
     some steps. Weights, state and step counts are compared at the end, in float32.
     Four steps would hardly show another beta2.
 
     Args:
-        model: a plain one; it is trained.
+        model: the reference; it is trained.
         choice: gives the optimizer and its definition.
         steps: number of updates.
 

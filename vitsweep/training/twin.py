@@ -127,7 +127,7 @@ class Parts:
     Attributes:
         are_computed: in the parts that ranks see, and not whole.
         are_rounded: whether it does so where the cell has fewer digits than the exact twin.
-        told: what `proved` says of that.
+        told: what `proved` reports of that.
     """
 
     are_computed: bool

@@ -59,7 +59,7 @@ LEVELS = (
     TimeClass.recomputation,
     TimeClass.host,
 )
-"""Class by place in the order of precedence."""
+"""Class by its index in the order of precedence."""
 _LEVEL = {kind: place for place, kind in reversed([*enumerate(LEVELS)])}
 _RANGE_LEVEL = {kind: place for place, kind in enumerate(LEVELS)}
 
@@ -152,7 +152,7 @@ class Segment:
     Attributes:
         start: in nanoseconds.
         end: in the same.
-        level: place in `LEVELS`.
+        level: index in `LEVELS`.
         label: operator and shapes.
         calls: 1 for the first segment of an operation, else 0.
     """
@@ -286,7 +286,7 @@ T = TypeVar("T")
 def innermost(
     spans: Iterable[tuple[int, int, S]], entered: Callable[[S, T | None], T]
 ) -> list[tuple[int, int, T]]:
-    """Return spans of one thread, which lie within one another or apart, as the innermost at each time.
+    """Return spans of one thread, which are nested or disjoint, as the innermost at each time.
 
     Args:
         spans: start, end and what it is, in order of the starts, outer ones first.

@@ -346,7 +346,7 @@ def _plain(loss: Any) -> Tensor:
         return torch.tensor(loss)
     if type(loss) is not Tensor or loss.numel() != 1:
         raise TypeError(
-            f"the step returned {type(loss).__name__}, and a loss is a float or a plain tensor of one value"
+            f"the step returned {type(loss).__name__}, and a loss is a float or a tensor of one value"
         )
     return loss.detach().reshape(()).float().clone()
 

@@ -40,7 +40,7 @@ BATCHES, LEAST_BATCHES = 9, 2
 MOST_EXAMPLE_BYTES = 2**30
 """Fewer batches are made where more would take more memory, in this process and in every rank."""
 START_MINUTES = 2.0
-"""What importing torch and building a model may take beside the budget, before a side counts as stuck."""
+"""What importing torch and building a model may take besides the budget, before a side counts as stuck."""
 FOLDER = "sweep.name=judge"
 ONE_RANK = "resources.ranks_per_node=1"
 RATES = "vitsweep.extras.judge.half_rates"

@@ -465,7 +465,7 @@ def _relative(found: Sequence[float], wanted: Sequence[float]) -> float:
 
 
 def differences(found: Training, wanted: Training) -> dict[str, tuple[float, float]]:
-    """Return by tensor how far two updates from the base's first weights are apart, and their norms.
+    """Return by tensor how far two updates from the base's first weights differ, and their norms.
 
     Both are relative to the norm of the wanted update, or to a share of a typical one.
     """

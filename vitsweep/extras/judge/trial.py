@@ -77,7 +77,7 @@ class Trial:
         folder: for records and weights.
         facts: of every record.
         flops_per_second: that the device can reach; 0 where nobody knows.
-        say: told what happens.
+        say: called with each message.
         make_examples: (file, function) of the base that makes the examples; None where they are made.
     """
 
@@ -240,7 +240,7 @@ class Trial:
         """Train the base twice, the second time with the least change; draw again where that explains much.
 
         With some seeds a training is chaotic: the least change grows within the window to a multiple of
-        an update, and what is allowed beside it would hide any fault of the head.
+        an update, and what is allowed besides would hide any fault of the head.
         """
         tightest: tuple[Seeds, Training, Bounds] | None = None
         for _ in range(MOST_DRAWS):

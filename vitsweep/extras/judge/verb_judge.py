@@ -48,7 +48,7 @@ def add_options(options: Options) -> None:
     options.number(
         "--width",
         WIDTH,
-        "no difference is said where the interval is within +- this, relative (default %(default)g)",
+        "no difference is claimed where the interval is within +- this, relative (default %(default)g)",
     )
     options.add_argument("--setup", default="", metavar="CMD", help="builds a side, in its root")
     options.add_argument(

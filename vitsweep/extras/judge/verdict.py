@@ -19,7 +19,7 @@ JSON_SCHEMA = 1
 
 
 class Answer(StrEnum):
-    """What is said of the head."""
+    """The verdict on the head."""
 
     faster = "faster"
     slower = "slower"
@@ -99,12 +99,12 @@ class Verdict:
 
     Attributes:
         answer: in a word.
-        reason: why, where it is no plain result of the interval.
+        reason: why, where it does not follow from the interval alone.
         base: what the head is compared with, in words.
         head: what is judged.
         speed: throughput of the head over the base's.
         repeated: the same in fresh blocks and processes, after a first sign of a difference.
-        quality: beside the speed, where the change alters the training.
+        quality: besides the speed, where the change alters the training.
         equality: what was compared, or why nothing was.
         facts: further columns: memory, work, environment, files.
         notes: sentences.

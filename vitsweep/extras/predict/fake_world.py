@@ -183,7 +183,7 @@ def _replaced() -> Iterator[None]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Stand for the address of a tensor: equal for views of one place, and for nothing else."""
+    """Stand for the address of a tensor: equal for views of one address, and for nothing else."""
     return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.itemsize)
 
 

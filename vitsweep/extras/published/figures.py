@@ -41,8 +41,8 @@ def published(
 ) -> DataFrame:
     """Return published figures: `source, system, experiment, metric, value, number, unit, ...`.
 
-    `value` is the text as printed, `number` its value where it is a plain number. `sure` is a key
-    of `SURENESS`, `where` names the place that was read. Figures whose labels are doubtful in
+    `value` is the text as printed, `number` its value where it is one number. `sure` is a key
+    of `SURENESS`, `where` names the page or line that was read. Figures whose labels are doubtful in
     their own source are left out unless `doubtful`; then `doubt` says why.
 
     Args:

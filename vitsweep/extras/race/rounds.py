@@ -87,7 +87,7 @@ class RaceRounds:
 
     @cached_property
     def number(self) -> Mapping[str, int]:
-        """Cell id -> place in `cells`."""
+        """Cell id -> index in `cells`."""
         return {entry.cell_id: n for n, entry in enumerate(self.cells)}
 
     @cached_property

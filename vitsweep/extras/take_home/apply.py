@@ -315,7 +315,7 @@ class Applied:
     def weights(self) -> "dict[str, Tensor]":
         """Return whole weights and buffers under the reference model's names; every rank calls it.
 
-        `model.load_state_dict` of a plain model takes them.
+        `model.load_state_dict` of the reference model takes them.
         """
 
         return plain_weights(self._trainer)
@@ -325,7 +325,7 @@ class Applied:
 
         Returns:
             `tensors`: what this rank holds of model (masters where there are any), optimizer state and
-            averaged weights, by name and place in the whole tensor; `scaler`, `groups` (numbers of the
+            averaged weights, by name and index in the whole tensor; `scaler`, `groups` (numbers of the
             parameter groups) and `step`. `torch.save` writes it rank by rank,
             `torch.distributed.checkpoint.save` all ranks at once.
         """

@@ -94,7 +94,7 @@ def _read(cell: Cell, size: int, config_dir: str | Path | None) -> CellSpec:
             store = find_sweep(str(row["sweep"]))
         except VitsweepError as error:
             raise VitsweepError(
-                f"{error} In another folder give the path of the cell's `cell.yaml` in place of its row."
+                f"{error} In another folder give the path of the cell's `cell.yaml` instead of its row."
             ) from error
         return read_cell(store, str(row["cell_id"]))
     composer = Composer(hydra.open_loader(conf_dir(), config_dir))

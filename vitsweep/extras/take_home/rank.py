@@ -97,7 +97,7 @@ class ExportedFile:
         return [(n, parameters[n] if n in sharded else tensor) for n, tensor in pairs]
 
     def _model(self) -> nn.Module:
-        """Return the model inside of DDP, whose names are plain."""
+        """Return the model inside of DDP, whose names are those of the reference model."""
         model: nn.Module = self._training.model
         return model.module if isinstance(model, DistributedDataParallel) else model
 

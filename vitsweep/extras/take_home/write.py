@@ -356,7 +356,7 @@ def _literal(spec: ModuleSpec, value: object) -> str:
     parts = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, dict) or not all(isinstance(part, plain) for part in parts):
         raise VitsweepError(
-            f"`{spec.typed}` has an argument {pformat(value)}, which is no plain value to write into a "
+            f"`{spec.typed}` has an argument {pformat(value)}, which is no literal to write into a "
             "file: use `vitsweep.apply(cell, model)`."
         )
     return (

@@ -19,7 +19,7 @@ class Ring(SequenceParallel):
     """K and V blocks pass from rank to rank; partial softmaxes are merged by logsumexp (arXiv:2310.01889).
 
     The next block travels while the present one is attended to. No limit by heads. The kernel is
-    the one that gives its logsumexp: flash on CPU, flash on CUDA in half precision, else a plain
+    the one that gives its logsumexp: flash on CPU, flash on CUDA in half precision, else a reference
     one with the scores of one pair of blocks in memory.
 
     Attributes:

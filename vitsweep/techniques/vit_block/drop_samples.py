@@ -23,7 +23,7 @@ class DropSamples(BlockVariant):
     Stochastic depth (Huang et al., arXiv:1603.09382) as DINOv2 trains with it (arXiv:2304.07193,
     section 5, "efficient stochastic depth"): the kept images are gathered, computed, scaled by
     images / kept, and added to the residual stream. Not computed is not paid for: nearly `rate` of
-    the step, where plain stochastic depth computes all and multiplies by zero. The number of kept
+    the step, where stochastic depth computes all and multiplies by zero. The number of kept
     images is fixed, so that all ranks do the same work; which they are is drawn anew for attention
     and MLP of each block. In evaluation nothing is dropped. Another training than a ViT's.
 

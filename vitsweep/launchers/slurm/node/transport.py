@@ -30,7 +30,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd
 
-# The place of a process in its Slurm job.
+# The rank of a process in its Slurm job.
 
 
 PORTS = range(20_000, 32_000)

@@ -331,7 +331,7 @@ def _id_if_taken(folder: Path, request: Request, error: Exception) -> str:
 
 
 def _submit_command(folder: Path, options: dict[str, Any], shell_command: str) -> str:
-    """Submit a shell command; the only place that uses a private part of submitit.
+    """Submit a shell command; the only function that uses a private part of submitit.
 
     Its public `submit` takes Python functions, which it would pickle.
     """
