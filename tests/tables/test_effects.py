@@ -385,3 +385,15 @@ def test_an_effect_of_cells_that_were_timed_apart_says_so():
     given = ("attention=sdpa_auto", "attention=sdpa_math")
     assert [bool(one(found, "compilation=compile", g)["timed"]) for g in given] == [True, False]
     assert one(found, "attention=sdpa_math")["timed"].startswith("timed for 1.7 s")
+
+
+def test_what_longer_timing_may_explain_is_not_claimed():
+    for size, claims in ((0.01, ("no difference shown", "no interaction shown")),
+                         (0.05, ("faster", "more than on average"))):  # fmt: skip
+        logs, specs = grid(TWO, {"compile": size / 2}, {("compile", "sdpa_auto"): size})
+        runs, baselines = simulated(logs, specs, normal(1e-4))
+        longer = runs["cell_id"].map({"compile-sdpa_auto": 4.9}).fillna(1.7)
+        for windows, told in ((longer, claims), (1.7, ("faster", "more than on average"))):
+            found = effects(runs.assign(window_seconds=windows), baselines)
+            row = one(found, "compilation=compile", "attention=sdpa_auto")
+            assert (row["claim"], row["interaction"]) == told

@@ -85,6 +85,16 @@ def test_a_step_and_the_one_before_that_were_timed_apart_are_marked(runs):
     }
 
 
+def test_a_gain_that_longer_timing_may_explain_is_not_claimed(runs):
+    nearly = runs["cell_id"].map({"o1_fsdp": 151.5 / 160, "all": 165 / 200}).fillna(1.0)
+    runs = runs.assign(images_per_second=runs["images_per_second"] * nearly)
+    for seconds, claim in ((1.7, "faster"), (4.9, "no difference shown")):
+        windows = runs["cell_id"].map({"o1_fsdp": seconds}).fillna(1.7)
+        steps = waterfall(runs.assign(window_seconds=windows), BASELINES).set_index("cell_id")
+        gains = steps.loc[steps["kind"] == "cumulative", "gain_claim"]
+        assert gains[["o1", "o1_fsdp", "all"]].tolist() == ["faster", claim, "faster"]
+
+
 def test_of_two_orders_of_steps_the_planned_one_is_taken_whichever_ran_first(runs):
     for first in ("o1", "fsdp"):
         planned = dict.fromkeys(["base", first, *SETTINGS], "base")

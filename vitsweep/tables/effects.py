@@ -23,6 +23,7 @@ from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import (
     biased,
     is_biased,
+    may_be_drift,
     missing_blocks_of,
     timed_apart,
     windows_of,
@@ -87,7 +88,8 @@ def effects(runs: DataFrame, baselines: Mapping[str, str | None]) -> DataFrame:
         interaction shown`.
         p-values are adjusted within each kind (Holm 1979). It compares `num_cells`, `num_blocks` is the
         fewest blocks of one of them; `note` says why there is no estimate, or what the average leaves out,
-        `timed` for how long two cells were timed that it compares, where that differs (`timed_apart`).
+        `timed` for how long two cells were timed that it compares, where that differs (`timed_apart`):
+        then nothing is claimed of an interval that reaches within `LARGEST_DRIFT` of 1.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says.
@@ -256,16 +258,19 @@ def _claimed(table: DataFrame) -> DataFrame:
         p_holm=table.groupby("kind")["p_value"].transform(holm),
         ratio_p_holm=holm(table["ratio_p_value"]),
     )
+    apart = table.groupby("technique")["timed"].transform("max")  # the average has all of its cells
     speed = {
         Claim.nothing: table["effect"].isna(),
         Claim.too_few_blocks: table["p_value"].isna(),
-        Claim.no_difference_shown: ~(table["p_holm"] < LEVEL),
+        Claim.no_difference_shown: ~(table["p_holm"] < LEVEL)
+        | may_be_drift(table, "effect_low", "effect_high"),
         Claim.missing_blocks: table["_survivors"],
         Claim.faster: table["effect"] > 1,
     }
     together = {
         "": table["ratio_p_value"].isna(),
-        "no interaction shown": ~(table["ratio_p_holm"] < LEVEL),
+        "no interaction shown": ~(table["ratio_p_holm"] < LEVEL)
+        | may_be_drift(table.assign(timed=apart), "ratio_low", "ratio_high"),
         "more than on average": table["ratio_to_average"] > 1,
     }
     return table.assign(
@@ -297,7 +302,7 @@ def waterfall(
     blocks, else by way of the baseline (see `contrast`). The speedups of a cumulative sequence all
     divide by one baseline: they are not factors to multiply. A technique that was not measured
     keeps its row with its `status`. `timed` says for how long a row and the one that `gain` divides by
-    were timed, where that differs (`timed_apart`).
+    were timed, where that differs (`timed_apart`), and limits `gain_claim` as in `effects`.
 
     Args:
         runs: one row per run.
@@ -382,10 +387,15 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
     return (
         table.assign(p_holm=adjusted)
-        .assign(gain_claim=claims)
         .assign(timed=timed)
+        .assign(gain_claim=_gain_claims)
         .rename(columns=NAMES)[["_key", "kind", *NAMES.values(), "gain_claim", "timed"]]
     )
+
+
+def _gain_claims(table: DataFrame) -> Series:
+    is_drift = may_be_drift(table, "speedup_low", "speedup_high")
+    return claims(table).mask(is_drift, str(Claim.no_difference_shown))
 
 
 def _steps(group: DataFrame) -> list[tuple[Any, ...]]:

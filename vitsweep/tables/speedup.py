@@ -63,6 +63,8 @@ def other_size(known: KeyedRuns) -> dict[int, str]:
 
 MOST_APART = 2.0
 """From this ratio of their timed windows on, a GPU's clock and heat may differ between two cells."""
+LARGEST_DRIFT = 1.02
+"""A GPU at its power limit changes its speed by up to this factor in its first seconds (docs/numbers.md)."""
 
 
 def windows_of(runs: DataFrame, by: str) -> Series:
@@ -81,6 +83,12 @@ def timed_apart(own: float, other: float, whose: str) -> str:
     if not max(own, other) > MOST_APART * min(own, other):
         return ""
     return say("timed_apart", own=number(own, 2), whose=whose, other=number(other, 2))
+
+
+def may_be_drift(table: DataFrame, low: str, high: str) -> Series:
+    """Tell of which rows, `timed` apart, the interval reaches ratios within `LARGEST_DRIFT` of 1."""
+    reaches = (table[low] <= LARGEST_DRIFT) & (table[high] >= 1 / LARGEST_DRIFT)
+    return reaches & (table["timed"] != "")
 
 
 Families = Sequence[Collection[str]]
