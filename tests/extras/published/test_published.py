@@ -151,7 +151,7 @@ def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
     }  # fmt: skip
     assert rows.loc["batch560", "measured"] == pytest.approx(2.0, rel=0.02)
     assert rows.loc["batch560", "differs"] == [
-        "baseline.precision fp32 as TF32 (assumed), here tf32", "baseline.sharding ddp, here none",
+        "baseline.sharding ddp, here none",
         "sharding fsdp, here none", "layout batch_second, here batch_first",
     ]  # fmt: skip
     assert {"model", "device", "torch"} <= set(rows.loc["batch560", "unknown"])
@@ -163,7 +163,7 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
-    assert "Meta AI blog (2022-05-05) (secondary)" in shown
+    assert "Meta AI blog (2022-05-05) (secondary: a translation" in shown
     page = write_report(blog_folder).read_text()
     section = page.partition('id="published-and-measured"')[2].partition("<h2")[0]
     for text in (shown, section):

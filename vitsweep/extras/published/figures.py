@@ -235,7 +235,7 @@ def with_published(cells: DataFrame, figures: DataFrame, column: str) -> DataFra
 
 
 def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return the table of `beside_cells` as text, and what all of its rows have in common, ` · ` between.
+    """Return the table of `beside_cells` as text, and what all of its rows have in common, a line each.
 
     Args:
         table: of the figures.
@@ -244,9 +244,9 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
     if table.empty:
         return DataFrame(), ""
     names = names_by_id(cells)
-    sources = zip(table["source"], table["sure"].str.replace("_", " "), strict=True)
+    sources = zip(table["source"], table["sure"], strict=True)
     lists: dict[str, list[list[str]]] = {
-        "source": [[f"{source} ({sure})"] for source, sure in sources],
+        "source": [[f"{source} ({sure.replace('_', ' ')}: {SURENESS[sure]})"] for source, sure in sources],
         "what differs": table["differs"].tolist(),
         "unknown there": table["unknown"].tolist(),
     }
@@ -261,7 +261,7 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
         columns[head] = ["; ".join(p for p in row if p not in common[head]) for row in rows]
     text = DataFrame(columns, table.index, dtype=str)
     told = [f"{head}: {'; '.join(parts)}" for head, parts in common.items() if parts]
-    return text.loc[:, (text != "").any()], " · ".join(told)
+    return text.loc[:, (text != "").any()], "\n".join(told)
 
 
 def _figure(value: str, unit: str) -> str:

@@ -8,7 +8,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from vitsweep.extras.published.figures import (
-    SURENESS,
     beside_cells,
     beside_text,
     with_published,
@@ -31,13 +30,12 @@ def marked(tables: SweepTables, column: str) -> DataFrame:
 
 
 def section(tables: SweepTables) -> Markup:
-    """Return the table of a report, and how sure each figure is; "" where the sweep names none."""
+    """Return the table of a report; "" where the sweep names no figures."""
     figures = figures_of(tables)
     beside, common = beside_text(figures, tables.settings)
     if beside.empty:
         return Markup("")
-    sureness = [(k, v) for k, v in SURENESS.items() if k in set(figures["sure"])]
-    context = {"beside": beside.to_dict("split"), "common": common, "sureness": sureness}
+    context = {"beside": beside.to_dict("split"), "common": common}
     return Markup(rendered("published.html.j2", context, "vitsweep.extras.published"))
 
 
@@ -63,7 +61,7 @@ class PublishedTable:
         text, common = beside_text(self.figures, self.cells)
         if len(text):
             rows = text.head(BEST).drop(columns="as published", errors="ignore")
-            yield TextTable(rows, f"\nPublished and measured · {common}")
+            yield TextTable(rows, f"\nPublished and measured\n{common}")
             if len(text) > BEST:
                 yield Text(f"{count(len(text) - BEST, 'more figure')} in the report.")
             yield Text()
