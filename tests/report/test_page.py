@@ -33,16 +33,22 @@ def test_the_first_screen_has_eight_rows_and_counts_the_others() -> None:
     assert html._first_screen(from_runs(runs, {}))["more"] == "2 more cells"
 
 
-def test_a_footnote_of_the_first_screen_repeats_nothing_of_its_row() -> None:
+def test_the_first_screen_has_the_footnotes_of_its_rows() -> None:
     runs = [
         run(c, "k", speed, precision=c, environment={"purpose": SCREENING}, data=data)
         for c, speed, data in (("fp32", 100, "digits"), ("O1", 93, "digits"), ("O2", 91, "other"))
     ]
+    runs.append(run("O3", "k", 90.0, precision="O3", validity={"unmoved_weights": True}))
     found = html._first_screen(from_runs(table(*runs), {r.cell_id: "fp32" for r in runs}))
     rows = [dict(zip(found["best"]["columns"], row, strict=True)) for row in found["best"]["data"]]
-    assert [row["result"] for row in rows] == ["baseline", "screened", "screened [1]"]
+    assert [row["result"] for row in rows] == [
+        "baseline", "screened", "screened [1]", "screened [2]",
+    ]  # fmt: skip
     assert rows[1]["speedup"] == "0.93x (no interval)"
-    assert [note[: len(OTHER_SIZE)] for note in found["footnotes"]] == [OTHER_SIZE]
+    other, frozen = found["footnotes"]
+    assert other.startswith(f"[1] {OTHER_SIZE}")
+    assert frozen.startswith("[2] ")
+    assert "unmoved_weights" in frozen
 
 
 def test_the_table_of_the_page_sorts_by_numbers_and_filters_by_choices() -> None:

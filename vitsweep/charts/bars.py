@@ -158,5 +158,5 @@ def apart(names: Sequence[str]) -> list[str]:
 
 
 def _fill(colour: str, sure: bool) -> dict[str, Any]:
-    """Return how a bar is filled: hatched where no difference is shown."""
+    """Return how a bar is filled: hatched where it is not significant."""
     return {"color": colour} if sure else {"fc": PAPER, "ec": colour, "hatch": "////"}

@@ -51,7 +51,7 @@ def draw(table: DataFrame) -> Figure:
         label="Throughput over that of the baselines' choice (x)",
         mark="most", marked="With one other choice",
         colour=lambda row: style.colour(*str(row["technique"]).split("=", 1)),
-        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: no difference shown",
+        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: not significant",
     )  # fmt: skip
     most = [of[place]["effect"].max() for place in shown.index]
     figure = bars.draw(shown.assign(most=most), [*map(short, shown["technique"])], 8.8)

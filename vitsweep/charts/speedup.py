@@ -24,7 +24,7 @@ def table_of(tables: SweepTables) -> DataFrame:
 
 
 def draw(cells: DataFrame) -> Figure:
-    """Draw the cells that have a speedup, the largest on top; hatched where no difference is shown.
+    """Draw the cells that have a speedup, the largest on top; hatched where it is not significant.
 
     Bars are coloured by the first technique that varies; the baseline is grey.
     """
@@ -38,7 +38,7 @@ def draw(cells: DataFrame) -> Figure:
     over = "repetitions" if "replicated" in cells else "blocks"
     bars = Bars(
         column="speedup", low="speedup_low", high="speedup_high", group=first_group(cells), note=_note,
-        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: no difference shown",
+        sure=lambda row: plain(row["claim"]) in SURE, hatched="hatched: not significant",
         mark="published", reference=1.0, label=f"{style.axis_label('speedup')}, 95 % interval over {over}",
     )  # fmt: skip
     return bars.draw(

@@ -45,10 +45,9 @@ from vitsweep.tables.notes import (
     empty_metrics,
     lines_of,
 )
-from vitsweep.tables.render import cell_text, ranked
+from vitsweep.tables.render import cell_text, footnotes, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import further
 from vitsweep.tables.stats import MIN_BLOCKS
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import checked_cells
@@ -150,22 +149,18 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
     """Return the answers, and at most `MOST` rows: the fastest of each setting, or the cells ranked first."""
     sentence, best = winners(tables)
     said = answers(tables)
+    notes: list[str] = []
+    more = len(best if len(best) else tables.settings) - MOST
     if best.empty:
-        best = cell_text(tables.settings)
-        best = best[[c for c in (*FIRST_SCREEN, "note") if c in best]]
-        if {"note", "result"} <= {*best}:
-            rows = best.rename(columns={"note": "speedup_note", "result": "claim"})
-            best = best.assign(note=[further(row) for row in rows.to_dict("records")])
-    more, best = len(best) - MOST, best.head(MOST)
-    notes = [*dict.fromkeys(filter(None, best.get("note", ())))]
-    if notes:
-        marks = [f" [{notes.index(note) + 1}]" if note else "" for note in best["note"]]
+        best = cell_text(tables.settings).head(MOST)
+        best = best[[c for c in FIRST_SCREEN if c in best]]
+        marks, notes = footnotes(ranked(tables.settings).head(MOST))
         marked = "result" if "result" in best else "cell"
         best = best.assign(**{marked: best[marked] + marks})
     return {
         "answer": sentence or said[0],
         "answers": [s for s in said if s != sentence] if sentence else said[1:],
-        "best": best.drop(columns="note", errors="ignore").to_dict("split"),
+        "best": best.head(MOST).to_dict("split"),
         "footnotes": notes,
         "more": count(more, f"more {'setting' if sentence else 'cell'}") if more > 0 else "",
     }

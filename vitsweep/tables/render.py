@@ -310,7 +310,7 @@ class CellTable:
 
     def _table(self, ran: DataFrame, width: int) -> Iterator[TextTable | Text]:
         shown = self._best(ran)
-        marks, notes = _footnotes(shown)
+        marks, notes = footnotes(shown)
         numbers, once = _said_once(_numbers(shown, marks))
         text, match = _with_names(ran, numbers)
         kept = _fitted(text, width)
@@ -365,12 +365,13 @@ def _grouped(text: DataFrame, match: Series) -> DataFrame:
     return grouped
 
 
-def _footnotes(shown: DataFrame) -> tuple[list[str], list[str]]:
+def footnotes(cells: DataFrame) -> tuple[list[str], list[str]]:
     """Number the reasons, notes and validity flags of the rows; a flag of all rows has no number.
 
     Returns:
         A mark for each row, such as ` [1]`, and the lines below the table.
     """
+    shown = checked_cells(cells, *SHOWN)
     measured = shown[shown["status"] == Status.measured]
     # a cell without a run has pd.NA, which is neither true nor false
     all_set = {c: shown[c].eq(True).fillna(False).astype(bool) for c in FLAGS if c in shown}

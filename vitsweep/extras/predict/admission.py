@@ -404,7 +404,7 @@ def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
         cells = [row["cell"] for row in rows if row.get("why_not_predicted") == reason]
         lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
     rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
-    lines += [f"Step times are predicted for {each}; in brackets the 80 % interval." for each in rates]
+    lines += [f"Step times are predicted for {each}; brackets: 80 % interval." for each in rates]
     known = [row for row in rows if row.get("images_per_second") and not row["reasons"]]
     if len(known) > 1:
         known.sort(key=lambda row: -row["images_per_second"])

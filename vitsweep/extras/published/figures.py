@@ -246,7 +246,9 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
     names = names_by_id(cells)
     sources = zip(table["source"], table["sure"], strict=True)
     lists: dict[str, list[list[str]]] = {
-        "source": [[f"{source} ({sure.replace('_', ' ')}: {SURENESS[sure]})"] for source, sure in sources],
+        "source": [
+            [f"{source} ({sure.replace('_', ' ')}: {SURENESS[sure]})"] for source, sure in sources
+        ],
         "what differs": table["differs"].tolist(),
         "unknown there": table["unknown"].tolist(),
     }
