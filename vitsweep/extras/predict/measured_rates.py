@@ -126,7 +126,7 @@ class MeasuredRates(Rates):
         here, there = (1 - 1 / ranks for ranks in (collective.group_ranks, self._timed_ranks))
         return (alone * here / there + MESSAGE_US) * self._slower
 
-    def log_error(self, part: str) -> float:
+    def log_error(self, part: str, number_format: str = "") -> float:
         """See `LOG_ERROR`; wider under other ranks and threads than were timed."""
         return LOG_ERROR.get(part, 0.05) * self._wider
 

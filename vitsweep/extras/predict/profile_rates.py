@@ -128,9 +128,11 @@ class TableRates(Rates):
         between = self._between_us(size, per_node, nodes, passes)
         return max(inside, between) + min(inside, between) / 3
 
-    def log_error(self, part: str) -> float:
+    def log_error(self, part: str, number_format: str = "") -> float:
         """Return the assumed error of a part (see `LOG_ERROR`)."""
         computing = LOG_ERROR[self.hardware.figures.matmul_fraction.confidence]
+        if self._is_borrowed(number_format):
+            computing = max(computing, LOG_ERROR["derived"])
         links = LOG_ERROR[self.hardware.figures.all_reduce_gb_s.confidence]
         launch = math.log(25 / 5) / 2 / 1.2816  # 5 to 25 us per operator as an interval of 80 %
         return {
@@ -152,7 +154,7 @@ class TableRates(Rates):
         tier = "fabric" if collective.group_nodes > 1 else "link"
         return self.hardware[f"overlap_charge_{tier}"]
 
-    def notes(self, dtypes: set[str]) -> tuple[str, ...]:
+    def notes(self, formats: set[str]) -> tuple[str, ...]:
         """Say which rates are guesses for this step."""
         said = []
         name = self.hardware.name
@@ -160,8 +162,14 @@ class TableRates(Rates):
             said.append(
                 f"{name}: no source says which share of its peak products reach, so the interval is wide."
             )
-        for dtype in sorted(d for d in dtypes if self._dtype(d, False) != _plain(d)):
-            said.append(f"{name} has no peak in {dtype}: {self._dtype(dtype, False)} is used.")
+        for dtype in sorted(formats):
+            if self._dtype(dtype, False) != _plain(dtype):
+                said.append(f"{name} has no peak in {dtype}: {self._dtype(dtype, False)} is used.")
+            elif self._is_borrowed(dtype):
+                said.append(
+                    f"{name}: no source says which share of its {dtype} peak products reach. That of another "
+                    "number format is used, so the interval is wide."
+                )
         if name == GENERIC:
             said.append("The device is unknown: name one, or a file of your own, by `--hardware`.")
         return tuple(said)
@@ -178,6 +186,11 @@ class TableRates(Rates):
     def _peak(self, dtype: str) -> float:
         peaks: Mapping[Any, float] = self.hardware.peak_tflops
         return peaks[dtype]
+
+    def _is_borrowed(self, number_format: str) -> bool:
+        """Tell whether the share of the peak that products reach is that of another number format."""
+        known = {*self.hardware.figures.matmul_fraction.value, "bfloat16", "float16"}
+        return bool(number_format) and self._dtype(number_format, False) not in known
 
     def _matmul_fraction(self, dtype: str) -> float:
         """Share of the dense peak that the best shape of a product reaches."""

@@ -7,6 +7,7 @@ message; exchange of activations does not. A pipeline adds its bubble.
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -209,12 +210,13 @@ class Rates(ABC):
         """Microseconds of one call, with nothing else running."""
 
     @abstractmethod
-    def log_error(self, part: str) -> float:
+    def log_error(self, part: str, number_format: str = "") -> float:
         """Standard deviation of log(measured / predicted) of a part of the step.
 
         Args:
             part: `compute`, `optimizer`, `communication`, `launch`, `bubble`, `data` or `step` (what all
                 parts have in common).
+            number_format: in which most FLOPs of the step are computed, such as `tf32`.
         """
 
     @abstractmethod
@@ -225,8 +227,8 @@ class Rates(ABC):
         """Share by which computing slows down while this collective overlaps with it."""
         return 0.0
 
-    def notes(self, dtypes: set[str]) -> tuple[str, ...]:
-        """Full sentences on what is not known of this device, for the dtypes of a step."""
+    def notes(self, formats: set[str]) -> tuple[str, ...]:
+        """Full sentences on what is not known of this device, for the number formats of a step."""
         return ()
 
 
@@ -289,7 +291,12 @@ def predict_step(
     computed = sum(parts.values())
     parts["data"] = max(0.0, input_ms - computed)
     total = sum(parts.values())
-    half = _log_error(parts, rates) * student_80(rates.degrees)
+    flops: Counter[str] = Counter()
+    for operator in trace.operators:
+        is_tf32 = tf32 and operator.dtype == "float32"
+        flops["tf32" if is_tf32 else operator.dtype] += operator.flops
+    formats = [name for name, number in flops.most_common() if number]
+    half = _log_error(parts, rates, *formats[:1]) * student_80(rates.degrees)
     return StepTimePrediction(
         step_time_ms=total,
         low_ms=total * math.exp(-half),
@@ -297,7 +304,7 @@ def predict_step(
         parts_ms=parts,
         regime=max(parts, key=lambda part: parts[part]),
         rates=rates.title,
-        notes=(*trace.notes, *rates.notes({o.dtype for o in trace.operators if o.flops})),
+        notes=(*trace.notes, *rates.notes({*formats})),
     )
 
 
@@ -383,8 +390,9 @@ def _exposed(
     return exposed + first + rest - hidden, charge * hidden / hidden_at_most
 
 
-def _log_error(parts: dict[str, float], rates: Rates) -> float:
+def _log_error(parts: dict[str, float], rates: Rates, number_format: str = "") -> float:
     """Combine errors of the parts, taken as independent, and the one that all share."""
     total = sum(parts.values()) or 1.0
-    own = sum((value / total * rates.log_error(part)) ** 2 for part, value in parts.items())
+    errors = {part: rates.log_error(part, number_format) for part in parts}
+    own = sum((value / total * errors[part]) ** 2 for part, value in parts.items())
     return math.sqrt(own + rates.log_error("step") ** 2)
