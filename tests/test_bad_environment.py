@@ -169,7 +169,7 @@ def _fork_servers(pid: int) -> list[psutil.Process]:
         return []
 
 
-def test_files_follow_the_umask_and_meeting_places_are_private(tmp_path: Path) -> None:
+def test_files_follow_the_umask_and_rendezvous_files_are_private(tmp_path: Path) -> None:
     from vitsweep.execution.rank_processes import rendezvous
 
     before = os.umask(0o002)

@@ -146,7 +146,7 @@ def test_warnings_are_sentences_and_what_steers_a_terminal_is_escaped(monkeypatc
     assert written.getvalue().decode() == f"{escaped}\\r ä 中\t\n\n{escaped}\n"
 
 
-def test_a_key_typed_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_typed_twice_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     read_line(["-m", "precision=O1", "precision=O2,O3", "seed=1"])
     said = capsys.readouterr().err
     assert all(name in said for name in ("`precision`", "`precision=O1`", "`precision=O2,O3`"))

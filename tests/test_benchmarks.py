@@ -67,7 +67,7 @@ def test_peers_are_compared_in_paired_blocks_with_intervals(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-def test_loaders_are_measured_beside_a_plain_one(tmp_path: Path) -> None:
+def test_loaders_are_measured_against_the_reference(tmp_path: Path) -> None:
     run("loaders.py", "--smoke", "--workers", "1", "--out", tmp_path)
     [kept] = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert {"workers", "threads", "decoded_cache", "plain"} <= set(kept["table"])

@@ -123,7 +123,7 @@ def pairs_of_techniques_and_ranks() -> list[Combination]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2, 4])
-def test_every_pair_of_techniques_and_ranks_trains_as_the_plain_model(
+def test_every_pair_of_techniques_and_ranks_trains_as_the_reference_model(
     ranks: int, tmp_path: Path
 ) -> None:
     combinations = [c for c in pairs_of_techniques_and_ranks() if c[RANKS] == str(ranks)]
@@ -131,7 +131,7 @@ def test_every_pair_of_techniques_and_ranks_trains_as_the_plain_model(
     assert_equal_training(combinations, ranks, tmp_path)
 
 
-def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None:
+def test_precision_by_sharding_trains_as_the_reference_model(tmp_path: Path) -> None:
     plain = {group: choices[0] for group, choices in GROUPS.items()} | {"optimizer": "sgd_loop"}
     chosen = [
         plain | {"precision": precision, "sharding": sharding}
@@ -140,7 +140,7 @@ def test_precision_by_sharding_trains_as_the_plain_model(tmp_path: Path) -> None
     assert_equal_training(chosen, 2, tmp_path)
 
 
-def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(tmp_path: Path) -> None:
+def test_emulated_fp8_trains_as_the_reference_model_to_its_three_bits(tmp_path: Path) -> None:
     emulated = [
         "precision.layers=all",
         "precision.emulate=true",
@@ -159,7 +159,7 @@ def test_emulated_fp8_trains_as_the_plain_model_to_its_three_bits(tmp_path: Path
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("precision", GROUPS["precision"])
-def test_the_product_of_techniques_trains_as_the_plain_model(
+def test_the_product_of_techniques_trains_as_the_reference_model(
     precision: str, ranks: int, tmp_path: Path
 ) -> None:
     varied = ("sharding", "optimizer", "memory", "layout", "classifier", "attention")

@@ -58,7 +58,7 @@ def test_honest_techniques_pass_within_the_tolerance_of_their_precision(
     assert prove(spec, lone_world()) <= spec.precision.relative_tolerance()
 
 
-def test_a_wrong_gradient_is_found_and_told() -> None:
+def test_a_wrong_gradient_is_found_and_reported() -> None:
     wrong = replace(alone(), memory=Scaled(name="scaled"))
     with pytest.raises(WrongResultError) as error:
         prove(wrong, lone_world())
@@ -155,7 +155,7 @@ class Silent(Doubling):
     changes_model = False
 
 
-def test_a_choice_without_plain_code_is_named_as_not_proved() -> None:
+def test_a_choice_without_reference_code_is_named_as_not_proved() -> None:
     told = proof_of(replace(alone(), vit_block=Doubling(name="doubling")), lone_world())
     assert "; not proved: vit_block=doubling, " in told
     with pytest.raises(WrongResultError):
@@ -169,7 +169,7 @@ def _verdict(world: World, spec: CellSpec) -> str:
         return str(error)
 
 
-def test_ranks_that_train_apart_are_found_on_every_rank(tmp_path: Path) -> None:
+def test_ranks_that_train_differently_are_found_on_every_rank(tmp_path: Path) -> None:
     apart = replace(cell(), sharding=Unsharded(name="none"))
     for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
         assert re.match("The nano twin's gradient", told)

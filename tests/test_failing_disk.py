@@ -83,7 +83,7 @@ def test_what_records_need_is_tried_before_anything_is_measured(
     assert not finished(other_process(CREATE, tmp_path / "sweep"))
 
 
-def test_a_disk_that_fails_is_told_in_a_sentence(library: Path, vitsweep: Command) -> None:
+def test_a_disk_that_fails_is_reported_in_a_sentence(library: Path, vitsweep: Command) -> None:
     asked = ("sweep.baseline=null", NO_REPORT)
 
     def told(fault: str, *words: str) -> str:

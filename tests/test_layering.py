@@ -116,7 +116,7 @@ def target_files() -> dict[str, Path]:
     return {t: HOUSE / (t.rpartition(".")[0].replace(".", "/") + ".py") for t in targets}
 
 
-def test_every_room_has_its_place_in_the_table() -> None:
+def test_every_room_has_its_row_in_the_table() -> None:
     known = {room for line in (*COMMANDING, *MAKING, *READING) for room in line} | {*GROUND}
     assert {room_of(path) for path in files()} - {"__init__"} <= known
 

@@ -86,7 +86,7 @@ def computed(world: World, cells: dict[str, CellSpec]) -> dict[str, tuple[float,
 @pytest.mark.parametrize(
     "kinds", [pytest.param(KINDS, id="fsdp"), pytest.param(MORE, id="more", marks=pytest.mark.full)]
 )
-def test_a_model_of_several_inputs_is_trained_as_by_a_plain_loop(
+def test_a_model_of_several_inputs_is_trained_as_by_a_reference_loop(
     kinds: dict[str, tuple[str, ...]], tmp_path: Path
 ) -> None:
     cells = {name: chosen(*SGD, *TRAIN, *kind) for name, kind in kinds.items()}
@@ -141,7 +141,7 @@ def test_a_technique_that_changes_an_input_is_found(monkeypatch: pytest.MonkeyPa
         prove(cell, one_rank())
 
 
-def test_what_does_not_fit_is_said_before_anything_runs() -> None:
+def test_what_does_not_fit_is_reported_before_anything_runs() -> None:
     for overrides, words in [
         (
             ("model.twin_batch=null",),

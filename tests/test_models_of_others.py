@@ -255,7 +255,7 @@ def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) ->
     assert any("would decay" in reason for reason in flat), flat
 
 
-def test_the_noise_of_the_proof_is_finite_beside_infinities_and_finds_maxima() -> None:
+def test_the_noise_of_the_proof_is_finite_among_infinities_and_finds_maxima() -> None:
     alone = ("model=module", "model.target=tests.user_modules.with_infinities_and_maxima",
              "batch.images_per_step=16", "sharding=none", "resources.ranks_per_node=1")  # fmt: skip
     assert prove(entry(*alone).spec, one_rank()) < 1e-5

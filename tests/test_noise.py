@@ -87,7 +87,7 @@ def test_every_block_runs_every_cell_once(order):
     assert (np.sort(positions, axis=2) == np.arange(4)).all()
 
 
-def test_rotated_blocks_put_every_cell_in_every_place_once():
+def test_rotated_blocks_put_every_cell_in_every_position_once():
     positions = rotated(np.random.default_rng(0), (10, 4, 4))
     assert (np.sort(positions, axis=1) == np.arange(4)[:, None]).all()
     assert len({tuple(p) for p in positions[:, 0]}) > 3

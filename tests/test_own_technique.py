@@ -58,7 +58,7 @@ BROKEN = {
 
 
 @pytest.mark.slow
-def test_the_method_of_the_page_stands_beside_others_and_broken_ones_are_found(tmp_path: Path):
+def test_the_method_of_the_page_stands_next_to_others_and_broken_ones_are_found(tmp_path: Path):
     mine = shutil.copytree(EXAMPLE, tmp_path / "mine")
     method, gather = (mine / "methods" / f"{n}.py" for n in ("gathered_keys", "all_gather"))
     for name, (said, instead) in BROKEN.items():

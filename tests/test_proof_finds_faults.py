@@ -90,7 +90,7 @@ def _verdict_of_another_rounding(world: World, spec: CellSpec) -> list[str]:
     return _verdict(world, [spec])
 
 
-def test_a_choice_that_rounds_in_another_place_says_so_and_is_proved(tmp_path: Path) -> None:
+def test_a_choice_that_rounds_elsewhere_says_so_and_is_proved(tmp_path: Path) -> None:
     breakage = BREAKAGES["half_scores_rounded"]
     spec = broken(breakage, "O2")
     for [found] in on_ranks(breakage.ranks, _verdict, spec, [spec], folder=tmp_path):

@@ -50,7 +50,7 @@ def test_no_name_that_is_gone_is_there() -> None:
         assert name.removeprefix("python -m vitsweep ") not in VERBS
 
 
-def test_a_name_that_is_gone_is_told_before_one_that_is_close() -> None:
+def test_a_name_that_is_gone_is_reported_before_one_that_is_close() -> None:
     told = did_you_mean("glyphs", ["glyph"], lambda name: f"data={name}")
     assert told == f"; `data=glyphs` was left out: {gone_names()['data=glyphs']}."
     assert did_you_mean("glyphs", ["glyph"], lambda name: f"mine={name}").startswith(

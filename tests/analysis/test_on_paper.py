@@ -41,7 +41,7 @@ def test_at_the_papers_size_dsp_sends_two_thirds_of_ulysses_and_is_no_slower() -
     assert table.loc["dsp", "videos_per_second"] >= table.loc["ulysses", "videos_per_second"]
 
 
-def test_ratios_stand_beside_the_points_of_the_figure_at_the_same_shape() -> None:
+def test_ratios_stand_next_to_the_points_of_the_figure_at_the_same_shape() -> None:
     rows = [
         {**facts, "videos_per_second": 1.0 + (facts["method"] == "dsp")} for facts, _ in cells()
     ]

@@ -147,7 +147,7 @@ def test_their_cells_have_the_ids_that_this_version_gives_them() -> None:
             assert differ <= LONGER
 
 
-def test_no_record_names_a_place_of_its_machine() -> None:
+def test_no_record_names_a_path_of_its_machine() -> None:
     for folder in (SAMPLE, H200):
         store = Store(folder)
         texts = [json.dumps(store.frozen(c.name)) for c in store.cells.iterdir()]

@@ -105,7 +105,7 @@ def whiskers(figure: Figure) -> dict[str, list[float]]:
     }
 
 
-def test_whiskers_beside_speed_are_the_paired_interval_of_the_difference(tmp_path: Path) -> None:
+def test_whiskers_against_speed_are_the_paired_interval_of_the_difference(tmp_path: Path) -> None:
     settings = repeated(written(tmp_path / "two", two_settings())).replicates
     row = settings.set_index("precision").loc["bf16"]
     found = whiskers(accuracy.draw(settings))

@@ -147,7 +147,7 @@ def test_the_caption_says_oversubscribed():
     assert "scaling" not in caption(cells(other, {}))
 
 
-def test_names_and_values_of_a_real_sweep_are_whole_and_apart() -> None:
+def test_names_and_values_of_a_real_sweep_are_whole_and_distinct() -> None:
     """Of `meta_speedups` on a GPU, whose names are as long as they get."""
     sweep = SweepTables.read(Path(__file__).parents[2] / "analysis" / "sample_h200")
     for chart in (

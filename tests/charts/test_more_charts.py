@@ -380,7 +380,7 @@ def test_charts_of_missing_and_infinite_values_still_draw():
 
 
 @pytest.mark.parametrize("kind", ["deuteranopia", "protanopia", "tritanopia"])
-def test_the_palette_is_told_apart_with_any_colour_vision(kind):
+def test_the_palette_is_distinguished_with_any_colour_vision(kind):
     # Machado et al. (2009), severity 1.0, on linear RGB
     matrices = {
         "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -395,7 +395,7 @@ def test_the_palette_is_told_apart_with_any_colour_vision(kind):
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_scaling_is_drawn_beside_cells_that_were_refused_or_died(tmp_path):
+def test_scaling_is_drawn_next_to_cells_that_were_refused_or_died(tmp_path):
     """Rows without fields of the others' kind: no loss scale, no depth, no spec at all."""
     store = Store(tmp_path / "meta_gpu_scaling").create()
     for record in records_of("scaling"):

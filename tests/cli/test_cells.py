@@ -20,7 +20,7 @@ from vitsweep.errors import ExitCode, VitsweepError
 from vitsweep.results.record import Status
 
 
-def test_flags_and_overrides_are_told_apart() -> None:
+def test_flags_and_overrides_are_distinguished() -> None:
     for typed, overrides, more in (
         ("", [], {}),
         ("-m seed=1,2 ~tracker", ["seed=1,2", "~tracker"], {}),
@@ -90,7 +90,7 @@ def test_several_cells_need_the_flag_of_a_sweep() -> None:
         check_words(["precision=O1", "seed=1,2"])
 
 
-def test_a_key_that_is_typed_twice_is_told_with_the_sweep_over_all_of_its_values() -> None:
+def test_a_key_that_is_typed_twice_is_reported_with_the_sweep_over_all_of_its_values() -> None:
     [told] = _repeated_keys(parse_overrides(["seed=1", "a=1", "+seed=2,3"]))
     assert told.split("`")[1::2] == ["seed", "seed=1", "+seed=2,3", "-m seed=1,2,3"]
     assert [*_repeated_keys(parse_overrides(["seed=1", "a=1"]))] == []

@@ -18,7 +18,7 @@ def test_every_group_has_its_default_and_the_number_of_its_choices() -> None:
         assert [f"{name}={group.plain}", str(len(choices(name)))] in [line[:2] for line in lines]
 
 
-def test_show_tells_all_that_the_files_say_the_plain_choice_marked() -> None:
+def test_show_tells_all_that_the_files_say_the_default_choice_marked() -> None:
     for group in ("precision", "optimizer", "sweep"):
         text = shown_group(group)
         said = " ".join(text.split())
@@ -56,7 +56,7 @@ def test_what_there_is_not_is_refused(typed: str, told: str) -> None:
     assert told in str(error.value)
 
 
-def test_the_plain_choice_comes_first_then_the_numbered_ones_then_the_others_by_name() -> None:
+def test_the_default_choice_comes_first_then_the_numbered_ones_then_the_others_by_name() -> None:
     assert choices("precision")[:3] == ("fp32", "O1", "O2")
     assert choices("precision")[-1] == "O0"
     assert choices("recipe") == ("none", *sorted({*choices("recipe")} - {"none"}))

@@ -365,7 +365,7 @@ def untouched(outside: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a minute where nothing else runs: each of 66 tricks meets six commands
 @pytest.mark.filterwarnings("ignore")
-def test_a_hostile_folder_executes_nothing_and_is_told_in_words(
+def test_a_hostile_folder_executes_nothing_and_is_reported_in_words(
     prepared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

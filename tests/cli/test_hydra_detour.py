@@ -60,7 +60,7 @@ def test_one_array_of_stock_submitit_has_one_size() -> None:
     assert "ranks_per_node" not in str(refused.value)
 
 
-def test_an_error_of_hydra_is_told_from_one_of_what_it_calls(
+def test_an_error_of_hydra_is_distinguished_from_one_of_what_it_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(Exception) as of_hydra:  # noqa: PT011

@@ -20,7 +20,7 @@ def baseline(overrides: list[str], composer: Composer) -> ComposedCell:
     return found
 
 
-def test_every_technique_is_back_at_its_plain_choice(composer: Composer) -> None:
+def test_every_technique_is_back_at_its_default_choice(composer: Composer) -> None:
     typed = [
         "precision=O2",
         "precision.master_weights=false",

@@ -114,7 +114,7 @@ def test_settings_that_nothing_reads_are_refused() -> None:
             hydra.refuse_ignored(typed, has_own_conf=True)
 
 
-def test_what_the_grammar_does_not_read_is_told_by_its_kind() -> None:
+def test_what_the_grammar_does_not_read_is_reported_by_its_kind() -> None:
     for typed, told in (
         ("seed", ["key=value", "precision=O1"]),
         ("a=[1", [".-_/", "a=['a=b']"]),

@@ -194,7 +194,7 @@ def test_a_key_follows_name_size_and_time_of_change(tmp_path: Path) -> None:
     assert size_and_time(str(tmp_path / "none")) == (-1, -1)
 
 
-def test_a_part_of_a_look_is_256_files_and_ends_with_the_time(tmp_path: Path) -> None:
+def test_a_part_of_a_check_is_256_files_and_ends_with_the_time(tmp_path: Path) -> None:
     for index in range(3):
         (tmp_path / f"{index}.png").write_bytes(b"")
     found = SimpleNamespace(path=lambda row: str(tmp_path / f"{row % 3}.png"))

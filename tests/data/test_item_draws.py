@@ -72,7 +72,7 @@ def test_workers_draw_what_the_rank_draws(wanted: Any, workers: int) -> None:
         batches.close()
 
 
-def test_seeds_epochs_items_and_splits_draw_apart(wanted: Any) -> None:
+def test_seeds_epochs_items_and_splits_draw_separately(wanted: Any) -> None:
     other = opened("Drawing", HELD_OUT, "seed=1")
     assert apart(drawn(other.train(0)), wanted[0])
     assert apart(wanted[0], wanted[1])

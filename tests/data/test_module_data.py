@@ -30,7 +30,7 @@ def indices(batches):
     return [images[:, 0, 0, 0].int().tolist() for images, _ in batches]
 
 
-def test_what_is_wrong_with_the_data_is_said_before_anything_runs():
+def test_what_is_wrong_with_the_data_is_reported_before_anything_runs():
     for target, overrides, words in [
         ("nosuch", (), "`data.target=tests.user_data.nosuch` cannot be imported"),
         ("imports_what_is_missing", (), "raised ModuleNotFoundError with the arguments {}"),

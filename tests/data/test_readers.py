@@ -75,7 +75,7 @@ def test_an_item_is_a_pair_or_a_mapping_of_tensors() -> None:
         _stack([torch.zeros(2), torch.zeros(3)], "x")
 
 
-def test_a_look_at_data_counts_both_splits_and_checks_the_first_label() -> None:
+def test_a_check_of_data_counts_both_splits_and_checks_the_first_label() -> None:
     def factory(label: Any, mapping: bool = False) -> Any:
         image = torch.zeros(1, 2, 2)
 

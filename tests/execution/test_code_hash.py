@@ -240,7 +240,7 @@ def test_torch_in_a_folder_of_the_python_path_is_no_code_of_the_cell(tmp_path, w
     }
 
 
-def test_an_import_that_finds_nothing_is_said_and_one_that_may_fail_is_not(own):
+def test_an_import_that_finds_nothing_is_reported_and_one_that_may_fail_is_not(own):
     cell, folder = own
     path = folder / "helper.py"
     path.write_text(path.read_text() + "def later():\n    import nowhere.deep\n")

@@ -160,7 +160,7 @@ def test_a_message_is_its_first_sentence_of_at_most_500_letters() -> None:
         assert _essence(text) == found
 
 
-def test_an_exception_of_a_loaders_worker_is_told_in_its_own_words() -> None:
+def test_an_exception_of_a_loaders_worker_is_reported_in_its_own_words() -> None:
     frames = 'Original Traceback (most recent call last):\n  File "a.py", line 1, in f\n    x()\n'
     worker = RuntimeError(
         f"Caught KeyError in DataLoader worker process 0.\n{frames}KeyError: 'a'\nitem 3"

@@ -42,7 +42,7 @@ WITHOUT_SERVER = """
 """
 
 
-def test_a_server_of_ranks_that_dies_at_once_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_server_of_ranks_that_dies_at_once_is_reported_in_a_sentence(tmp_path: Path) -> None:
     told = finished(other_process(WITHOUT_SERVER, tmp_path))
     assert "Traceback" not in told
     assert f"`{sys.executable}`" in told

@@ -93,7 +93,7 @@ def leaves_a_record(draft: Path, text: str, rank: int, local_rank: int) -> None:
         write_atomically(draft, text)
 
 
-def test_a_run_that_finishes_while_its_job_is_told_to_end_is_measured(tmp_path: Path) -> None:
+def test_a_run_that_finishes_while_its_job_is_asked_to_end_is_measured(tmp_path: Path) -> None:
     store, started = Store(tmp_path), list[Ranks]()
     request = RunRequest(
         sweep_folder=store.root, cell_id="c", run_id="b-1", block="b", position=0,

@@ -97,7 +97,7 @@ def test_tests_of_the_core_import_no_feature() -> None:
     assert found == {}
 
 
-def test_every_folder_is_a_feature_and_has_what_it_is_said_to_have() -> None:
+def test_every_folder_is_a_feature_and_has_what_it_is_declared_to_have() -> None:
     folders = {path.parent.name for path in DOOR.glob("*/__init__.py")}
     assert folders <= set(extras.KNOWN)
     assert set(extras.FEATURES) == {n for n in folders if {*extras.KNOWN[n].needs} <= folders}

@@ -34,7 +34,7 @@ def asked(root: Path, share: float) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_damaged_images_are_told_before_the_first_cell_or_by_who_decodes_them(
+def test_damaged_images_are_reported_before_the_first_cell_or_by_who_decodes_them(
     vitsweep: Command,
 ) -> None:
     whole, cut = vitsweep.folder / "whole_ends", vitsweep.folder / "cut_off"

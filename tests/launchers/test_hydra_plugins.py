@@ -121,7 +121,7 @@ main()
 
 
 @pytest.mark.parametrize("choice", ["hydra/launcher=slurm", "hydra/sweeper=vitsweep"])
-def test_another_application_is_told_in_a_sentence(choice: str, tmp_path: Path) -> None:
+def test_another_application_is_reported_in_a_sentence(choice: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(FOREIGN)
     path = f"hydra.searchpath=[file://{conf_dir()}]"
     words = [sys.executable, "app.py", "-m", choice, path, "+a=1,2"]

@@ -61,7 +61,7 @@ def noted(*operations: tuple[str, tuple[Any, ...]]) -> str | None:
     return kernels.name
 
 
-def test_kernels_are_named_once_and_plain_softmax_where_none_is_fused() -> None:
+def test_kernels_are_named_once_and_softmax_where_none_is_fused() -> None:
     scores, rows = torch.zeros(2, 3, 3), torch.zeros(3, 3)
     flash, efficient = (
         "_scaled_dot_product_flash_attention",

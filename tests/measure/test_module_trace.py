@@ -8,7 +8,7 @@ from vitsweep.measure.communication import MODULE, naming_modules, units_of
 from vitsweep.model.build import first_model
 
 
-def test_parts_of_a_model_are_its_blocks_and_what_lies_beside_them() -> None:
+def test_parts_of_a_model_are_its_blocks_and_what_lies_outside_of_them() -> None:
     names = [*units_of(first_model(cell("model=vit_nano")))]
     assert [name for name in names if name.startswith("blocks.")] == [
         f"blocks.{i}" for i in range(sum(name.startswith("blocks.") for name in names))

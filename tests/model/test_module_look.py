@@ -69,7 +69,7 @@ def test_running_statistics_move_once_where_blocks_are_recomputed(
         assert torch.allclose(other.double(), wanted.double(), 0.02, 2e-3), name
 
 
-def test_what_techniques_cannot_do_with_a_module_is_said_by_name() -> None:
+def test_what_techniques_cannot_do_with_a_module_is_reported_by_name() -> None:
     for target, overrides, words in [
         ("with_written_buffer", ("memory=recompute_blocks",), "`layers.0.calls`, `layers.1.calls`"),
         ("with_written_buffer_off_meta", ("memory=recompute_blocks",), "`layers.0.calls`"),
@@ -271,7 +271,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_look_shows_what_is_written_drawn_and_left_out(device: str) -> None:
+def test_a_pass_shows_what_is_written_drawn_and_left_out(device: str) -> None:
     batch = torch.zeros(2, 1, 2, 2), torch.zeros(2)
     found = look_at(Odd(), batch, device=device)
     assert found.error is None

@@ -41,7 +41,7 @@ def only_reason(target: str, *overrides: str) -> str:
     return reason
 
 
-def test_what_is_wrong_is_said_before_anything_runs():
+def test_what_is_wrong_is_reported_before_anything_runs():
     for target, overrides, names in [
         ("nosuch", (), "`model.target=tests.user_modules.nosuch`"),
         (
@@ -187,7 +187,7 @@ def test_the_output_that_holds_the_logits_is_taken():
     ("kind", "output"),
     [("dict", "values"), ("tuple", "1"), ("tuple", "-1"), ("object", "values")],
 )
-def test_logits_are_taken_by_key_place_or_attribute(kind, output):
+def test_logits_are_taken_by_key_index_or_attribute(kind, output):
     cell = planned("Returns", f"++model.arguments.kind={kind}", f"model.output={output}")
     assert not cell.reasons
     model = build_model(cell.spec)
@@ -350,7 +350,7 @@ def test_the_proof_finds_a_module_that_computes_something_else_under_a_technique
 @pytest.mark.parametrize("precision", ["O1", "O2"])
 @pytest.mark.parametrize("memory", ["keep_all", "recompute_blocks"])
 @pytest.mark.parametrize("compilation", ["eager", "compile_blocks", "compile_model"])
-def test_combinations_of_techniques_equal_the_plain_module(
+def test_combinations_of_techniques_equal_the_reference_module(
     sharding, precision, memory, compilation, tmp_path
 ):
     cell = planned(

@@ -74,7 +74,7 @@ def test_the_noise_is_pooled_within_cells() -> None:
     assert noise.log_ratio_sd == pytest.approx(0.02 * 2**0.5, rel=0.1)
 
 
-def test_without_records_the_noise_is_assumed_and_said_so() -> None:
+def test_without_records_the_noise_is_assumed_and_reported() -> None:
     assert noise_of([], {}) == Noise(ASSUMED_LOG_RATIO_SD, 0)
     assert noise_of([run("a"), run("base")], {"a": "base"}).num_ratios == 0
     plan = plan_of(expand([*TINY, "sharding=ddp,fsdp,zero1"], composer()), LAPTOP, composer())
@@ -84,7 +84,7 @@ def test_without_records_the_noise_is_assumed_and_said_so() -> None:
     assert " 5 % (assumed" in said
 
 
-def test_nothing_is_said_where_nothing_is_compared() -> None:
+def test_nothing_is_reported_where_nothing_is_compared() -> None:
     def said(*overrides: str) -> str:
         cells = expand([*TINY, *overrides], composer())
         return describe_detectable_effect(plan_of(cells, LAPTOP, composer()), Noise())

@@ -252,7 +252,7 @@ def baselines(*overrides, machine=ONE_H200):
     return sorted(found), plan
 
 
-def test_a_typed_baseline_takes_the_place_of_that_of_a_named_sweep():
+def test_a_typed_baseline_replaces_that_of_a_named_sweep():
     for name, machine in (("meta_speedups", ONE_H200), ("meta_speedups_cluster", H200)):
         for typed in (
             "sweep.baseline={precision:fp32}",

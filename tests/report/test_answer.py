@@ -93,7 +93,7 @@ def test_the_proposed_blocks_are_the_fewest_whose_interval_leaves_out_no_differe
         assert wanted == blocks + 3 or half * sqrt(blocks / (wanted - 1)) > difference
 
 
-def test_nothing_is_said_where_the_fastest_cell_is_known() -> None:
+def test_nothing_is_reported_where_the_fastest_cell_is_known() -> None:
     assert next_command(measured(1.5, 1.52, 1.49, 1.5, 1.51).cells, TYPED) == ""
 
 

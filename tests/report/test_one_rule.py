@@ -118,7 +118,7 @@ def test_no_figure_lies_outside_of_its_interval_though_another_cell_stalled(said
     assert "correction" not in text
 
 
-def test_cells_that_are_not_told_apart_are_named_together(said: Any) -> None:
+def test_cells_that_are_not_distinguished_are_named_together(said: Any) -> None:
     near = [r + 0.001 * (-1) ** n for n, r in enumerate(SURE)]
     far = [0.8 * r for r in SURE]
     text = said(of("base", [1] * 5), of("sure", SURE), of("near", near), of("far", far))
@@ -193,7 +193,7 @@ def test_cells_of_two_devices_are_named_with_their_device(said: Any) -> None:
     assert "V100" not in said(of("base", [1] * 5), of("O1", SURE), name="one")
 
 
-def test_weights_that_never_moved_are_named_beside_the_claim(said: Any) -> None:
+def test_weights_that_never_moved_are_named_next_to_the_claim(said: Any) -> None:
     frozen = of("frozen", SURE, validity={"unmoved_weights": True})
     text = said(of("base", [1] * 5), frozen)
     assert FLAGS["unmoved_weights"].caption in text
@@ -217,7 +217,7 @@ def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
     assert say("accuracy", own="30.0 %", base="97.0 %", how="one seed") in lost
 
 
-def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
+def test_settings_are_distinguished_over_their_repetitions(said: Any) -> None:
     def seeds(name: str, *ratios: float, top1: float = 0.9) -> list[RunRecord]:
         return [
             run(f"{name}-{s}", f"s{s}b{b}", 100 * r * (1 + b / 1e4), minute=9 * s + b, precision=name,
@@ -239,7 +239,7 @@ def test_settings_are_told_apart_over_their_repetitions(said: Any) -> None:
     assert fastest in same.replace("O2 and O1", "O1 and O2")
 
 
-def test_images_of_another_size_are_named_beside_tflops(said: Any) -> None:
+def test_images_of_another_size_are_named_next_to_tflops(said: Any) -> None:
     small = {"metrics": {"model_tflops_per_rank": 0.5}}
     large = {"metrics": {"model_tflops_per_rank": 0.7}, "resolution_px": 32, "num_tokens": 257}
     text = said(of("base", [1] * 5, **small), of("cell", [0.2 * r for r in SURE], **large))

@@ -50,7 +50,7 @@ def in_svg(text: str) -> str:
 
 
 def made(folder: Path, scale: float = 1.0) -> Store:
-    """A sweep of five blocks, two blocks, one screening run, lost blocks, another device, and predictions."""
+    """Five blocks, two blocks, one screening run, missing blocks, another device, and predictions."""
     spec = {"optimizer": "adamw_loop", "num_tokens": 17, "images_per_step": 64}
     facts: dict[str, Any] = {"metrics": {k: v for k, v in shares(640.0, spec).items() if v}}
     facts["metrics"] |= {

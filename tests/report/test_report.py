@@ -54,7 +54,7 @@ def test_reasons_are_clamped_at_every_width_and_long_names_wrap(page):
     assert "#cells td:first-child > div { white-space: normal;" in everywhere
 
 
-def test_the_report_is_one_page_with_everything_beside_it(page):
+def test_the_report_is_one_page_with_everything_next_to_it(page):
     assert page.parts[-3:] == ("sample", "report", "index.html")
     beside = {path.name for path in page.parent.iterdir()}
     assert beside == {
@@ -230,7 +230,7 @@ def test_without_a_ratio_the_first_rows_are_cells(tmp_path):
     assert len(rows) == 2
 
 
-def test_settings_of_two_devices_are_told_apart(tmp_path):
+def test_settings_of_two_devices_are_distinguished(tmp_path):
     said, _, *rows = first_rows(
         tmp_path / "s",
         *setting("a", {"O1": SURE}, environment={"device": "V100"}),

@@ -449,7 +449,7 @@ def test_pages_have_no_sentence_of_their_own() -> None:
     assert not words_on('<p class="a b c d">{{ say("a b c d") }}</p>')
 
 
-def test_a_sentence_beside_the_registry_is_found_wherever_it_stands() -> None:
+def test_a_sentence_next_to_the_registry_is_found_wherever_it_stands() -> None:
     for planted in (
         'def f(x):\n    return f"{x} is faster than all the others."',
         'NOTE = "this cell was measured twice"',

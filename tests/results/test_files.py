@@ -67,7 +67,7 @@ def test_a_disk_that_takes_only_half_leaves_the_old_file(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_line_that_did_not_fit_is_told_and_swallows_no_other(tmp_path: Path) -> None:
+def test_a_line_that_did_not_fit_is_reported_and_swallows_no_other(tmp_path: Path) -> None:
     path = tmp_path / "commands.jsonl"
     append_line(path, {"number": 1})
     work = "append_line(path, {'long': 'x' * 5000})"
@@ -149,7 +149,7 @@ def test_the_claim_of_a_dead_writer_is_taken_over(
     assert (tmp_path / "record.json").read_text() == "first"
 
 
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_file_is_named(tmp_path: Path) -> None:
     for write in (lambda: append_line(tmp_path, {}), lambda: write_atomically(tmp_path, "")):
         with pytest.raises(UnsafeFileError, match=re.escape(f"`{tmp_path}`")):
             write()

@@ -256,7 +256,7 @@ def test_what_a_pack_has_is_not_written_again(
     assert rank.frozen("aa")["cell"] == {"seed": 1}
 
 
-def test_lines_of_a_pack_count_by_checksum_name_and_place(tmp_path: Path) -> None:
+def test_lines_of_a_pack_count_by_checksum_name_and_position(tmp_path: Path) -> None:
     def line(head: str, content: str, wrong: int = 0) -> bytes:
         text = f"{head}\t{content}".encode()
         return b"%08x\t%s\n" % (zlib.crc32(text) ^ wrong, text)

@@ -154,7 +154,7 @@ def test_the_latest_command_decides_on_baselines(store: Store) -> None:
     assert store.baselines() == {"aa": None, "bb": "cc"}
 
 
-def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VitsweepError) as error:
         Store(tmp_path / "file" / "sweep").create()

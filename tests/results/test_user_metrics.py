@@ -193,7 +193,7 @@ def test_tables_show_it_with_its_label_and_unit(store):
     assert "broken_reason" in cells
 
 
-def test_what_has_no_value_is_said_once_with_its_reason(store, capsys):
+def test_what_has_no_value_is_reported_once_with_its_reason(store, capsys):
     store.freeze("a", {"cell_id": "a", "cell": {}})
     for number in range(4):
         record = replace(run(), run_id=f"r{number}", block=f"b{number}", spec=PLAIN)

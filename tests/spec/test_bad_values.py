@@ -15,7 +15,7 @@ def told(*overrides: str) -> str:
     return str(error.value)
 
 
-def test_a_wrong_value_is_told_as_typed_with_what_is_needed() -> None:
+def test_a_wrong_value_is_reported_as_typed_with_what_is_needed() -> None:
     for typed, names in [
         ("batch.images_per_step=abc", "`batch.images_per_step=abc`"),
         ("batch.images_per_step=-1", "`batch.images_per_step=-1` 0"),
@@ -64,13 +64,13 @@ def test_a_wrong_value_is_told_as_typed_with_what_is_needed() -> None:
         require(told(typed), names)
 
 
-def test_a_loss_scale_may_be_a_number_or_a_word_and_both_are_told() -> None:
+def test_a_loss_scale_may_be_a_number_or_a_word_and_both_are_reported() -> None:
     said = told("precision=O1", "precision.loss_scale=-3")
     require(said, "`precision.loss_scale=-3` 0.0")
     assert "'dynamic'" in said
 
 
-def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest() -> None:
+def test_an_unknown_key_is_reported_with_the_keys_there_are_and_the_nearest() -> None:
     require(told("+batch.imgs_per_step=3"), "`batch.imgs_per_step` `batch.images_per_step`")
     require(told("+optimizer.beta3=1"), "`optimizer.beta3` `optimizer.beta2`")
     assert not told("+precision.xyz=1").endswith("?")
@@ -111,11 +111,11 @@ def test_a_missing_group_is_named() -> None:
         ),
     ],
 )
-def test_a_wrong_target_is_told(target: str, names: str) -> None:
+def test_a_wrong_target_is_reported(target: str, names: str) -> None:
     require(told(f"precision._target_={target}"), names)
 
 
-def test_all_wrong_values_of_a_cell_are_told_at_once() -> None:
+def test_all_wrong_values_of_a_cell_are_reported_at_once() -> None:
     wrong = ["batch.images_per_step=0", "model.depth=abc", "seed=-1", "~task.epochs", "+memory.x=1"]
     sentences = told(*wrong).splitlines()
     assert len(sentences) == len(wrong)

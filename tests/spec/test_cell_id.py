@@ -111,7 +111,7 @@ class Pair:
     count: int
 
 
-def test_classes_without_fields_of_their_own_are_told_apart() -> None:
+def test_classes_without_fields_of_their_own_are_distinguished() -> None:
     one, two = (Pair(left=kind(name="x"), count=1) for kind in (Exact, Rough))
     assert identity(one) != identity(two)
     assert identity(one) == {"kind": "Pair", "left": {"kind": "Exact", "name": "x"}, "count": 1}

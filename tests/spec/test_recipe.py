@@ -86,7 +86,7 @@ def test_a_recipe_that_cannot_work_is_refused_with_the_way_out() -> None:
         assert said in reasons(*overrides)
 
 
-def test_a_training_without_epochs_is_not_told_to_train() -> None:
+def test_a_training_without_epochs_is_not_asked_to_train() -> None:
     assert "use `task=train`" not in reasons("task=train", "task.epochs=0", "recipe=digits")
 
 

@@ -251,7 +251,7 @@ def test_one_cell_keeps_its_identity_on_a_cpu_and_on_a_gpu() -> None:
     "inner",
     [{"tensor": 8}, {"ulysses": 2, "tensor": 2}, {"ring": 16}, {"pipeline": 4, "sequence": 4}, {}],
 )
-def test_the_ranks_of_a_group_have_the_same_places_on_all_of_its_nodes(
+def test_the_ranks_of_a_group_have_the_same_positions_on_all_of_its_nodes(
     inner: dict[str, int],
 ) -> None:
     """So that messages between nodes of 8 GPUs keep to their rails."""

@@ -227,7 +227,9 @@ def test_fp8_is_refused_without_a_torchao_of_this_torch(
         assert reasons(*FP8_OF_ALL, "batch.images_per_step=128", machine=GPU_NODE) == ()
 
 
-def test_a_torch_newer_than_was_tried_is_said_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_newer_than_was_tried_is_reported_and_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert "torch_is_untried" not in freeze.code_state()
     major, second = torch_compat.minor(torch_compat.NEWEST)
     versions(monkeypatch, torch=f"{major}.{second + 1}.0a0+git")
@@ -292,7 +294,7 @@ def test_the_twin_of_an_fp8_cell_has_rows_that_its_products_take(choice: str) ->
     assert not [reason for reason in conflicts(twin) if "divisible by 16" in reason]
 
 
-def test_all_reasons_of_a_cell_are_told_at_once() -> None:
+def test_all_reasons_of_a_cell_are_reported_at_once() -> None:
     found = reasons(
         "sharding=hsdp",
         "batch.images_per_step=15",

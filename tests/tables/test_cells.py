@@ -71,7 +71,7 @@ def test_step_time_and_throughput_of_a_row_agree_over_an_even_number_of_uneven_r
         )
 
 
-def test_cells_that_no_column_tells_apart_are_named_by_their_ids():
+def test_cells_that_no_column_distinguishes_are_named_by_their_ids():
     runs = table(run("a", precision="O1"), run("b", precision="O1"), run("c", precision="O2"))
     assert cell_names(cells(runs, {})).tolist() == ["O1 · a", "O1 · b", "O2"]
 
@@ -85,7 +85,7 @@ def test_names_are_found_once_per_table_and_anew_for_what_is_made_from_it() -> N
     assert varying_columns(of_three.iloc[:1]) == []
 
 
-def test_a_name_is_the_difference_from_the_baseline_whichever_cells_are_beside() -> None:
+def test_a_name_is_the_difference_from_the_baseline_whichever_cells_are_next_to_it() -> None:
     """The baseline is `baseline`; a cell without one is named by the same difference, or is whole."""
     one = [
         run("base"), run("a", precision="O1"), run("b", precision="O1", optimizer="adamw_fused"),
@@ -234,7 +234,7 @@ def test_a_cell_drifts_when_most_of_its_runs_do(drifting: int, cell_drifts: bool
     assert bool(cells(table(*runs), BASELINES).iloc[0]["drifting"]) is cell_drifts
 
 
-def test_only_columns_that_tell_cells_apart_vary():
+def test_only_columns_that_distinguish_cells_vary():
     runs = table(
         run("a"),
         run("b", precision="O2", **{"precision.master_weights": True}),
@@ -270,7 +270,7 @@ def test_fields_that_were_set_together_are_all_shown() -> None:
     assert varying_columns(runs) == [*sizes, "optimizer.learning_rate", "optimizer.weight_decay"]
 
 
-def test_a_field_set_beside_another_choice_is_part_of_the_name() -> None:
+def test_a_field_set_with_another_choice_is_part_of_the_name() -> None:
     """What `resolve` fills by another choice, and what a refused cell lacks, is not."""
     cut, eps = "layout.patch_embedding", "optimizer.eps"
     runs = table(
@@ -284,7 +284,7 @@ def test_a_field_set_beside_another_choice_is_part_of_the_name() -> None:
     assert varying_columns(runs) == ["precision", "sharding", cut]
 
 
-def test_a_field_typed_beside_choices_that_vary_is_part_of_their_names() -> None:
+def test_a_field_typed_with_choices_that_vary_is_part_of_their_names() -> None:
     """What the YAML of each choice says is not: `sgd_loop` has another learning rate."""
     rate, decay = "optimizer.learning_rate", "optimizer.weight_decay"
     rows = [("adamw_loop", 1e-3, 0.05), ("adamw_fused", 1e-4, 0.05), ("sgd_loop", 0.1, 0.0005)]

@@ -105,7 +105,7 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
     assert by_blocks["speedup"] == pytest.approx(1.3, abs=0.01)
 
 
-def test_two_sweeps_with_blocks_of_one_name_are_told_apart_by_code_too() -> None:
+def test_two_sweeps_with_blocks_of_one_name_are_distinguished_by_code_too() -> None:
     """Blocks are called alike in every sweep; what one sweep edited says nothing of the other."""
     old = [*measured("fast", "F", 150, 150, 150), *measured("base", "B1", 100, 100, 100)]
     edited = measured("base", "B2", 200, 200, 200, first=3)

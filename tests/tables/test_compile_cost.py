@@ -7,7 +7,7 @@ from vitsweep.tables.render import CellTable
 from vitsweep.tables.sentences import say
 
 
-def test_compiling_is_told_of_the_first_run_and_of_those_that_find_its_kernels() -> None:
+def test_compiling_is_reported_of_the_first_run_and_of_those_that_find_its_kernels() -> None:
     took = {"blocks": (24.0, 2.0, 3.0), "eager": (0.0, 0.0, 0.0), "one": (9.0,)}
     runs = table(
         *(

@@ -79,7 +79,7 @@ def test_two_by_two_by_hand():
     assert (average["num_cells"], average["num_blocks"]) == (4, 4)
 
 
-def test_an_average_a_company_and_what_is_said_of_them():
+def test_an_average_a_company_and_what_is_reported_of_them():
     logs, specs = grid(LEVELS, AVERAGE, TOGETHER)
     found = effects(*simulated(logs, specs, normal(0.01)))
     average = one(found, "compilation=compile")
@@ -226,7 +226,7 @@ def test_choices_that_never_met_are_named_and_the_average_leaves_them_out():
     assert given["claim"] == ""
 
 
-def test_choices_that_only_come_together_are_not_told_apart():
+def test_choices_that_only_come_together_are_not_distinguished():
     specs = {"base": {}, "both": {"precision": "O1", "sharding": "fsdp"}}
     runs, baselines = simulate(
         {"base": 1.0, "both": 1.5}, normal(0.01), np.random.default_rng(0), specs=specs
@@ -237,7 +237,7 @@ def test_choices_that_only_come_together_are_not_told_apart():
     assert one(found, "precision=O1")["note"] == why
 
 
-def test_one_at_a_time_is_the_plain_speedup_and_says_so():
+def test_one_at_a_time_is_the_speedup_alone_and_says_so():
     specs = {"base": {}, "O1": {"precision": "O1"}, "fsdp": {"sharding": "fsdp"}}
     truth = {"base": 1.0, "O1": 1.3, "fsdp": 0.9}
     runs, baselines = simulate(truth, normal(0.001), np.random.default_rng(0), specs=specs)
@@ -377,7 +377,7 @@ def test_what_a_block_ran_on_other_nodes_is_another_block():
     assert within_blocks(table(*kept, *part)).degrees == 3
 
 
-def test_an_effect_of_cells_that_were_timed_apart_says_so():
+def test_an_effect_of_cells_that_were_timed_separately_says_so():
     runs, baselines = simulated(*grid(TWO, {}, {}), normal(0.01))
     windows = runs["cell_id"].map({"compile-sdpa_auto": 4.9}).fillna(1.7)
     found = effects(runs.assign(window_seconds=windows), baselines)

@@ -33,7 +33,7 @@ def test_a_folder_gives_one_row_per_cell_or_per_run(store):
     assert len(load(store.root, rows="runs")) == 7
 
 
-def test_without_the_log_of_commands_it_is_said_why_there_is_no_speedup(store):
+def test_without_the_log_of_commands_it_is_reported_why_there_is_no_speedup(store):
     (store.root / "commands.jsonl").unlink()
     rows = load(store.root).set_index("cell_id")
     assert rows["speedup"].isna().all()
@@ -218,7 +218,7 @@ def test_the_families_of_commands_are_the_widest_questions(tmp_path) -> None:
         assert families_of(store) == [frozenset(family) for family in families]
 
 
-def test_cells_are_read_beside_damaged_and_unrun_ones(store) -> None:
+def test_cells_are_read_next_to_damaged_and_unrun_ones(store) -> None:
     (store.cell("fast") / "runs").mkdir(exist_ok=True)
     damaged = next(iter(sorted((store.cell("base") / "runs").glob("*.json"))))
     damaged.write_text("{")

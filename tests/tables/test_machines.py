@@ -122,7 +122,7 @@ def test_the_study_of_metas_blog_takes_the_folders_of_two_machines():
     assert "4.05" in other["published_value"].tolist()  # in a row of its own
 
 
-def test_the_published_speedup_on_64_gpus_stands_beside_no_baseline_and_no_part_of_the_techniques():
+def test_the_published_speedup_on_64_gpus_stands_next_to_no_baseline_and_no_part_of_the_techniques():
     sweeps = [chips("NVIDIA A100", world_size=n) for n in (32, 64)]
     runs = pd.concat([
         s.runs.assign(cell_id=s.runs["cell_id"] + f"-{s.runs['world_size'].iloc[0]}") for s in sweeps

@@ -87,7 +87,7 @@ def test_cells_that_no_column_distinguishes_have_their_ids() -> None:
     }  # fmt: skip
 
 
-def test_a_tracker_is_told_name_baseline_and_choices() -> None:
+def test_a_tracker_gets_name_baseline_and_choices() -> None:
     rows = named_rows(of(a={}, b={"precision": "O1"}))
     assert [row["name"] for row in rows] == ["baseline", "O1"]
     assert [row["baseline"] for row in rows] == ["baseline"] * 2
@@ -130,7 +130,7 @@ def test_a_cell_is_found_by_id_name_or_settings() -> None:
     assert find_cell(of(a={}), "vit_nano") == "a"
 
 
-def test_columns_of_a_table_are_told_apart_by_kind() -> None:
+def test_columns_of_a_table_are_distinguished_by_kind() -> None:
     found = of(a={}, b={"precision": "O1", "status": Status.measured})
     assert {"device", "torch", "git_commit"} <= {*names.environment_columns(found)}
     kinds = [

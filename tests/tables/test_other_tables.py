@@ -55,7 +55,7 @@ def test_communication_sums_purposes_and_shows_the_paper_with_its_unit():
     assert rows["published_formula"].isna()["plain"]
 
 
-def test_memory_stands_beside_the_formulas_with_the_parts_of_one_rank_put_in():
+def test_memory_stands_next_to_the_formulas_with_the_parts_of_one_rank_put_in():
     def held(parameters, gradients, state, activations):
         return {
             "parameter_gib": parameters, "gradient_gib": gradients,

@@ -379,7 +379,7 @@ def test_intervals_of_families_times_to_target_and_repetitions() -> None:
     assert render._times_to_target(DataFrame({"seconds_to_target": [3.0]})) == [""]
 
 
-def test_a_compile_time_is_told_where_it_was_measured() -> None:
+def test_a_compile_time_is_reported_where_it_was_measured() -> None:
     for first, later, numbers in (
         (12.0, 3.0, ["12.0", "3.00"]),
         (12.0, 12.0, ["12.0"]),

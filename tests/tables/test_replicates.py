@@ -99,7 +99,7 @@ def test_a_setting_that_lost_a_seed_as_others_lose_a_block_is_not_called_faster(
     assert (row["replicates"], row["claim"]) == (3, "missing blocks")
 
 
-def test_settings_that_differ_in_anything_else_stay_apart() -> None:
+def test_settings_that_differ_in_anything_else_stay_separate() -> None:
     wide = {"world_size": 4, "ranks_per_node": 4}
     runs = table(*of("fp32", 1, 1), *of("fp32", 2, 1, **wide), *of("fp32", 3, 1))
     found = replicates(cells(runs, {}), "seed").set_index("world_size")["replicates"]

@@ -48,7 +48,7 @@ def test_the_peak_is_of_the_gpu_where_there_is_one():
     assert cell_text(cells(runs, {}))["peak GiB"].tolist() == ["4.25"]
 
 
-def test_flags_are_said_beside_the_status():
+def test_flags_are_reported_next_to_the_status():
     runs = table(run("base", validity={"oversubscribed": True}))
     assert cell_text(cells(runs, {}))["status"].tolist() == ["measured: oversubscribed"]
 

@@ -76,7 +76,7 @@ def test_a_gain_is_over_the_row_above_and_has_its_own_interval(runs):
     assert chain.loc["base", "gain"] == 1.0
 
 
-def test_a_step_and_the_one_before_that_were_timed_apart_are_marked(runs):
+def test_a_step_and_the_one_before_that_were_timed_separately_are_marked(runs):
     windows = runs["cell_id"].map({"o1_fsdp": 4.9, "all": 1.7, "o1": 1.6, "fsdp": 3.3}).fillna(1.7)
     steps = waterfall(runs.assign(window_seconds=windows), BASELINES).set_index("cell_id")["timed"]
     assert dict(steps[steps != ""]) == {

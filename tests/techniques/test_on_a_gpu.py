@@ -39,7 +39,7 @@ def losses(*overrides: str) -> list[float]:
         (("precision=bf16",), ("precision=fp8", "precision.layers=all"), 1e-1),
     ],
 )
-def test_a_choice_of_gpus_trains_as_the_plain_one(
+def test_a_choice_of_gpus_trains_as_the_default_one(
     plain: tuple[str, ...], choice: tuple[str, ...], relative: float
 ) -> None:
     assert losses(*WIDE, *choice) == pytest.approx(losses(*WIDE, *plain), rel=relative)

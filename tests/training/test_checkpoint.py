@@ -321,7 +321,7 @@ def halve(folder: Path) -> None:
         (of_one_number, r"trained\.json .*read"),
     ],
 )
-def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_said(
+def test_of_a_damaged_checkpoint_the_one_before_is_used_and_it_is_reported(
     tmp_path: Path, harm: Callable[[Path], None], said: str
 ) -> None:
     trainer = trainer_of(alone())

@@ -182,7 +182,7 @@ def test_the_measurement_of_the_newest_earlier_attempt_counts(tmp_path: Path) ->
     assert later.load_measurement() == {"steps": 2}
 
 
-def test_who_saved_a_checkpoint_is_told_where_it_is_another_world(tmp_path: Path) -> None:
+def test_who_saved_a_checkpoint_is_reported_where_it_is_another_world(tmp_path: Path) -> None:
     trainer = trainer_of(alone())
     mesh = asdict(trainer.world.shape)
     [same] = made(tmp_path / "a", 4, mesh=mesh)

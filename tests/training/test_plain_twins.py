@@ -148,7 +148,7 @@ def drawn_by(model: Any, choice: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_plain_twin_is_its_equations() -> None:
+def test_a_reference_twin_is_its_equations() -> None:
     for typed in TWINS:
         knobs, of_model, of_equations = TWINS[typed]
         built = build(**of_model)

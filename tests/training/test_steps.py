@@ -81,7 +81,7 @@ def test_each_micro_batch_is_taken_once_and_the_loss_is_their_mean() -> None:
     assert len(list(stream)) == 1
 
 
-def test_clipping_is_torchs_on_the_plain_model_under_each_sharding(tmp_path: Path) -> None:
+def test_clipping_is_torchs_on_the_reference_model_under_each_sharding(tmp_path: Path) -> None:
     """With a rate of 1 a step of SGD moves the weights by the clipped gradient."""
     limit = 0.1
     clipped = [asked(2, f"sharding={s}", RATE, f"optimizer.clip_norm={limit}") for s in SHARDINGS]

@@ -69,7 +69,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_told_before_anything_is_made(
+def test_bad_input_is_reported_before_anything_is_made(
     arguments: list[str],
     said: str,
     tmp_path: Path,
@@ -196,9 +196,7 @@ def test_a_command_adds_a_block_whatever_its_budget_and_a_cell_and_itself_run_tw
 
 
 @pytest.mark.parametrize("slower", [0, 1])
-def test_settings_that_are_far_apart_are_pruned_after_screening(
-    tmp_path: Path, slower: int
-) -> None:
+def test_settings_that_differ_much_are_pruned_after_screening(tmp_path: Path, slower: int) -> None:
     plan, *_ = plan_pair(comparison_request(["seed=1", "seed=2"]))
     store, here = Store(tmp_path / "results" / "compare").create(), {"device": cpu_model()}
     for n, cell_id in enumerate(plan.entries):
@@ -259,7 +257,7 @@ def test_ctrl_c_ends_the_run_at_once_and_keeps_what_was_measured(vitsweep: Comma
 
 
 @pytest.mark.full
-def test_a_setting_that_fails_is_told_and_not_repeated_unasked(vitsweep: Command) -> None:
+def test_a_setting_that_fails_is_reported_and_not_repeated_unasked(vitsweep: Command) -> None:
     failing = " ".join(fault("Raise"))
     asked = ("compare", failing, "seed=0", *QUICK)
     done = vitsweep(*asked, quick=False)

@@ -15,7 +15,9 @@ ALIKE = ("0.05", "0.0501", "0.0502", "0.0503")
 """Values of a number that changes no work, the weight decay."""
 
 
-def test_identical_cells_are_told_apart_in_at_most_two_sweeps_of_twelve(vitsweep: Command) -> None:
+def test_identical_cells_are_distinguished_in_at_most_two_sweeps_of_twelve(
+    vitsweep: Command,
+) -> None:
     claiming = 0
     for n in range(TIMES):
         done = vitsweep(
@@ -30,7 +32,7 @@ def test_identical_cells_are_told_apart_in_at_most_two_sweeps_of_twelve(vitsweep
 CLAIM = re.compile(r"over \d+ blocks: (faster|slower|no difference shown)\.")
 
 
-def test_identical_settings_are_told_apart_in_at_most_two_comparisons_of_twelve(
+def test_identical_settings_are_distinguished_in_at_most_two_comparisons_of_twelve(
     vitsweep: Command,
 ) -> None:
     pair = [f"optimizer.weight_decay={value}" for value in ALIKE[:2]]

@@ -124,7 +124,7 @@ def test_a_record_without_a_curve_leaves_the_chart_out(
     assert CHART.table(repeated(written(tmp_path / "none", records))).empty
 
 
-def test_a_record_without_a_curve_beside_others_is_left_out_alone(tmp_path: Path) -> None:
+def test_a_record_without_a_curve_next_to_others_is_left_out_alone(tmp_path: Path) -> None:
     first, *rest = two_settings()
     figure = curves_of(repeated(written(tmp_path / "some", [replace(first, samples={}), *rest])))
     assert line(figure.axes[0], "baseline").get_ydata() == pytest.approx([40, 60, 70])

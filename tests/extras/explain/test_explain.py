@@ -133,7 +133,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
-def test_bad_input_is_told_before_anything_is_made(
+def test_bad_input_is_reported_before_anything_is_made(
     arguments: list[str],
     said: str,
     tmp_path: Path,

@@ -90,7 +90,7 @@ def test_a_cell_without_a_point_is_refused_by_name():
             placed(cells(table(record), {}))
 
 
-def test_the_picture_has_a_bar_per_phase_and_the_attainable_rate_beside_it():
+def test_the_picture_has_a_bar_per_phase_and_the_attainable_rate_next_to_it():
     record = run("a", metrics=METRICS, environment={"device": "NVIDIA H200"})
     found = placed(cells(table(record), {}))
     axes = found.figure.axes[0]

@@ -80,7 +80,7 @@ def test_where_one_cell_became_worse_the_others_are_tested_at_a_larger_level():
     assert two.loc["a", "verdict"] == "worse beyond tolerance"
 
 
-def test_cells_of_one_side_and_changed_statuses_are_said():
+def test_cells_of_one_side_and_changed_statuses_are_reported():
     a = table(*(run(c, f"b{i}") for i in range(3) for c in ("base", "old", "dies")))
     b = table(
         *(run(c, f"b{i}") for i in range(3) for c in ("base", "new")),

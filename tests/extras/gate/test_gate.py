@@ -311,7 +311,7 @@ def test_a_baseline_that_became_slower_fails_though_every_ratio_is_as_good_or_be
     assert gate(now, kept, baselines=SAME, mixed_hardware=True).passed, "another machine is no news"
 
 
-def test_within_the_tolerance_is_said_only_where_the_whole_interval_is():
+def test_within_the_tolerance_is_reported_only_where_the_whole_interval_is():
     kept = side(O1=[150, 151, 149, 150, 150])
     unsure = gate(side(O1=[110, 142, 120, 139, 121]), kept)
     row = one(unsure, "O1")

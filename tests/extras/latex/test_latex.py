@@ -78,7 +78,7 @@ def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -
     assert not (tmp_path / "report").exists()
 
 
-def test_a_speedup_over_seeds_is_said_to_be_over_seeds(tmp_path: Path) -> None:
+def test_a_speedup_over_seeds_is_reported_to_be_over_seeds(tmp_path: Path) -> None:
     records = [
         of_blocks(f"{p}-{s}", f"s{s}b{b}", ratio * (100 + b / 100), minute=9 * s + b, precision=p, seed=s)
         for p, ratio in (("base", 1), ("O1", 1.6)) for s in range(1, 4) for b in range(3)

@@ -40,7 +40,7 @@ def test_ddp_is_a_module_that_reduces_fake_gradients() -> None:
         assert replica.module.weight.grad is not None
 
 
-def test_views_of_one_place_have_one_address_and_others_another() -> None:
+def test_views_at_one_offset_have_one_address_and_others_another() -> None:
     with fake_world(cell(), CPU):
         buffer = torch.empty(8)
         assert buffer[2:].data_ptr() == buffer[2:].view(3, 2).data_ptr() != buffer.data_ptr()

@@ -27,7 +27,7 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_elementwise_operators_read_as_many_elements_as_is_said(
+def test_elementwise_operators_read_as_many_elements_as_is_declared(
     dtype: str,
 ) -> None:
     jobs = list(operators._elementwise(dtype, SIZES))

@@ -31,7 +31,7 @@ def test_a_product_is_of_m_by_k_and_k_by_n() -> None:
     assert not _is_by_weight(aten.bmm, (by_weight, of(3, 5)))
 
 
-def test_a_convolution_is_the_product_over_its_places() -> None:
+def test_a_convolution_is_the_product_over_its_patches() -> None:
     for sides, kernel, stride, padding, groups, places in (
         ((8, 8), (3, 3), [1, 1], [1, 1], 1, 64),
         ((8, 8), (3, 3), [1, 1], [0, 0], 1, 36),

@@ -4,7 +4,7 @@ from vitsweep.tables.cells import cells
 from vitsweep.tables.sentences import say
 
 
-def test_errors_of_predicted_step_times_are_told():
+def test_errors_of_predicted_step_times_are_reported():
     def predicted(ms: float, low: float, high: float) -> dict[str, float]:
         ends = {"low": low, "high": high}
         return {f"predicted_step_time_{end}_ms": value for end, value in ends.items()} | {
@@ -28,6 +28,6 @@ def test_errors_of_predicted_step_times_are_told():
     assert prediction_sentence(cells(runs[runs["cell_id"].isin(["late", "undated"])], {})) == ""
 
 
-def test_without_predictions_nothing_is_told():
+def test_without_predictions_nothing_is_reported():
     alone = cells(table(run("a")), {})
     assert prediction_sentence(alone) == ""

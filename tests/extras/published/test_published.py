@@ -144,7 +144,7 @@ def test_an_entry_that_names_nothing_is_refused(capsys):
         assert named in capsys.readouterr().err
 
 
-def test_figures_stand_beside_the_cells_with_what_differs(blog_folder):
+def test_figures_stand_next_to_the_cells_with_what_differs(blog_folder):
     rows = figures_of(SweepTables.read(blog_folder)).set_index("experiment")
     assert rows["cell_id"].fillna("").to_dict() == {
         "batch560": "fast", "full_fp16": "half", "batch384_im256": ""
@@ -228,7 +228,7 @@ def test_doubtful_rows_are_left_out_unless_asked_for():
     assert not published()["value"].isin(["121.83", "129.44", "137.48"]).any()
 
 
-def test_rows_of_the_menu_are_sorted_rounded_and_told_apart(sweeps):
+def test_rows_of_the_menu_are_sorted_rounded_and_distinguished(sweeps):
     rows = menu_2026.throughput(sweeps["speedups"])
     about = rows[rows["doubt"] == "about"]
     assert set(about["model"]) == {"DINOv3 7B", "DINOv2 ViT-L/16"}
@@ -272,7 +272,7 @@ def test_digitised_ratios_agree_with_the_printed_extremes():
     assert (ratio.min(), ratio.max()) == pytest.approx((1.42, 3.168), abs=0.03)
 
 
-def test_measured_rows_stand_beside_published_ones(sweeps):
+def test_measured_rows_stand_next_to_published_ones(sweeps):
     rows = usp.attention(sweeps["sequences"])
     both = rows[rows["cell_id"].notna() & rows["published_iterations_per_second"].notna()]
     assert set(both["seq"]) == {8192}
@@ -287,7 +287,7 @@ def test_measured_rows_stand_beside_published_ones(sweeps):
     assert longest.loc[("ulysses", 8), "out_of_memory_at"] == 16384
 
 
-def test_video_cells_stand_beside_the_plot_by_temporal_spatial_and_degree():
+def test_video_cells_stand_next_to_the_plot_by_temporal_spatial_and_degree():
     video = {"model.frames": 64, "model.tubelet_frames": 1, "num_tokens": 64 * 4096}
     runs = table(
         run("d", "b0", 3.0, sequence_parallel="dsp", **video, **{"mesh.sequence": 2}),

@@ -221,7 +221,7 @@ def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> Non
         applied.step(batch)
 
 
-def test_a_loss_with_an_axis_is_told_to_return_the_sum_beside_a_count_and_else_the_mean() -> None:
+def test_a_loss_with_an_axis_is_asked_to_return_the_sum_with_a_count_and_else_the_mean() -> None:
     def each(outputs: Tensor, batch: Any) -> Tensor:
         return F.cross_entropy(outputs, batch[1], reduction="none")
 
@@ -234,7 +234,7 @@ def test_a_loss_with_an_axis_is_told_to_return_the_sum_beside_a_count_and_else_t
             applied.step(batch)
 
 
-def test_batches_by_name_and_an_own_loss_equal_a_plain_loop() -> None:
+def test_batches_by_name_and_an_own_loss_equal_a_reference_loop() -> None:
     torch.manual_seed(0)
     model, plain = Named(1, 10, 16, 2), Named(1, 10, 16, 2)
     plain.load_state_dict(model.state_dict())
@@ -323,7 +323,7 @@ def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -
         ),
     ],
 )
-def test_what_a_technique_does_not_find_is_said(
+def test_what_a_technique_does_not_find_is_reported(
     overrides: list[str], loss: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "resources" in overrides[-1]:

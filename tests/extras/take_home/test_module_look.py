@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_copied_or_run_without_values_is_named() -> None:
         (({"x": BATCH[0], "name": ["a"] * 8}, BATCH[1]), None, "a string at [0]['name'][0]"),
     ],
 )  # fmt: skip
-def test_a_batch_or_loss_that_cannot_be_trained_on_is_said(
+def test_a_batch_or_loss_that_cannot_be_trained_on_is_reported(
     batch: Any, loss: Any, words: str
 ) -> None:
     parts = "batch.accumulation_steps=2 " if "string" in words else ""

@@ -260,7 +260,7 @@ def test_a_dead_node_of_several_is_noticed_at_once(sweep: Sweep) -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_comes_back_after_another_took_its_place_measures_nothing_twice(
+def test_a_job_that_comes_back_after_another_replaced_it_measures_nothing_twice(
     sweep: Sweep,
 ) -> None:
     folder = sweep.command.folder

@@ -82,7 +82,7 @@ def test_what_slurm_says_of_a_dead_job_is_shown_before_it_is_recorded(store, slu
     assert re.search("Job 7_0 .*cancelled", found)
 
 
-def test_jobs_that_slurm_refuses_to_cancel_are_told_at_once(
+def test_jobs_that_slurm_refuses_to_cancel_are_reported_at_once(
     store, slurm, tmp_path, monkeypatch, capsys
 ):
     slurm["7_0"] = SlurmJob(state="PENDING", script=SCRIPT)

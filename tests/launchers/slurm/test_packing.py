@@ -94,7 +94,7 @@ def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs():
     assert resume_state(counted, runs, sweep, "2.13.0").missing_blocks == {baseline: 1}
 
 
-def test_a_baseline_that_runs_beside_its_cells_is_not_counted_alone():
+def test_a_baseline_that_runs_next_to_its_cells_is_not_counted_alone():
     cells = plan("sharding=fsdp")
     assert paired(cells, settings()) == cells
 
@@ -171,7 +171,7 @@ def test_settings_become_options_of_sbatch():
     assert "--cpus-per-task=4" in options["srun_args"]
 
 
-def test_the_time_limit_is_told_from_preemption_by_a_clock_that_nobody_sets(monkeypatch):
+def test_the_time_limit_is_distinguished_from_preemption_by_a_clock_that_nobody_sets(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: 5000.0)
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *command: None)
@@ -195,7 +195,7 @@ def test_the_time_limit_is_told_from_preemption_by_a_clock_that_nobody_sets(monk
         ("JobState=RUNNING Restarts=0 PreemptTime=2026-01-01T00:00:00", "preempted", True),
     ],
 )
-def test_a_requeue_is_told_from_a_cancellation_by_the_number_of_restarts(
+def test_a_requeue_is_distinguished_from_a_cancellation_by_the_number_of_restarts(
     monkeypatch, shown, cause, requeue
 ):
     monkeypatch.setattr("vitsweep.launchers.slurm.node.signals.slurm_output", lambda *args: shown)

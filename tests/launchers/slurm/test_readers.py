@@ -45,7 +45,7 @@ def test_another_user_looks_at_a_sweep_that_a_job_is_filling(sweep: Sweep) -> No
 
 
 @pytest.mark.full
-def test_a_look_from_another_cluster_changes_nothing(
+def test_a_status_from_another_cluster_changes_nothing(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = "+hydra.launcher.additional_parameters.hold=true"

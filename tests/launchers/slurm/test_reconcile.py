@@ -445,7 +445,7 @@ def test_status_groups_cells_by_reason(store, slurm, capsys):
     assert re.search("2 cells.*killed: It was cancelled", capsys.readouterr().out)
 
 
-def test_status_tells_apart_cells_and_names_the_command_that_continues(store, capsys):
+def test_status_distinguishes_cells_and_names_the_command_that_continues(store, capsys):
     folder = store.root / "jobs"
     folder.rename(store.root / "no_jobs")
     waiting, refused = sorted(cell.name for cell in store.cells.iterdir())

@@ -35,14 +35,14 @@ def reasons(name, **kwargs):
     return list(choice("attention", name).conflicts(cell(**kwargs)))
 
 
-def test_every_kernel_gives_the_gradients_of_the_plain_model():
+def test_every_kernel_gives_the_gradients_of_the_reference_model():
     for kwargs in CASES.values():
         for name in ON_CPU:
             assert_equal_step(choice("attention", name).apply, **kwargs)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_evaluation_gives_the_outputs_of_the_plain_model(name):
+def test_evaluation_gives_the_outputs_of_the_reference_model(name):
     images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
     plain = build().eval()
     model = choice("attention", name).apply(build()).eval()
@@ -50,7 +50,7 @@ def test_evaluation_gives_the_outputs_of_the_plain_model(name):
         torch.testing.assert_close(model(images), plain(images), rtol=1e-12, atol=1e-12)
 
 
-def test_flex_gives_the_outputs_of_the_plain_model(monkeypatch):
+def test_flex_gives_the_outputs_of_the_reference_model(monkeypatch):
     from torch.nn.attention.flex_attention import flex_attention
 
     # Uncompiled: the compiled kernel is for CUDA, and only there trained with.

@@ -55,7 +55,7 @@ def assert_compiled_equals_plain(name, memory="keep_all", attention="sdpa_auto",
         pytest.param("compile_model", "keep_all", marks=pytest.mark.full),
     ],
 )
-def test_compiled_gradients_equal_those_of_the_plain_model(name, memory):
+def test_compiled_gradients_equal_those_of_the_reference_model(name, memory):
     assert_compiled_equals_plain(name, memory)
 
 

@@ -20,7 +20,7 @@ def applied(name, kernel="sdpa_auto"):
     return apply
 
 
-def test_gradients_equal_those_of_the_plain_model():
+def test_gradients_equal_those_of_the_reference_model():
     for kwargs in CASES.values():
         for name in ALL:
             assert_equal_step(applied(name), **kwargs)
@@ -32,7 +32,7 @@ def test_gradients_equal_under_every_attention():
             assert_equal_step(applied(name, kernel))
 
 
-def test_a_step_runs_each_block_as_often_as_is_said():
+def test_a_step_runs_each_block_as_often_as_is_declared():
     for name in ALL:
         model, calls = applied(name)(build()), []
         norm = next(

@@ -61,7 +61,7 @@ def test_a_causal_block_is_causal_attention(kernel: BlockAttention) -> None:
 
 @pytest.mark.gpu(count=1)
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_on_cuda_gives_what_the_plain_block_gives_in_float64(causal: bool) -> None:
+def test_flash_on_cuda_gives_what_the_reference_block_gives_in_float64(causal: bool) -> None:
     """Rounding of bfloat16 alone lies below 0.01; beside plain attention in bfloat16, both would round."""
     inputs = [t.detach() for t in qkv(64, torch.bfloat16, "cuda")]
     gradient = torch.randn_like(inputs[0])

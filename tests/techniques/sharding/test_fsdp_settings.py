@@ -59,7 +59,7 @@ def compared(ranks: int, specs: list[CellSpec], folder: Path) -> list[dict[str, 
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 )
-def test_units_and_dtypes_train_what_the_plain_model_trains(ranks: int, tmp_path: Path) -> None:
+def test_units_and_dtypes_train_what_the_reference_model_trains(ranks: int, tmp_path: Path) -> None:
     exact = cells(ranks, EXACT + (OF_FOUR_RANKS if ranks == 4 else ()), DOUBLE)
     half = cells(ranks, HALF)
     answers = compared(ranks, [*exact, *half], tmp_path)
