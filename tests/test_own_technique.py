@@ -57,7 +57,7 @@ BROKEN = {
 """Choice -> what its all-gather has in place of what the page has."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 20 s: nine real cells on two ranks, each with a proof
 def test_the_method_of_the_page_stands_next_to_others_and_broken_ones_are_found(tmp_path: Path):
     mine = shutil.copytree(EXAMPLE, tmp_path / "mine")
     method, gather = (mine / "methods" / f"{n}.py" for n in ("gathered_keys", "all_gather"))

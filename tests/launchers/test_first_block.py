@@ -1,4 +1,4 @@
-"""Sweeps without screening runs, as on a GPU: the first block takes their place."""
+"""Sweeps without screening runs, as on a GPU: the first block replaces them."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ POLICY = (
 """A cell like its baseline, one that is many times slower, and one whose steps are uneven."""
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 25 s: seven real runs, one of them twelve times slower than the others
 def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Command) -> None:
     choice = vitsweep.folder / "conf" / "measurement" / "three_blocks.yaml"
     choice.parent.mkdir(parents=True)

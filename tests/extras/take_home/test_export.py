@@ -84,7 +84,7 @@ def test_the_first_line_names_a_model_of_ones_own() -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.slow
+@pytest.mark.slow  # 20 s: two files trained against their cells on real ranks, and a broken one
 def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(tmp_path: Path) -> None:
     for overrides in CELLS:
         spec, at = cell(*overrides), tmp_path / overrides[0]
