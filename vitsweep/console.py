@@ -142,7 +142,7 @@ class CommandConsole(Console):
             yield Segment(text if control else shown(text), style, control)
 
     def on_broken_pipe(self) -> None:
-        """Print nothing any more."""
+        """Stop printing."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 

@@ -35,7 +35,7 @@ def storage_error(error: BaseException) -> OSError | None:
 
 
 def storage_sentences(error: OSError) -> str:
-    """Say of an error of `STORAGE_ERRNOS` what is safe, and what to do."""
+    """Return the message on an error of `STORAGE_ERRNOS`: what is safe, and what to do."""
     what = f"`{error.filename}`" if error.filename else "The output or the results folder"
     return (
         f"{what} cannot be read or written ({error.strerror}). What was measured is kept: make room, or wait "

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def pack_ended(store: Store) -> tuple[int, int]:
-    """Pack the cells that nothing measures; the caller holds the folder.
+    """Pack the cells that nothing measures; the caller holds the lock of the sweep.
 
     Returns:
         How many files moved, and how many cells stayed as they are.

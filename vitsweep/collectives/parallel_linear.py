@@ -121,7 +121,7 @@ class TokenSharded:
         return whole if self.length is None else whole.narrow(self.axis, 0, self.length)
 
     def start_sum(self, partial: Tensor) -> Finish:
-        """Begin to sum partial products; return what waits for the sum over own tokens."""
+        """Start a reduce-scatter of partial products; return a function that waits for own tokens' sum."""
         padded = pad(partial, self.axis, self.group.size())
         return primitives.start_reduce_scatter(padded, self.axis, self.group)
 

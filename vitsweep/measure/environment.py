@@ -218,7 +218,7 @@ class DeviceMonitor:
         self._thread.start()
 
     def end(self, since: float) -> DeviceState:
-        """Stop sampling; return the state since a time of `time.perf_counter`."""
+        """Stop sampling; return the state since `since`, in seconds of `time.perf_counter`."""
         if self._thread is None:
             return DeviceState()
         with suppress(Exception):

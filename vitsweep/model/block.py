@@ -49,7 +49,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(mlp_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Work on each token by itself; the shape stays."""
+        """Apply both layers to each token, (..., width) to (..., width)."""
         return self.down(F.gelu(self.up(x)))
 
 
@@ -62,7 +62,7 @@ class SwiGlu(nn.Module):
         self.down = nn.Linear(mlp_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Work on each token by itself; the shape stays."""
+        """Apply both layers to each token, (..., width) to (..., width)."""
         gate, up = self.up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 

@@ -22,9 +22,9 @@ def features(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def state(k: Tensor, v: Tensor, decay: float) -> Tensor:
-    """Return sum_s decay^(T-1-s) k_s^T v_s, (B, H, K, V), in float32 at least.
+    """Return sum_s decay^(T-1-s) k_s^T v_s, (B, H, K, V), in float32 or wider.
 
-    It is all that tokens after these need to know of them.
+    Later tokens need nothing else of k (B, H, T, K) and v (B, H, T, V).
     """
     if not k.shape[2]:  # a rank that holds padding alone
         return (k.mT @ v).to(_wide(k))

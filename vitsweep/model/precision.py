@@ -73,7 +73,7 @@ class HalfLayerNorm(nn.LayerNorm):
     """LayerNorm with half-precision parameters."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last axis."""
+        """Normalise the last axis of (..., width); shape and dtype stay."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
@@ -81,7 +81,7 @@ class Float32LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in float32 and returns the dtype of its input."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last axis."""
+        """Normalise the last axis of (..., width); shape and dtype stay."""
         wide = input.float()
         normed = F.layer_norm(wide, self.normalized_shape, self.weight, self.bias, self.eps)
         return normed.to(input.dtype)

@@ -211,7 +211,7 @@ def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFra
 def _settings(
     tables: SweepTables, cells: DataFrame, measured: DataFrame
 ) -> Iterator[tuple[Hashable, DataFrame, DataFrame, Series]]:
-    """Yield of each baseline its key, the cells compared with it, those that are named, and its row."""
+    """Yield per baseline its key, the cells compared with it, those that are named, and its row."""
     compared = measured[measured["compared"]]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
     for key, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):

@@ -90,7 +90,7 @@ def core_columns(rows: Literal["cells", "runs"]) -> dict[str, Type | None]:
 
 
 def type_of(column: str) -> Type | None:
-    """Return the type of a column; None for one that vitsweep does not know, the user's."""
+    """Return the type of a column, or None for a column of the user's."""
     if column in COLUMNS:
         return COLUMNS[column].type
     if column in METRICS or column.removesuffix("_sd") in METRICS:

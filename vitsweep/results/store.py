@@ -62,7 +62,7 @@ _UNKNOWN = "unknown.json"
 
 
 class DamagedRecordWarning(UserWarning):
-    """A file of the store could not be read and is left out; it is named in the text."""
+    """A file of the store could not be read and is left out; the text names it."""
 
 
 class Store:

@@ -22,7 +22,7 @@ class Resources:
     Attributes:
         nodes: number of nodes.
         ranks_per_node: processes on each node, one per GPU on `cuda`.
-        device: where the model lives.
+        device: type of the device of each rank, `cpu` or `cuda`.
         threads_per_rank: intra-op threads; auto = cores / the most ranks that a cell of the sweep has on a
             node, never less than one: ranks of a scaling curve have equal cores.
         memory_gib_per_rank: budget of a rank on `cpu`; above it allocation fails and the cell ends

@@ -186,7 +186,7 @@ class Sharding(Technique):
 
     @classmethod
     def note(cls, row: Mapping[Any, Any]) -> str:
-        """Say of what shards that one rank shares nothing."""
+        """Return the note on a choice that shards and has one rank, else ""."""
         shards = cls.shards_parameters or cls.shards_optimizer
         if not shards or str(row.get("world_size")) not in ("1", "1.0"):
             return ""

@@ -86,7 +86,7 @@ def timed_apart(own: float, other: float, whose: str) -> str:
 
 
 def may_be_drift(table: DataFrame, low: str, high: str) -> Series:
-    """Tell of which rows, `timed` apart, the interval reaches ratios within `LARGEST_DRIFT` of 1."""
+    """Return per row whether the interval reaches `LARGEST_DRIFT`, where `timed` says times differ."""
     reaches = (table[low] <= LARGEST_DRIFT) & (table[high] >= 1 / LARGEST_DRIFT)
     return reaches & (table["timed"] != "")
 

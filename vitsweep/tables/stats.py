@@ -294,7 +294,7 @@ def estimate(ratios: DataFrame, key: str = "cell_id") -> DataFrame:
 
 
 def any_look_keys(ratios: DataFrame, key: str = "cell_id") -> set[Any]:
-    """Return what has a block of a command that looked at its intervals while it measured."""
+    """Return the keys with a block of a command that tested its intervals while it measured."""
     looked = ratios["any_look"].eq(True) if "any_look" in ratios else np.zeros(len(ratios), bool)
     return set(ratios.loc[looked, key])
 

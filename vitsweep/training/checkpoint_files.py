@@ -35,7 +35,7 @@ class TrainingInterrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The model on the held-out images; one point of the curve.
+    """Accuracy of the model on the held-out images: one point of the training curve.
 
     Attributes:
         epoch: epochs trained.

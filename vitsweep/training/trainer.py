@@ -283,7 +283,7 @@ class Trainer:
                 module.reshard()
 
     def publish(self) -> None:
-        """Hand what the optimizer holds, masters or slices, to the model; every rank calls it."""
+        """Copy the masters or slices of the optimizer into the model; every rank calls it."""
         if self.masters:
             self.masters.publish()
         self.cell.sharding.complete_update(self.model)

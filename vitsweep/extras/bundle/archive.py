@@ -55,7 +55,7 @@ def is_bundled(name: str) -> bool:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Return the files below a folder by their paths in it, in order; links are not followed."""
+    """Return the sorted paths of all files below a folder, relative to it; links are not followed."""
     found = [
         os.path.relpath(os.path.join(place, name), folder)
         for place, _, names in os.walk(folder)

@@ -245,7 +245,7 @@ def prepare(tree: Tree, setup: str, links: Sequence[str], files: Sequence[str]) 
 
 
 def require_function(option: str, file: str, name: str, tree: Tree) -> None:
-    """Refuse a function whose name a file does not hold; the file is read and not run.
+    """Require that a file defines a function; the file is read and not run.
 
     Raises:
         BadValueError: it does not.

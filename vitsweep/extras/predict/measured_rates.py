@@ -131,7 +131,7 @@ class MeasuredRates(Rates):
         return LOG_ERROR.get(part, 0.05) * self._wider
 
     def compiled_dispatch(self) -> float:
-        """A compiled step dispatches about a quarter of the operators (B200, 1B model: 12.6 of 48.8 ms)."""
+        """Return the dispatch time of a compiled step over that of an eager one (B200: 12.6 of 48.8 ms)."""
         return 0.26
 
     @cached_property

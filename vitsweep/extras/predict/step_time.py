@@ -93,11 +93,11 @@ class CollectiveTotal:
 
 
 def memory_parts(peaks: Mapping[str, Mapping[str, int]], **held: int) -> MemoryParts:
-    """Find the peak, and what makes up that of forward and backward.
+    """Return the peak memory of a step, and the parts of the peak of forward and backward, in bytes.
 
     Args:
         peaks: as in `StepTrace`.
-        held: parameters, gradients, optimizer, buffers.
+        held: bytes of parameters, gradients, optimizer, buffers.
     """
     training = [alive for half, alive in peaks.items() if not half.startswith("optimizer")]
     highest = max(training, key=lambda alive: sum(alive.values()))

@@ -70,7 +70,7 @@ def torch_here() -> str:
 
 
 def kept_file() -> Path:
-    """Return where the times of this processor are kept."""
+    """Return the path of the file that keeps the operator times of this processor."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or home_folder() / ".config")
     name = re.sub(r"[^A-Za-z0-9]+", "-", str(device_name("cpu"))).strip("-").lower()
     return base / "vitsweep" / "calibrations" / f"{name}.json"

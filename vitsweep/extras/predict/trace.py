@@ -258,7 +258,7 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
 
 
 def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
-    """Return the cell with the choices by which its own are traced, and a sentence for each that differs."""
+    """Replace choices that cannot be traced; return the cell, and one sentence per replacement."""
     found = {group: choice.trace_substitute() for group, choice in cell.techniques.items()}
     substitutes: dict[str, Any] = {group: choice for group, (choice, _) in found.items()}
     return replace(cell, **substitutes), tuple(note for _, note in found.values() if note)

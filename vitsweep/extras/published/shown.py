@@ -46,11 +46,11 @@ def below(tables: SweepTables) -> "PublishedTable":
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """The figures that a sweep names next to what it measured; nothing where it names none.
+    """Published figures that a sweep names, and what it measured; empty where it names none.
 
     Attributes:
         figures: of `figures.beside_cells`.
-        cells: that they stand next to.
+        cells: the cells that the figures are compared with.
     """
 
     figures: DataFrame
