@@ -424,8 +424,8 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
         if not choices or "sweep.baseline" in str(error):
             raise
         raise BadValueError(
-            f"`{_typed(settings.baseline)}`: {error} It takes choices instead of the default "
-            "ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
+            f"`{value_override(BASELINE, settings.baseline)}`: {error} It takes choices instead of the "
+            "default ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
         ) from error
 
 
@@ -461,12 +461,6 @@ def _check_match(match: Sequence[str], composer: Composer) -> None:
                 f"`sweep.match` names `{name}`, which is no group: a baseline can share {listed} with "
                 "its cell."
             )
-
-
-def _typed(setting: Any) -> str:
-    """Return `sweep.baseline` as one types it."""
-    plain = list(setting) if isinstance(setting, tuple) else setting
-    return value_override("sweep.baseline", plain)
 
 
 def _as_overrides(setting: Any) -> list[str] | None:
