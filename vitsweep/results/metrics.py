@@ -219,7 +219,7 @@ _FLAGS = (
         "more than 1 % of the weights with a gradient kept their value in all timed steps: "
         "a training may not converge",
     ),
-    Flag("unattributed_bytes", "collectives outside of `sent_as`: their bytes count for no technique"),
+    Flag("unattributed_bytes", "collectives of your own sent bytes that belong to no technique"),
 )
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
