@@ -139,6 +139,8 @@ def test_the_caption_counts_screened_cells_as_the_terminal_does() -> None:
     )
     found = cells(runs, dict.fromkeys(("base", "cell", "short"), "base"))
     assert caption(found).split(" · ")[-1] == tally_of(found) == "3 cells: 2 measured, 1 screened"
+    alike = found[found["cell_id"] != "base"]
+    assert tally_of(alike) == tally_of(alike[::-1]) == "2 cells: 1 measured, 1 screened"
 
 
 def test_the_caption_says_oversubscribed():

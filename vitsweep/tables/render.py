@@ -487,7 +487,7 @@ def tally_of(cells: DataFrame, more: str = "") -> str:
     noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
     if len(set(words)) == 1:
         return f"{noun}, {'all ' if len(cells) > 1 else ''}{words[0]}"
-    return f"{noun}: {tally(words)}"
+    return f"{noun}: {tally(sorted(words))}"  # whichever row is first
 
 
 def _unfinished(ran: DataFrame) -> dict[str, str]:
