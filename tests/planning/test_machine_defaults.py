@@ -220,6 +220,20 @@ def test_a_cluster_is_what_its_profile_says():
     }
 
 
+def test_a_baseline_of_tf32_that_is_typed_is_that_of_the_cells():
+    """Where the type of a cluster's GPUs is unknown, docs/cluster/sites.md says to type it."""
+    typed = ["+sweep=meta_speedups", "sweep.baseline={precision: tf32}"]
+    cells = cells_for(typed, COMPOSER, replace(ONE_H200, has_tf32=None))[0]
+    found = [cell.choices["precision"] for cell in cells]
+    assert found.count("fp32") == 1 < found.count("tf32")
+
+
+def test_a_setting_of_a_launcher_of_another_form_is_refused_in_words():
+    for text in ("+hydra.launcher.site=64", "hydra.launcher.partition.x=5"):
+        with pytest.raises(BadValueError, match=re.escape(text.lstrip("+").partition("=")[0])):
+            open_session(["hydra/launcher=slurm", text], Console(quiet=True))
+
+
 def test_a_machine_is_one_for_all_cells():
     with pytest.raises(BadValueError, match="`machine=cpu,cuda`"):
         cells_for(["machine=cpu,cuda"], COMPOSER, CPU)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.composer import (
     ComposedCell,
     Composer,
+    NotLocalError,
     belongs_to_the_sweep,
     is_plain_value,
     set_value,
@@ -196,7 +198,8 @@ def open_session(
     try:
         config = hydra.compose_sweep(loader, config_name, of_sweep)
     except BadValueError:
-        _name_what_there_is([parsed[text] for text in of_sweep], loader, config_name)
+        with suppress(NotLocalError):  # Hydra's own sentence says it
+            _name_what_there_is([parsed[text] for text in of_sweep], loader, config_name)
         raise
     if (sweeper := hydra.choice(config, "sweeper")) != "vitsweep":
         raise other_sweeper(f"hydra/sweeper={sweeper}")

@@ -167,7 +167,8 @@ def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
         if name not in typed.composer.options(GROUP):
             raise unknown_choice(GROUP, name, typed.composer.options(GROUP))
     part: Tree = sweep["by_machine"].get(typed.sizes.name, {})
-    if not typed.machine.has_tf32:
+    is_told = any("tf32" in text for text in typed.overrides if key_of(text).startswith(BASELINE))
+    if typed.machine.has_tf32 is False or not (typed.machine.has_tf32 or is_told):
         part = {key: node if key == "question" else _in_fp32(node) for key, node in part.items()}
     if _ranks(typed) == 1 and "cells" in part:
         part = part | {"cells": _unsharded(part["cells"])}
