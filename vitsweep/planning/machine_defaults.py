@@ -282,26 +282,23 @@ def _gib(specs: Sequence[CellSpec], images: int | None) -> float | None:
 
 
 def _sentence(typed: _Typed | None, too_large: str, plan: SweepPlan) -> str:
+    from vitsweep.tables.formatting import span  # pandas, for which no mistake waits
+
     specs = [entry.spec for entry in plan.runnable]
     if not typed or not specs:
         return ""
     names = dict.fromkeys(_title(entry.composed.choices["model"]) for entry in plan.named)
-    ranks = _span({spec.resources.world_size for spec in specs})
+    ranks = span((spec.resources.world_size for spec in specs), str)
     scope = ""
     if ranks != "1":
         scope = " per rank" if specs[0].batch.scope == "per_replica" else " in all"
-    pixels = _span({spec.batch.resolution_px for spec in specs})
-    images = _span({spec.batch.images_per_step for spec in specs})
+    pixels = span((spec.batch.resolution_px for spec in specs), str)
+    images = span((spec.batch.images_per_step for spec in specs), str)
     others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
     return (
         f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}"
         f"{f' ({too_large})' * bool(too_large)}; {others} chooses other sizes"
     )
-
-
-def _span(numbers: set[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _title(model: str) -> str:

@@ -437,11 +437,8 @@ def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:
 
 
 def _results(shown: DataFrame) -> list[str]:
-    rows = zip(shown["status"], shown["claim"], strict=True)
-    return [
-        str(claim) if status == Status.measured and not missing(claim) else status_words(status)
-        for status, claim in rows
-    ]
+    is_claimed = (shown["status"] == Status.measured) & ~shown["claim"].map(missing)
+    return shown["claim"].where(is_claimed, shown["status"].map(status_words)).map(str).tolist()
 
 
 def _said_once(text: DataFrame) -> tuple[DataFrame, dict[str, str]]:
@@ -479,14 +476,11 @@ def common_settings(ran: DataFrame) -> list[str]:
 
 def tally_of(cells: DataFrame, more: str = "") -> str:
     """Return `5 cells, all measured`, or `9 cells: 6 measured, 2 out of memory, 1 screened`."""
-    claims = cells["claim"] if "claim" in cells else [None] * len(cells)
-    words = [
-        "screened" if claim == Claim.screened else status_words(status)
-        for claim, status in zip(claims, cells["status"], strict=True)
-    ]
+    words = cells["status"].map(status_words)
+    words = words.mask(cells.get("claim", words) == Claim.screened, str(Claim.screened))
     noun = count(len(cells), f"{more}{'setting' if 'replicates' in cells else 'cell'}")
     if len(set(words)) == 1:
-        return f"{noun}, {'all ' if len(cells) > 1 else ''}{words[0]}"
+        return f"{noun}, {'all ' if len(cells) > 1 else ''}{words.iloc[0]}"
     return f"{noun}: {tally(sorted(words))}"  # whichever row is first
 
 
