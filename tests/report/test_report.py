@@ -89,7 +89,7 @@ def test_the_page_answers_covers_and_can_be_repeated(page):
     assert "asked &lt;b&gt;much&lt;/b&gt;" in text
     assert "`precision=fp8` needs a GPU." in text
     assert "python -m vitsweep -m precision=O2" in text
-    assert "1 out of memory, 1 invalid" in text
+    assert "1 invalid, 1 out of memory" in text
 
 
 def test_a_feature_of_every_sweep_has_its_section_in_every_report(tmp_path, monkeypatch):
