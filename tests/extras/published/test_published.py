@@ -175,6 +175,9 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     written = [text.get_text() for text in axes.texts]
     starts = ["2.18x (no interval)", "1.86x (no interval)"]
     assert [text.partition("  ")[0] for text in written[-2:]] == starts
+    names = [text.get_text().replace("\n", " ") for text in axes.get_yticklabels()[-2:]]
+    assert names == ["O3 + ddp + adamw_foreach + pooled + blog_384_256px", "batch384_im256"]
+    assert all(name in " ".join(section.split()) for name in names)
     assert marks[0].get_markerfacecolor() == style.PAPER
     legend = [text.get_text() for text in chart.legends[0].get_texts()]
     assert "published: Meta AI blog (2022-05-05)" in legend

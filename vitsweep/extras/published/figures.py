@@ -222,16 +222,25 @@ def _here(column: str, cell: Mapping[Any, Any], base: Mapping[Any, Any]) -> str:
 def with_published(cells: DataFrame, figures: DataFrame, column: str) -> DataFrame:
     """Add `published` and `published_by`, the first figure next to a cell's `column` and its source.
 
-    `attrs["unmeasured"]` has experiment, figure, reason and source of those that stand next to nothing.
+    `attrs["unmeasured"]` has name, figure, reason and source of those that stand next to nothing.
     """
     shown = figures[figures["column"] == column]
     is_measured = shown["measured"].notna()
     first = shown[is_measured].drop_duplicates("cell_id").set_index("cell_id")
     found = {"published": first["number"], "published_by": first["source"]}
     table = cells.assign(**{c: cells["cell_id"].map(known) for c, known in found.items()})
-    alone = shown.loc[~is_measured, ["experiment", "number", "note", "source"]].dropna()
+    alone = (
+        shown.assign(cell=_names(shown, cells))
+        .loc[~is_measured, ["cell", "number", "note", "source"]]
+        .dropna()
+    )
     table.attrs["unmeasured"] = alone.to_numpy().tolist()
     return table
+
+
+def _names(figures: DataFrame, cells: DataFrame) -> Series:
+    """Return the name of each figure's cell; of one that is not planned that of the experiment."""
+    return figures["cell_id"].map(names_by_id(cells)).fillna(figures["experiment"])
 
 
 def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
@@ -243,7 +252,6 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
     """
     if table.empty:
         return DataFrame(), ""
-    names = names_by_id(cells)
     sources = zip(table["source"], table["sure"], strict=True)
     lists: dict[str, list[list[str]]] = {
         "source": [
@@ -254,7 +262,7 @@ def beside_text(table: DataFrame, cells: DataFrame) -> tuple[DataFrame, str]:
     }
     common = {h: [p for p in rows[0] if all(p in row for row in rows)] for h, rows in lists.items()}
     columns = {
-        "cell": [names.get(c, "") for c in table["cell_id"]],
+        "cell": _names(table, cells).tolist(),
         "published": [_figure(*v) for v in zip(table["value"], table["unit"], strict=True)],
         "measured here": [_beside(row) for row in table.to_dict("records")],
         "as published": table["conditions"].tolist(),
