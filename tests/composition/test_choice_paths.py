@@ -1,6 +1,7 @@
 """A choice is a file inside of a folder of the search path, whoever types it and whatever its name is."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,10 @@ def test_no_path_leads_out_of_the_search_path(own: Path) -> None:
             composer.compose([word])
         assert word.partition("=")[0].lstrip("+") in str(refused.value)
     for key, value in {"++sweep.axes": {"model": menu}, "sweep.cells": [[f"model={menu}"]]}.items():
-        with pytest.raises(BadValueError, match="has no choice"):
+        with pytest.raises(BadValueError, match=re.escape(f"`{menu}`")):
             expand([value_override(key, value)], composer)
     [cell] = expand([value_override("sweep.baseline", {"model": menu})], composer)
-    with pytest.raises(BadValueError, match=r"sweep\.baseline.*has no choice"):
+    with pytest.raises(BadValueError, match=r"`sweep\.baseline"):
         baseline_of(cell, composer)
 
 

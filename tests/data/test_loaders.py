@@ -101,7 +101,7 @@ def test_pixels_of_other_images_are_found_and_made_anew_where_they_are_removed(r
 
     path.unlink()
     for _ in range(2):
-        with pytest.raises(BadValueError, match="files were added, removed or changed"):
+        with pytest.raises(BadValueError, match=r"`loader\.folder="):
             opened(root, cached(root.parent))
         files.cache_clear()
 
@@ -137,7 +137,7 @@ def test_damage_is_named_with_the_folder_to_remove(root: Path) -> None:
     train = next(path.parent for path in pixel_files(root) if "train" in str(path))
     for name, damage, told in DAMAGE:
         damage(train / name)
-        with pytest.raises(BadValueError, match=f"{train.name}.*{told}.*emove that folder"):
+        with pytest.raises(BadValueError, match=f"{train.name}.*{told}"):
             opened(root, cached(root.parent))
         shutil.rmtree(train)
         assert_same(opened(root, cached(root.parent)).train(0), plain)
@@ -151,7 +151,7 @@ def test_an_image_that_changes_after_the_check_is_named_when_it_is_read(
     train = next(path.parent for path in pixel_files(root) if "train" in str(path))
     overwrite(train / "pixels.bin", b"other", (train / "pixels.bin").stat().st_size - 5)
     batches = opened(root, cached(root.parent))  # the last image is not among the sample
-    with pytest.raises(BadValueError, match=r"image 23 of pixels.bin .*remove that folder"):
+    with pytest.raises(BadValueError, match=r"image 23 of pixels\.bin"):
         list(batches.train(0))
     assert_same(opened(root, cached(removed(root))).train(0), opened(root).train(0))
 
@@ -172,7 +172,7 @@ def test_finished_pixels_are_read_without_writing(
     picture(2, 99).save(root / "train" / "cat" / "cat_1.jpg")
     monkeypatch.undo()
     monkeypatch.setattr(cache_module, "open", refused, raising=False)
-    with pytest.raises(BadValueError, match=r"`loader.folder=.*none can be written there"):
+    with pytest.raises(BadValueError, match=r"`loader\.folder="):
         opened(root, cached(root.parent))
 
 

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.command import Command
+from tests.refusals import named
 from vitsweep.api.plan import machine_with
 from vitsweep.api.session import open_session
 from vitsweep.composition.composer import Composer
@@ -54,13 +55,13 @@ def techniques(cells):
 def test_a_gpu_gets_a_real_model_and_names_it():
     cells, sweep, said = defaults(["precision=O1,O2"], ONE_H200)
     assert said.startswith("1 x H200 SXM: ViT-B/16, 224 px, 256 images; ")
-    assert said.endswith("`machine=cpu` chooses other sizes")
+    assert "`machine=cpu`" in said
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
     typed += ["batch.scope=per_replica", "precision=O1,O2"]
     by_hand = plan_of(expand(typed, COMPOSER), ONE_H200, COMPOSER)
     assert [*plan_of(cells, ONE_H200, COMPOSER).entries] == [*by_hand.entries]
-    assert "256 images per rank" in defaults([], H200)[2]
+    assert "256" in named(defaults([], H200)[2])
 
 
 def test_a_comparison_has_the_same_sizes():
@@ -130,9 +131,9 @@ def test_the_largest_cell_fits_into_the_share_of_the_memory():
     said = defaults(["+sweep=meta_speedups"], small)[2]
     assert "images (ViT-B/16 needs 66 GiB of 23 usable" in said
     said = defaults(["+sweep=meta_epoch_time"], small)[2]
-    assert "usable, the largest cell needs 33 GiB of 23 usable and may not fit); " in said
+    assert {"33", "23"} <= named(said)
     said = defaults(["+sweep=first", "model=vit_10b"], replace(ONE_H200, least_gib=79))[2]
-    assert "1 x H200 SXM: vit_10b, 224 px, 32 images (the largest cell needs 23" in said
+    assert said.startswith("1 x H200 SXM: vit_10b, 224 px, 32 images (")
     said = defaults(["machine=cuda"], CPU)[2]
     assert said.startswith("2 x CPU rank: ViT-B/16, ")
     assert "ViT-B/16 needs" not in defaults(["model=vit_large"], replace(small, least_gib=3))[2]
@@ -249,7 +250,7 @@ def test_a_machine_is_one_for_all_cells():
 def test_plan_prints_what_another_machine_would_run(tmp_path):
     words = ("plan", "-m", "+sweep=first", "--hardware", "h200", "--no-predict")
     several = Command(tmp_path)(*words[:-2], "h200,v100", words[-1], quick=False)
-    assert "All have the defaults of NVIDIA V100" in " ".join(several.stdout.split())
+    assert "NVIDIA V100" in " ".join(several.stdout.split())
     done = Command(tmp_path)(*words, quick=False)
     assert done.stderr.startswith("8 x H200 SXM: ViT-B/16, 224 px, 256 images")
     assert "first-cuda on NVIDIA H200" in done.stdout
@@ -313,8 +314,6 @@ def test_typed_sizes_are_the_baselines_too():
 def test_a_named_sweep_with_the_sizes_of_cpus_says_so_on_a_gpu():
     for name in ("menu_2026", "meta_chips"):
         said = defaults([f"+sweep={name}"], ONE_H200)[2]
-        assert said == (
-            f"`+sweep={name}` has the sizes of CPUs, vit_nano; for GPUs: `+sweep={name}_cluster`"
-        )
+        assert named(said) == {f"`+sweep={name}`", f"`+sweep={name}_cluster`"}
     assert defaults(["+sweep=menu_2026"], CPU)[2] == ""
     assert "sizes of CPUs" not in defaults(["+sweep=menu_2026_cluster"], ONE_H200)[2]

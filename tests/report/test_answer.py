@@ -13,6 +13,7 @@ from tests.said import opening
 from vitsweep.report.answer import MOST, answers, next_command, question, winners
 from vitsweep.results.record import SCREENING
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 TYPED = "python -m vitsweep -m precision=O1"
@@ -32,7 +33,7 @@ def test_noise_that_hides_everything_is_named() -> None:
     noisy = measured(0.7, 1.5, 0.9, 1.4, 0.8)
     [answer] = answers(noisy)
     assert answer.startswith(opening("none_shown", base="the baseline") + "O1 ")
-    assert answer.endswith(f"no difference shown, {say('noisy', noise=34)}.")
+    assert answer.endswith(f"{Claim.no_difference_shown}, {say('noisy', noise=34)}.")
     assert next_command(noisy.cells, TYPED) == "", "more than 60 blocks would be needed"
 
 
@@ -41,7 +42,7 @@ def test_the_noise_that_is_named_is_that_of_one_block_though_blocks_resemble_eac
     noise = np.log(ratios).std(ddof=1)
     for any_look in (False, True):
         [answer] = answers(measured(*ratios, any_look=any_look))
-        assert answer.endswith(f"no difference shown, {say('noisy', noise=100 * noise)}.")
+        assert answer.endswith(f"{Claim.no_difference_shown}, {say('noisy', noise=100 * noise)}.")
 
 
 def test_a_faster_cell_that_was_never_compared_is_named_before_the_fastest() -> None:

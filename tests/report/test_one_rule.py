@@ -19,6 +19,7 @@ from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import NO_PAIR
+from vitsweep.tables.stats import Claim
 
 BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
 SURE = (1.301, 1.299, 1.302, 1.298, 1.3)
@@ -68,7 +69,7 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     first, higher = text.split("; noisy ")
     assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] .*\b5 blocks .*\b2 cells", first)
     assert " 1.59x [" in higher
-    assert f"no difference shown, {say('noisy', noise=45)}." in higher
+    assert f"{Claim.no_difference_shown}, {say('noisy', noise=45)}." in higher
     assert "this machine" not in text
     assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 

@@ -25,6 +25,7 @@ from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import NO_PAIR
+from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 BASELINES = {"base": "base", "fast": "base", "dead": "base", "bad": None}
@@ -219,7 +220,7 @@ def test_a_row_of_the_first_screen_says_what_the_sentence_says(tmp_path):
     assert re.match(r"none \(probably: O1\) \| 1.07x \[1\.0\d, 1.1\d\] \| probably", rows["c"])
     assert re.match(r"none \(less accurate: O1\) \| .* \| faster, .*30.0 %", rows["d"])
     assert f" |  | {opening('no_speedup')}" in rows["e"]
-    assert f"no difference shown, {opening('noisy')}" in rows["f"]
+    assert f"{Claim.no_difference_shown}, {opening('noisy')}" in rows["f"]
 
 
 def test_without_a_ratio_the_first_rows_are_cells(tmp_path):
@@ -284,7 +285,7 @@ def test_slower_is_not_called_fastest(tmp_path):
 
 
 def test_two_blocks_claim_nothing(tmp_path):
-    assert "too few blocks." in said(tmp_path, 200, 201)
+    assert f"{Claim.too_few_blocks}." in said(tmp_path, 200, 201)
 
 
 def test_the_page_tells_exposed_from_overlapped_communication(tmp_path):

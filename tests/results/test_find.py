@@ -40,7 +40,7 @@ def test_without_a_name_the_latest_is_taken_and_named(two_sweeps, capsys) -> Non
 @pytest.mark.parametrize("name", [None, "ape"])
 def test_where_there_is_none_it_says_so(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(VitsweepError, match="holds none yet"):
+    with pytest.raises(VitsweepError, match="`results/`"):
         find_sweep(name)
 
 
@@ -48,7 +48,7 @@ def test_a_folder_without_cells_is_no_sweep(two_sweeps) -> None:
     for folder in ("empty", "ape", "results/none"):
         Path(folder).mkdir()
     for name in ("empty", "none", str(two_sweeps / "empty")):
-        with pytest.raises(VitsweepError, match=f"{name}` is no sweep: the folder has no cells"):
+        with pytest.raises(VitsweepError, match=f"{name}`.*`cells/`"):
             find_sweep(name)
     assert find_sweep("ape").root == Path("results/ape")
 

@@ -118,7 +118,7 @@ def test_a_record_under_a_false_name_is_left_out(store: Store, names: dict[str, 
 
 @pytest.mark.parametrize("cell_id", ["/tmp/x", "..", "a/b", "-x", "", None, "a\n"])
 def test_what_is_no_id_names_no_folder(store: Store, cell_id) -> None:
-    with pytest.raises(VitsweepError, match="no cell id"):
+    with pytest.raises(VitsweepError, match=re.escape(repr(cell_id))):
         store.keep_row({"cell_id": cell_id})
 
 

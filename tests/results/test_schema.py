@@ -44,7 +44,7 @@ def test_what_is_no_parquet_of_records_is_named(tmp_path) -> None:
     with pytest.raises(VitsweepError, match=r"kept.parquet`.*`vitsweep collect`"):
         load(path)
     pd.DataFrame({"a": [1]}).to_parquet(path)
-    with pytest.raises(VitsweepError, match=r"kept.parquet` holds no records"):
+    with pytest.raises(VitsweepError, match=r"kept.parquet`.*`runs.parquet`"):
         load(path)
 
 

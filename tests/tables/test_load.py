@@ -76,7 +76,7 @@ def test_a_waiting_cell_is_read_from_its_frozen_spec(store):
 
 
 def test_a_folder_without_records_is_named(tmp_path):
-    with pytest.raises(VitsweepError, match="holds no records"):
+    with pytest.raises(VitsweepError, match="`cells/`"):
         load(tmp_path)
 
 

@@ -369,9 +369,8 @@ def test_the_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
     checkpoints = resuming(trainer, trainings=(tmp_path / "width", tmp_path / "depth"))
 
     assert checkpoints.resume(trainer) == Position()
-    assert "at the beginning. " in checkpoints.resumed
     assert "`blocks.0.mlp.up.weight`" in (checkpoints.resumed)
-    assert "it has no `blocks.1" in checkpoints.resumed
+    assert "`blocks.1" in checkpoints.resumed
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name])
 

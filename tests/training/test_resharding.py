@@ -100,7 +100,7 @@ def check(
     found = on_ranks(ranks, go_on, cells[0], cells, folders, folder=tmp_path)[0]
     for (index, spec), ((losses, accuracies), resumed) in zip(readers, found, strict=True):
         what = f"{index} -> {spec.sharding.name} {spec.mesh}"
-        assert resumed.startswith(f"Training went on after {STOP} steps, saved by"), what
+        assert f" {STOP} steps" in resumed, what
         all_losses, all_accuracies = wanted[index]
         assert len(all_losses) == 8
         assert all_losses[0] > 1.01 * all_losses[-1], "it must have learned something"
@@ -211,7 +211,7 @@ def test_what_cannot_be_gone_on_from_is_refused_before_a_process_starts(tmp_path
     folder = saved(tmp_path)
     assert reasons(tmp_path) == reasons(folder) == ""
     assert reasons(tmp_path, "precision=bf16", "optimizer=adamw_fused") == ""
-    assert "holds no checkpoint" in reasons(tmp_path / "elsewhere")
+    assert f"{tmp_path}/elsewhere" in reasons(tmp_path / "elsewhere")
     require(reasons(tmp_path, "model.depth=1"), "`model.depth=2` `model.depth=1`")
     assert "`data=digits`" in reasons(tmp_path, "data=synthetic")
     other = reasons(tmp_path, "batch.images_per_step=16")

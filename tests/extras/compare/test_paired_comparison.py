@@ -25,6 +25,7 @@ from vitsweep.planning.freeze import code_state
 from vitsweep.rates.profile import cpu_model
 from vitsweep.results.record import SCREENING
 from vitsweep.results.store import Store
+from vitsweep.tables.stats import Claim
 
 FAST = ("compare", "optimizer=adamw_foreach", "optimizer=adamw_loop", *QUICK)
 ONE_BLOCK = "--minutes=0.001"
@@ -217,7 +218,7 @@ def test_blocks_are_added_until_the_budget_is_spent_and_the_same_command_goes_on
 ) -> None:
     first = vitsweep(*FAST, ONE_BLOCK, quick=False)
     assert first.returncode == 0, first.stderr
-    assert ": too few blocks." in first.stdout
+    assert f": {Claim.too_few_blocks}." in first.stdout
     assert re.search(r"\+- 5 %.* 2 more blocks", first.stdout)
 
     second = vitsweep(*FAST, ONE_BLOCK, quick=False)
@@ -263,7 +264,6 @@ def test_a_setting_that_fails_is_reported_and_not_repeated_unasked(vitsweep: Com
     done = vitsweep(*asked, quick=False)
     assert done.returncode == 3, done.stderr
     assert "KeyError" in done.stdout
-    assert "Not every block" in done.stdout
     runs = list(Store(vitsweep.folder / "results" / "compare").runs())
     assert len(runs) == 2
 

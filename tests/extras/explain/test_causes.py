@@ -25,6 +25,7 @@ from vitsweep.extras.explain.charts import causes as chart
 from vitsweep.extras.explain.kernel_kinds import TimeClass
 from vitsweep.tables.names import find_cell
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import Claim
 
 PRODUCTS, OPTIMIZER, HOST = (
     str(k) for k in (TimeClass.products, TimeClass.optimizer, TimeClass.host)
@@ -117,7 +118,7 @@ def test_two_blocks_have_no_interval_and_show_nothing() -> None:
     found = explained(pairs(2), NAMES)
     assert found.causes[["low", "high"]].isna().all(axis=None)
     assert not found.causes["shown"].any()
-    assert re.search(r"ms \(no interval\).* 2 blocks, too few blocks; no cause", found.sentence)
+    assert re.search(rf"ms \(no interval\).* 2 blocks, {Claim.too_few_blocks}; ", found.sentence)
     assert found.json()["causes"][0]["low"] is None
 
 

@@ -21,6 +21,7 @@ from vitsweep.cli.main import run as front_door
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import code_of
 from vitsweep.results.store import Store
+from vitsweep.tables.stats import Claim
 
 ARMS = ("optimizer=adamw_fused", "optimizer=adamw_loop")
 LONE = (*QUICK, "resources.ranks_per_node=1", "sharding=none")
@@ -55,11 +56,11 @@ def test_a_pair_is_measured_once_and_then_explained_from_what_is_stored(
     assert explain("adamw_fused", "adamw_loop", "--sweep=compare", "--blocks=1") == 0
     told = capsys.readouterr().out
     assert "measured difference" in told
-    assert re.search(r"\(no interval\).* 1 block, too few blocks; ", told)
+    assert re.search(rf"\(no interval\).* 1 block, {Claim.too_few_blocks}; ", told)
     assert len(list(Store(tmp_path / "results" / "compare").runs())) == runs == 2, "nothing ran"
     page = (tmp_path / "results" / "compare" / "report" / "index.html").read_text()
     assert '<figure id="causes"' in page
-    assert "too few blocks; " in page
+    assert f"{Claim.too_few_blocks}; " in page
 
     answer = vitsweep.load("compare").explain("optimizer=adamw_fused", "adamw_loop")
     assert answer.table["ms"].sum() == pytest.approx(found["difference_ms"])

@@ -9,6 +9,7 @@ from tests.builders import run, table
 from tests.noise import normal, simulate
 from tests.said import opening
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.gate.diff import ABSENT, TOO_FEW, WORSE
 from vitsweep.extras.gate.gate import gate
 from vitsweep.results.record import Status
 from vitsweep.tables.sentences import say
@@ -88,11 +89,11 @@ def test_a_cell_that_is_gone_and_too_few_runs_fail_unless_lenient():
     assert not result.passed
     verdicts = result.rows.set_index("cell_id")["verdict"].to_dict()
     assert verdicts == {"O1": "too few runs", "bf16": "new", "fp32": "not run now"}
-    assert {"1 too few runs", "1 not run now."} == {*result.verdict.split(": ")[1].split(", ")}
+    assert {f"1 {TOO_FEW}", f"1 {ABSENT}."} == {*result.verdict.split(": ")[1].split(", ")}
     lenient = gate(now, KEPT, lenient=True)
     assert lenient.passed
-    assert lenient.sentences[0].startswith("Warning: O1 (O1): too few runs (4 ")
-    assert "1 too few runs" in lenient.verdict
+    assert lenient.sentences[0].startswith(f"Warning: O1 (O1): {TOO_FEW} (4 ")
+    assert f"1 {TOO_FEW}" in lenient.verdict
 
 
 def test_a_block_that_is_no_longer_measured_fails_unless_a_later_try_was():
@@ -187,7 +188,7 @@ def test_a_metric_where_lower_is_better_fails_above_its_limit():
     values = {"name": "vit_nano (O1)", "metric": "`peak_gib`", "size": "1.20x [1.20, 1.20]"}
     limit = {"accepted": "up to", "limit": 1.05, "verdict": "worse beyond tolerance"}
     assert result.sentences[0] == say("gated", **values, **limit)
-    assert result.verdict.endswith(": 1 worse beyond tolerance.")
+    assert result.verdict.endswith(f": 1 {WORSE}.")
     assert gate(memory(1.04), memory(1.0), metrics=["peak_gib"]).passed
     better = gate(memory(0.8), memory(1.0), metrics=["peak_gib"])
     assert one(better, "O1")["verdict"] == "better"

@@ -8,9 +8,11 @@ import pytest
 from tests.builders import run
 from tests.said import opening
 from vitsweep.cli.main import run as front_door
+from vitsweep.extras.gate.diff import GONE, TOO_FEW, WORSE
 from vitsweep.report.views import collect
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
+from vitsweep.tables.stats import Claim
 
 SPEEDS = {"plain": (100, 101, 99, 100), "fast": (150, 151, 149, 150)}
 
@@ -50,7 +52,7 @@ def test_a_passed_gate_ends_with_0_and_a_sentence_per_cell(sweeps, capsys) -> No
     assert len(lines) == 4
     assert lines[2].startswith("fast is fastest: 1.50x [1.49, 1.51] ")
     assert lines[0].startswith("fast (fast): `speedup` at 1.00x [")
-    assert lines[-1].startswith(verdict("passed", "2 no difference shown"))
+    assert lines[-1].startswith(verdict("passed", f"2 {Claim.no_difference_shown}"))
     assert lines[1].startswith("plain (plain): throughput at 1.00x ")
 
 
@@ -60,7 +62,7 @@ def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     assert gate("now", "--against", "results/kept", "--metric", "img/s") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("plain (plain): throughput at 0.80x ")
-    assert lines[-1].startswith(verdict("failed", "1 worse beyond tolerance"))
+    assert lines[-1].startswith(verdict("failed", f"1 {WORSE}"))
     assert gate("now", "--against", "kept", "--tolerance", "0.3", "--metric=img/s") == 0
     assert gate("now", "--against", "kept") == 1, "plain itself is slower"
     assert gate("now", "--against", "kept", "--lenient") == 0, "fast is faster than plain"
@@ -118,14 +120,14 @@ def test_a_cell_that_is_no_longer_measured_fails_the_gate(sweeps, capsys) -> Non
     store.save_run(run("plain", status=Status.out_of_memory, reason="No room.", precision="plain"))
     assert gate("now", "--against", "kept") == 1
     said = capsys.readouterr().out
-    assert "plain (plain): no longer measured (out of memory: No room)" in said
+    assert f"plain (plain): {GONE} (" in said
     assert opening("no_speedup") in said
 
 
 def test_too_few_runs_and_a_lost_cell_fail_or_warn(sweeps, capsys) -> None:
     measured("few", {"fast": (150, 151), "plain": SPEEDS["plain"]})
     assert gate("few", "--against", "kept") == 1
-    assert verdict("failed", "1 too few runs") in capsys.readouterr().out
+    assert verdict("failed", f"1 {TOO_FEW}") in capsys.readouterr().out
     measured("alone", {"plain": SPEEDS["plain"]})
     assert gate("alone", "--against", "kept") == 1
     assert gate("alone", "--against", "kept", "--lenient") == 0

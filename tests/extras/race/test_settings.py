@@ -43,7 +43,7 @@ def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
 def test_what_only_a_race_has_is_refused_in_a_grid(override: str) -> None:
     with pytest.raises(
         BadValueError,
-        match=f"`{override}.*` is for a race, and a grid measures every cell: add `sweep",
+        match=rf"`{override}.*`sweep\.search=race`",
     ):
         settings(override)
     settings(override, "sweep.search=race")

@@ -106,11 +106,9 @@ def test_kernels_that_keep_the_scores_compute_them_once(name):
 def test_kernels_of_cuda_are_refused_on_cpu(name):
     (reason,) = reasons(name, device="cpu")
 
-    assert reason == (
-        f"`attention={name}` needs `resources.device=cuda`; got cpu, for which torch has no "
-        f"`{name.removeprefix('sdpa_')}` kernel. Use `attention=sdpa_flash` or "
-        "`attention=sdpa_auto`."
-    )
+    ways_out = "`attention=sdpa_flash` `attention=sdpa_auto`"
+    require(reason, f"`attention={name}` `resources.device=cuda` {ways_out}")
+    assert "got cpu" in reason
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -122,10 +120,7 @@ def test_what_runs_on_cpu_is_not_refused_there(name):
 def test_half_precision_kernels_are_refused_in_float32_on_cuda(name):
     (reason,) = reasons(name, precision="fp32")
 
-    assert reason.startswith(
-        f"`attention={name}` computes in float16 or bfloat16 on cuda; `precision=fp32` computes in "
-        "float32. Use a half precision such as `precision=O1`"
-    )
+    require(reason, f"`attention={name}` `precision=fp32` `precision=O1`")
     assert not reasons(name, precision="O1")
     assert not reasons(name, precision="bf16_params")
     assert not reasons("sdpa_efficient", precision="fp32")
@@ -141,7 +136,7 @@ def test_flex_refuses_what_it_cannot_train():
 
 def test_mha_module_refuses_what_works_on_linears():
     (reason,) = reasons("mha_module", tensor_parallel="megatron")
-    assert reason.startswith("`attention=mha_module` cannot run with `tensor_parallel=megatron`")
+    require(reason, "`attention=mha_module` `tensor_parallel=megatron`")
     (reason,) = reasons("mha_module", sequence_parallel="ulysses")
     assert "`attention=sdpa_math`" in reason
     (reason,) = reasons("mha_module", precision="fp8")
