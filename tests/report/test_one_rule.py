@@ -128,6 +128,16 @@ def test_cells_that_are_not_distinguished_are_named_together(said: Any) -> None:
     assert "far" not in text[text.index("statistically indistinguishable") :]
 
 
+def test_no_cell_is_called_faster_than_another_where_longer_timing_may_explain_it(
+    said: Any,
+) -> None:
+    for seconds, words in ((1.7, "sure is fastest: 1.30x"), (4.9, "sure and near are fastest")):
+        windows = [{"metrics": {"window_seconds": s}} for s in (seconds, 1.7)]
+        near = of("near", [0.985 * r for r in SURE], **windows[1])
+        cells = of("base", [1] * 5, **windows[1]), of("sure", SURE, **windows[0]), near
+        assert words in said(*cells, name=f"s{seconds:.0f}")
+
+
 def test_the_first_of_clear_cells_is_fastest_wherever_its_rivals_ran(said: Any) -> None:
     other = [
         run(cell, f"x{n}", rate, precision=cell, minute=10 + n)

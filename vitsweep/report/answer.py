@@ -19,7 +19,7 @@ from vitsweep.tables.formatting import count, missing, number, percent, ratio
 from vitsweep.tables.limits import limit_answer
 from vitsweep.tables.names import name_parts, varying_columns
 from vitsweep.tables.sentences import say
-from vitsweep.tables.speedup import further, screened
+from vitsweep.tables.speedup import further, may_be_drift, screened, timed_apart, windows_of
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
@@ -261,7 +261,8 @@ def _logs(shown: DataFrame, cells: DataFrame, runs: DataFrame) -> tuple[DataFram
         used = checked_runs(runs[runs["cell_id"].isin(cell_ids)], "device")
         known = keyed(used, baselines)
         logs = log_throughput_per_block(known.valid, ROW)
-        return logs.assign(base=logs[ROW].map(known.rows["baseline"])), known.numbers(shown)
+        facts = {"base": known.rows["baseline"], "window": windows_of(known.valid, ROW)}
+        return logs.assign(**{c: logs[ROW].map(f) for c, f in facts.items()}), known.numbers(shown)
     [key] = {*shown["replicated"]}
     good = cells[(cells["status"] == Status.measured) & cells["speedup"].notna()]
     found = []
@@ -270,12 +271,16 @@ def _logs(shown: DataFrame, cells: DataFrame, runs: DataFrame) -> tuple[DataFram
         values = {"sweep": some["sweep"], "device": row["device"], "block": some[key]}
         ratio = np.log(some["speedup"].astype(float))
         found.append(DataFrame(values | {ROW: place, "base": np.nan, "log_throughput": ratio}))
-    every = pd.concat(found, ignore_index=True).assign(nodes_used=None, any_look=False)
+    every = pd.concat(found, ignore_index=True).assign(
+        nodes_used=None, any_look=False, window=np.nan
+    )
     return every, Series(range(len(shown)), shown.index)
 
 
 def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
     """Return the ratio of each other row over the leader, and whether it excludes 1 (Holm over them).
+
+    Of rows timed for windows of other lengths it must exclude what that may explain (`may_be_drift`).
 
     Rows that share fewer than `MIN_BLOCKS` blocks are compared by their ratios over the baseline, of other
     blocks each.
@@ -288,9 +293,12 @@ def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
         over = samples(log_ratios(logs, base, ROW), ROW)
         for row in few:
             of_both = contrast({row: 1.0, leader: -1.0}, over)
-            found.loc[row, ["speedup", "p_value"]] = of_both["speedup"], of_both["p_value"]
+            found.loc[row, [*of_both]] = [*of_both.values()]
     p_holm = adjusted(found["p_value"].to_numpy(float))[0]
-    return found.assign(is_apart=p_holm < LEVEL).set_index(others.index)
+    window = dict(zip(logs[ROW], logs["window"], strict=True))
+    timed = [timed_apart(window[row], window[leader], "the first") for row in found.index]
+    is_drift = may_be_drift(found.assign(timed=timed), "speedup_low", "speedup_high")
+    return found.assign(is_apart=(p_holm < LEVEL) & ~is_drift).set_index(others.index)
 
 
 # The words.
