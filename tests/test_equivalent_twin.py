@@ -172,7 +172,7 @@ def _verdict(world: World, spec: CellSpec) -> str:
 def test_ranks_that_train_differently_are_found_on_every_rank(tmp_path: Path) -> None:
     apart = replace(cell(), sharding=Unsharded(name="none"))
     for told in on_ranks(2, _verdict, apart, apart, folder=tmp_path):
-        assert re.match("The nano twin's gradient", told)
+        assert "twin's gradient" in told
 
 
 def test_equal_gradients_of_pooled_tokens_may_add_up_in_two_halves(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_replicas_that_compute_the_same_shares_pass_only_where_all_of_them_are_a
     both = [honest, apart]
     for told in on_ranks(4, _verdicts_of_two_shares, honest, both, folder=tmp_path):
         assert told[0].startswith("equal")
-        assert re.match("The nano twin's gradient", told[1])
+        assert "twin's gradient" in told[1]
 
 
 TOO_HIGH = 2.0**19

@@ -80,7 +80,7 @@ def test_gradients_are_compared_where_the_first_loss_is() -> None:
         ]
         assert found["status"] == ("wrong" if reason else "measured")
         assert reason in found["reason"]
-        assert not reason or found["reason"].startswith("The gradient of step 1 ")
+        assert not reason or found["reason"].startswith(opening("wrong", what="gradient of step 1"))
 
 
 def test_only_runs_of_one_block_are_compared_and_the_cell_is_wrong_in_its_row() -> None:
