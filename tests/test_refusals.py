@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from inspect import getmembers, isclass
 
 from tests.refusals import CODE
@@ -19,14 +20,15 @@ WAY_OUT = re.compile(
 """What follows the rule: a clause or sentence more, the value that is needed, or a suggestion."""
 
 
-def kinds() -> set[str]:
+@cache
+def kinds() -> frozenset[str]:
     """Names of the errors that are printed to a user."""
     found = {name for name, cls in getmembers(errors, isclass) if issubclass(cls, Exception)}
     trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
     classes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     for _ in range(3):  # of their subclasses too
         found |= {c.name for c in classes if found & {ast.unparse(b) for b in c.bases}}
-    return found - PARTS
+    return frozenset(found - PARTS)
 
 
 def text_of(node: ast.AST) -> str:
@@ -40,7 +42,7 @@ def text_of(node: ast.AST) -> str:
     return VALUE
 
 
-def refusals(source: str, names: set[str]) -> Iterator[tuple[int, str]]:
+def refusals(source: str, names: frozenset[str]) -> Iterator[tuple[int, str]]:
     """Yield line and text of what is raised, or returned to be raised, and of each conflict."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name == "conflicts":

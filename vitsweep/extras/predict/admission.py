@@ -1,7 +1,7 @@
 """What predictions do to the cells of a command: columns of a plan, cells that are left out, minutes of jobs.
 
-A prediction never stops a command and delays no run. Whatever goes wrong leaves the cell without one, and is
-said. With `VITSWEEP_PREDICT=never` in the environment none is made.
+A prediction never stops a command and delays no run. Whatever goes wrong leaves the cell without one, with a
+message. With `VITSWEEP_PREDICT=never` in the environment none is made.
 """
 
 import json
