@@ -219,7 +219,7 @@ def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
     return data.getvalue()
 
 
-# What a chart is: the table it draws, the drawing, the look of its series, and the caption below.
+# What a chart is: the table it draws, the drawing, the style of its series, and the caption below.
 
 
 NOTHING = DataFrame()
@@ -270,7 +270,7 @@ def mixed(cells: DataFrame) -> bool:
     return "device" in measured and measured["device"].nunique() > 1
 
 
-# One look per series: colour by its technique, line and marker where the colour repeats.
+# One style per series: colour by its technique, line and marker where the colour repeats.
 
 MOST_SERIES = 8
 """More lines cannot be distinguished."""
@@ -314,7 +314,7 @@ def settings(cells: DataFrame) -> Series:
 
 
 def looks(cells: DataFrame, series: Series | None = None) -> dict[str, Look]:
-    """Return a look per series; series of one colour differ in line and marker.
+    """Return a style per series; series of one colour differ in line and marker.
 
     Args:
         cells: one row per cell.

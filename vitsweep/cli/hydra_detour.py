@@ -236,7 +236,7 @@ def _launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: Dic
             raise
         raise BadValueError(
             f"submitit did not run the cells: {str(error).splitlines()[0]}. Run them here "
-            "(`hydra/launcher=local`), or look what `sinfo` says."
+            "(`hydra/launcher=local`), or see what `sinfo` says."
         ) from error
 
 

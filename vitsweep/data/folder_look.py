@@ -1,6 +1,6 @@
-"""A cheap look at an image folder before the first cell runs.
+"""A cheap check of an image folder before the first cell runs.
 
-The look reads the first and last bytes of each file, and decodes those that do not begin and end as their
+The check reads the first and last bytes of each file, and decodes those that do not begin and end as their
 format wants. Files that are damaged in their midst are found by the ranks, which decode them.
 """
 
@@ -25,12 +25,12 @@ from vitsweep.files import cache_folder, read_bytes, write_cache_file
 from vitsweep.spec.cell_spec import CellSpec
 
 SCREENING_SECONDS = 60.0
-"""All looks of a command take no longer; the next command goes on with the files that are left."""
+"""All checks of a command take no longer; the next command goes on with the files that are left."""
 NUM_THREADS = 16
 """They wait for a disk most of the time."""
 FILES_AT_ONCE = 256
 MANY_FILES = 100_000
-"""A look at more files takes seconds, and is announced."""
+"""A check of more files takes seconds, and is announced."""
 MOST_NAMES = 20
 """So many files a message names; all are in the list of the sweep."""
 
@@ -127,7 +127,7 @@ def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:
     return found
 
 
-# The look itself. The user's cache folder keeps the keys of files that are whole.
+# The check itself. The user's cache folder keeps the keys of files that are whole.
 
 
 def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
@@ -135,7 +135,7 @@ def look(found: Files, until: float, suspects: Collection[str] = ()) -> Look:
 
     Args:
         found: the files.
-        until: `time.monotonic()` at which the look ends.
+        until: `time.monotonic()` at which the check ends.
         suspects: paths of files that are decoded however they begin and end.
     """
     Image.preinit()  # threads would register Pillow's formats at the same time

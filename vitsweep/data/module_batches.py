@@ -31,7 +31,7 @@ Factory = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Inspected:
-    """What one look at the data has shown.
+    """What one check of the data has shown.
 
     Attributes:
         error: why the data cannot be read, or "".
@@ -251,7 +251,7 @@ class MapStyleBatches(LoaderBatches[Pair]):
         cell: what is trained.
         world: this rank.
         factory: of the data.
-        found: what a look at them has shown.
+        found: what a check of them has shown.
         num_workers: processes that read.
         prefetch_batches: micro-batches that each worker prepares ahead.
     """

@@ -153,7 +153,7 @@ class Compiled:
         )
 
     def since(self, before: "Compiled") -> "Compiled":
-        """Return what was compiled after an earlier look."""
+        """Return what was compiled after an earlier call."""
         pairs = zip(astuple(self), astuple(before), strict=True)
         return Compiled(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
 

@@ -196,7 +196,7 @@ def problems(spec: ModuleFactory, resolution_px: int, *, run: bool = True) -> tu
 
 
 def look_of(spec: ModuleFactory, resolution_px: int) -> Look:
-    """Return what one training pass shows; an empty look where there was none."""
+    """Return what one training pass shows; an empty `Look` where there was none."""
     return _looked_at(spec, resolution_px)[1]
 
 
