@@ -216,8 +216,8 @@ _FLAGS = (
     Flag("short_window", "timing stopped at its time limit, with fewer steps than asked for"),
     Flag(
         "unmoved_weights",
-        "more than 1 % of the weights with a gradient never changed (small updates are rounded away): "
-        "training may not converge",
+        "more than 1 % of the weights with a gradient did not change while timed (small updates are "
+        "rounded away): training may not converge",
     ),
     Flag("unattributed_bytes", "collectives of your own sent bytes that belong to no technique"),
 )

@@ -411,7 +411,7 @@ def _compiled(row: Mapping[Any, Any]) -> str:
     first, later = row.get("first_compile_seconds"), row.get("compile_seconds")
     if missing(first) or not first:
         return ""
-    after = "" if first == later else f", then {number(later)} s"
+    after = "" if first == later else f", later {number(later)} s"
     return say("compiled", first=number(first), later=after)
 
 
