@@ -20,5 +20,5 @@ def test_compiling_is_reported_of_the_first_run_and_of_those_that_find_its_kerne
     assert found["first_compile_seconds"].to_dict() == {"blocks": 24, "eager": 0, "one": 9}
     assert found["compile_seconds"].to_dict() == {"blocks": 2.5, "eager": 0, "one": 9}
     told = printed(CellTable(found.reset_index(), "s"), 200)
-    assert say("compiled", first="24.0", later=", then 2.50 s") in told
+    assert say("compiled", first="24.0", later=", later 2.50 s") in told
     assert say("compiled", first="9.00", later="") in told
