@@ -283,7 +283,7 @@ def changed(a: SweepTables, b: SweepTables) -> DataFrame:
     """
     for side in (a, b):
         if side.runs.empty:
-            raise VitsweepError(f"`{[s.name for s in side.stores]}` holds no runs: measure it.")
+            raise VitsweepError(f"`{side.stores[0].name}` holds no run: measure one.")
     found = diff(b.runs, a.runs, a.baselines | b.baselines, mixed_hardware=True)
     ends = {f"ratio{end}": f"change{end}" for end in ("", "_low", "_high")}
     table = found[found["metric"] == "speedup"].rename(columns=ends | {"verdict": "claim"})
