@@ -283,7 +283,7 @@ def changed(a: SweepTables, b: SweepTables) -> DataFrame:
     """
     for side in (a, b):
         if side.runs.empty:
-            raise VitsweepError(f"`{side.stores[0].name}` holds no run: measure one.")
+            raise VitsweepError("`a` and `b` must both hold runs: measure the one that holds none.")
     found = diff(b.runs, a.runs, a.baselines | b.baselines, mixed_hardware=True)
     ends = {f"ratio{end}": f"change{end}" for end in ("", "_low", "_high")}
     table = found[found["metric"] == "speedup"].rename(columns=ends | {"verdict": "claim"})
