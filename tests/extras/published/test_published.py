@@ -163,7 +163,7 @@ def test_terminal_report_and_chart_show_them_with_their_source(blog_folder, caps
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["collect", str(blog_folder)]) == 0
     shown = capsys.readouterr().out
-    assert "Meta AI blog (2022-05-05) (secondary: a translation" in shown
+    assert "Meta AI blog (2022-05-05) (secondary: read in a text that quotes the source" in shown
     page = write_report(blog_folder).read_text()
     section = page.partition('id="published-and-measured"')[2].partition("<h2")[0]
     for text in (shown, section):

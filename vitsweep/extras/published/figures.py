@@ -25,7 +25,7 @@ from vitsweep.tables.names import names_by_id
 SURENESS = {
     "primary": "text of the repository, pull request, README or paper itself",
     "primary_image": "a table or labelled chart published as an image, transcribed by eye",
-    "secondary": "a translation, reading notes or a review that quotes the source",
+    "secondary": "read in a text that quotes the source",
     "abstract_only": "only the abstract was available",
     "digitised": "measured off a plot without value labels, about 2 % off",
 }
