@@ -160,12 +160,13 @@ def test_compiled_blocks_train_the_same_and_their_seconds_are_counted(tmp_path):
     chosen = ("resources.ranks_per_node=1", "sharding=none", "optimizer=adamw_foreach")
     plain = tiny(*chosen)
     compiled = tiny(*chosen, "compilation=compile_blocks")
+    torch._dynamo.reset()  # sets its seconds to zero, and so does `_train`
     before = Compiled.so_far()
     [[theirs, ours]] = [_train(ALONE, [plain, compiled])]
     spent = Compiled.so_far().since(before)
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert spent.graphs >= 1
-    assert spent.seconds > 0.1
+    assert spent.seconds > 0
 
 
 def test_a_cuda_graph_that_torch_leaves_out_fails_the_run_by_name():
