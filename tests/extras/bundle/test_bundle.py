@@ -214,7 +214,7 @@ def test_cells_of_others_are_measured_and_their_text_needs_trust(
 
 
 def test_a_bundle_is_not_written_over_a_file_nor_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(VitsweepError, match="`"):
+    with pytest.raises(VitsweepError, match="nothing to claim"):
         write_bundle(Store(tmp_path / "empty").create(), tmp_path / "x.tar.gz")
     assert not (tmp_path / "x.tar.gz").exists()
 

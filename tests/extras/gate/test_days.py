@@ -103,7 +103,7 @@ def test_too_few_blocks_give_a_change_without_a_claim():
 
 
 def test_a_side_without_runs_is_refused():
-    with pytest.raises(VitsweepError, match="`"):
+    with pytest.raises(VitsweepError, match="`a` and `b` must both hold runs"):
         compared(day(), (table(run("a")).iloc[:0], {}))
 
 

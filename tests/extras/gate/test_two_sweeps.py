@@ -46,5 +46,5 @@ def test_the_table_names_what_changed_and_the_largest_first(tmp_path: Path):
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path):
     a, empty = written(tmp_path / "a", 1.5), Store(tmp_path / "b").create()
-    with pytest.raises(VitsweepError, match="`"):
+    with pytest.raises(VitsweepError, match="`a` and `b` must both hold runs"):
         changed(SweepTables.of(a), SweepTables.of(empty))

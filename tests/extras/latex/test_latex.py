@@ -73,7 +73,7 @@ def test_text_of_a_sweep_is_no_command_of_latex() -> None:
 
 
 def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -> None:
-    with pytest.raises(VitsweepError, match="`"):
+    with pytest.raises(VitsweepError, match="no measured cell"):
         write_latex(Store(tmp_path).create().root)
     assert not (tmp_path / "report").exists()
 

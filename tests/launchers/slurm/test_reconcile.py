@@ -390,7 +390,7 @@ def test_an_array_without_an_id_is_not_given_up_while_slurm_does_not_answer(
     assert [state.state for state in reconcile(store)] == ["unknown"]
     monkeypatch.setattr(poll, "submitted_scripts", lambda users: {})
     assert [state.state for state in reconcile(store)] == ["gone"]
-    assert rows(store)[0][1]
+    assert "submitting command died" in rows(store)[0][1]
 
 
 @pytest.mark.parametrize("private", ["none", "jobs,usage"])

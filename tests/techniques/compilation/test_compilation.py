@@ -166,7 +166,7 @@ def test_compiled_blocks_train_the_same_and_their_seconds_are_counted(tmp_path):
     spent = Compiled.so_far().since(before)
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert spent.graphs >= 1
-    assert spent.seconds > 0
+    assert spent.seconds > 0.1
 
 
 def test_a_cuda_graph_that_torch_leaves_out_fails_the_run_by_name():

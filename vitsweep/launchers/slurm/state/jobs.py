@@ -268,7 +268,7 @@ class JobArray:
             if work.digest == digest:
                 return work
         except (OSError, ValueError) as error:
-            raise VitsweepError(f"This job is unreadable ({error}): type it again.") from error
+            raise VitsweepError(f"This job is unreadable ({error}): repeat its command.") from error
         raise VitsweepError(
             f"`tasks.jsonl` or `key` in `{self.folder}` is not what the command wrote that submitted this "
             "job: somebody has changed it since, and nothing is run. Type the command again."
