@@ -2,8 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --constraint constraints.txt
+# `make TORCH=cpu` (or cu128): this build of torch, from its own index, which is asked for it alone.
+TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
 PYTEST := $(BIN)/python -m pytest
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# One more than there are cores: for a quarter of their time tests wait for processes, sleeps and the disk.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 DURATIONS := --durations=20 --junit-xml=.pytest_cache/durations.xml
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
@@ -19,6 +22,7 @@ help:  ## this list
 	@echo "Installing torch and what else vitsweep needs into .venv: some minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(if $(TORCH),$(INSTALL) --no-compile --no-deps torch --index-url $(TORCH_INDEX))
 	$(INSTALL) --no-compile --editable .
 	@echo "Compiling it to bytecode: less than a minute."
 	@# pip compiles on one core and what nobody imports too; torch has a file for newer Pythons only
@@ -32,7 +36,7 @@ help:  ## this list
 sweep: .venv/installed  ## which precision and sharding train a ViT fastest here: table and report in minutes
 	$(BIN)/python -m vitsweep -m +sweep=first
 
-test: .venv/installed-tests  ## the core's tests and one of each optional feature, 9 minutes on 2 cores
+test: .venv/installed-tests  ## the core's tests and one of each optional feature, 12 minutes on 2 cores
 	$(PYTEST) $(WORKERS) $(DURATIONS) -m "not full and not extra"
 
 test-fast: .venv/installed-tests  ## those without the long ones, 6 minutes on 2 cores

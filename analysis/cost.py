@@ -49,8 +49,8 @@ def cost(
 def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K_IMAGES) -> DataFrame:
     """Return hours per epoch of `images`, beside the baseline's, for every measured cell.
 
-    hours = images / throughput / 3600. The interval is the baseline's hours divided by the ends of
-    the speedup, so it contains the noise of the ratio alone.
+    hours = images / throughput / 3600. The interval is as wide, relative to the hours, as that of the
+    speedup, so it contains the noise of the ratio alone.
     """
     cells = checked_cells(
         cells, "images_per_second", "baseline_cell_id", "speedup", "speedup_low", "speedup_high"
@@ -67,8 +67,8 @@ def epoch_hours(cells: DataFrame, images: int = IMAGENET_1K_IMAGES) -> DataFrame
         measured[list(dict.fromkeys(columns))]
         .assign(
             epoch_hours=hours,
-            epoch_hours_low=base / measured["speedup_high"].astype(float),
-            epoch_hours_high=base / measured["speedup_low"].astype(float),
+            epoch_hours_low=hours * measured["speedup"] / measured["speedup_high"].astype(float),
+            epoch_hours_high=hours * measured["speedup"] / measured["speedup_low"].astype(float),
             baseline_epoch_hours=base,
         )
         .sort_values("epoch_hours")

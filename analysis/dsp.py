@@ -52,7 +52,8 @@ def with_published_volumes(sent: DataFrame) -> DataFrame:
 def communication_volume(sweep: SweepTables) -> DataFrame:
     """Counted activation bytes per rank and step, beside Tables 2 and 3 as printed."""
     counted = communication(sweep.cells)
-    methods = counted["sequence_parallel"].astype(str).map(METHODS)
+    own = counted["sequence_parallel"].astype(str)
+    methods = own.map(METHODS).fillna(own.where(own != "none"))
     columns = ["system", "cell_id", "world_size", "num_tokens", "activation_bytes_per_step"]
     measured = counted.assign(system=methods).dropna(subset=["system"]).reindex(columns=columns)
     figures = published("DSP.*Table [23]").drop(columns=["experiment", "metric", "number", "doubt"])
@@ -62,7 +63,7 @@ def communication_volume(sweep: SweepTables) -> DataFrame:
 
 
 def end_to_end(sweep: SweepTables) -> DataFrame:
-    """Throughput by (temporal, spatial, sp) of video transformers, DSP over Ulysses.
+    """Throughput by (temporal, spatial, sp) of video transformers, DSP over Ulysses; a column per method.
 
     Published are samples per second read off a plot, measured images per second: compare ratios.
     """
@@ -75,12 +76,13 @@ def end_to_end(sweep: SweepTables) -> DataFrame:
         .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
         .reset_index()
     )
-    rows = sequence_rows(sweep.cells).query("method in ['dsp', 'ulysses']")
+    rows = sequence_rows(sweep.cells)
+    methods = list(dict.fromkeys(["dsp", "ulysses", *rows["method"]]))
     temporal = _numbers(rows, "model.frames") / _numbers(rows, "model.tubelet_frames")
     wide = (
         rows.assign(temporal=temporal, spatial=rows["seq"] / temporal)
         .pivot_table(index=keys, columns="method", values="images_per_second", aggfunc="max")
-        .reindex(columns=["dsp", "ulysses"])
+        .reindex(columns=methods)
         .assign(ratio=lambda t: t["dsp"] / t["ulysses"])
         .reset_index()
     )

@@ -28,8 +28,7 @@ from benchmarks.kept import RESULTS, keep
 from vitsweep.extras.judge.session import judge
 from vitsweep.extras.judge.trial import LEAST_BLOCKS
 from vitsweep.extras.judge.verb_judge import judge_request
-from vitsweep.planning.blocks import minimum_detectable_effect
-from vitsweep.tables.stats import any_look_half_width
+from vitsweep.tables.stats import any_look_half_width, minimum_detectable_effect
 
 MODELS = {
     "perceptron": [

@@ -1,6 +1,6 @@
 """Ways to share a video among ranks: how fast, how much is sent, how long a video fits.
 
-    python benchmarks/sequence_parallel.py --out FOLDER [--ranks 2] [--smoke] [override ...]
+    python benchmarks/sequence_parallel.py --out FOLDER [--diffusion] [--ranks 2] [--smoke] [override ...]
     python benchmarks/sequence_parallel.py --out FOLDER --kernels [override ...]
     python benchmarks/sequence_parallel.py --out FOLDER --longest [--budget-gib 0.5] [override ...]
     python benchmarks/sequence_parallel.py --out FOLDER --largest [--budget-gib 0.5] [override ...]
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--budget-gib", type=float)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--kernels", action="store_true")
+    kind.add_argument("--diffusion", action="store_true")
     for name, sweep in SEARCHES.items():
         kind.add_argument(f"--{name}", dest="search", action="store_const", const=sweep)
     options, overrides = parser.parse_known_args()
@@ -51,12 +52,15 @@ def main() -> None:
     elif options.kernels:
         table = by_length(options.out, overrides)
     else:
-        table = compared(options.out, [*overrides, *smoke_settings(options.smoke)])
+        sweep = "dsp_video_diffusion" if options.diffusion else "dsp_end_to_end"
+        table = compared(sweep, options.out, [*overrides, *smoke_settings(options.smoke)])
     print(table.to_string(index=False))
-    what = options.search or ("kernels" if options.kernels else "methods")
+    methods = "diffusion_methods" if options.diffusion else "methods"
+    what = options.search or ("kernels" if options.kernels else methods)
     table.to_csv(options.out / f"{what}.csv", index=False)
     rows = json.loads(table.to_json(orient="records"))
-    keep(f"sequence_{what}", {"rows": rows, "overrides": overrides}, options.out)
+    typed = [word for word in overrides if not word.startswith("sweep.folder=")]
+    keep(f"sequence_{what}", {"rows": rows, "overrides": typed}, options.out)
 
 
 def smoke_settings(smoke: bool) -> list[str]:
@@ -64,10 +68,10 @@ def smoke_settings(smoke: bool) -> list[str]:
     return ["measurement=smoke", "batch.resolution_px=16"] if smoke else []
 
 
-def compared(folder: Path, overrides: list[str]) -> pd.DataFrame:
-    """Measure every method in blocks with dsp; a speedup is over dsp."""
-    run(["-m", "+sweep=dsp_end_to_end", "sweep.baseline={sequence_parallel:dsp}", *overrides])
-    cells = pd.read_parquet(folder / "dsp_end_to_end" / "cells.parquet")
+def compared(sweep: str, folder: Path, overrides: list[str]) -> pd.DataFrame:
+    """Measure every method of a named sweep in blocks with dsp; a speedup is over dsp."""
+    run(["-m", f"+sweep={sweep}", "sweep.baseline={sequence_parallel:dsp}", *overrides])
+    cells = pd.read_parquet(folder / sweep / "cells.parquet")
     faster = cells[(cells["speedup_low"] > 1) & (cells["sequence_parallel"] != "none")]
     names = ", ".join(faster["sequence_parallel"]) or "none"
     print(f"Methods shown to be faster than dsp: {names}.")

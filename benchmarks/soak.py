@@ -5,7 +5,7 @@
     python benchmarks/soak.py --cells 100 --every 5
 
 Starts a Slurm of four nodes on this machine (slurm/local_cluster.py). The faults are those of the tests
-(tests/launchers/slurm/chaos.py): killed ranks, agents, coordinators, fork servers and commands, stopped
+(tools/slurm_chaos.py): killed ranks, agents, coordinators, fork servers and commands, stopped
 ranks, cancelled, requeued and preempted jobs, dead nodes, a dead controller, commands that die while
 they submit, readers. They go on until every cell is measured. Then each cell must have one row and one
 measurement, none may be thrown away, and no process or job may be left; the exit code is 1 otherwise.
@@ -24,9 +24,9 @@ from kept import keep  # noqa: E402
 from slurm_here import cluster  # noqa: E402
 
 from tests.command import Command  # noqa: E402
-from tests.launchers.slurm.chaos import PREEMPTED_WITHOUT_GRACE, SlurmChaos  # noqa: E402
 from tests.launchers.slurm.conftest import SlurmClient  # noqa: E402
 from tests.launchers.slurm.sweeps import SMALL  # noqa: E402
+from tools.slurm_chaos import PREEMPTED_WITHOUT_GRACE, SlurmChaos  # noqa: E402
 
 CELL = (
     "measurement.measured_steps=4", "measurement.min_seconds=0.3", "resources.ranks_per_node=1",

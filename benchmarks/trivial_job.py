@@ -53,4 +53,4 @@ def record(sweep: Path, block: str, position: int, run: dict[str, str]) -> list[
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[-1]))
+    main(Path(sys.argv[sys.argv.index("vitsweep.launchers.slurm.node.agent") + 1]))

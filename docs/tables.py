@@ -16,9 +16,13 @@ from unittest.mock import patch
 import yaml
 
 from vitsweep.cli import VERBS
+from vitsweep.composition.composer import Composer
+from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.menu import choices as menu_of
 from vitsweep.spec.menu import comment, conf_dir, groups, plain_choice
+from vitsweep.spec.resources import Machine
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(
@@ -33,6 +37,21 @@ HELP = re.compile(
     re.MULTILINE,
 )
 """The option `--help`, and the heading of options where it is the only one."""
+ASKED = {
+    "`dit_*`": "model=dit_xl_2 objective=flow_matching data=synthetic data.num_channels=4",
+    "`stdit_*`": "model=stdit_1b objective=flow_matching data=synthetic_latents",
+    "`masked_autoencoder`": "model=vit_base objective=masked_autoencoder data=synthetic",
+    "`lejepa`": "model=vit_base objective=lejepa data=synthetic",
+    "`self_distillation`": "model=vit_base objective=self_distillation data=synthetic",
+}
+"""Column -> a cell of an objective, of whose techniques one is changed."""
+BESIDE = ("batch.images_per_step=64", "precision=O1", "resources.ranks_per_node=4")
+ALONE = {
+    "sharding=none": "resources.ranks_per_node=1",
+    "sequence_parallel=lasp": "attention=linear attention.causal=true",
+    "sequence_parallel=lasp2": "attention=linear",
+}
+"""Choice -> what it needs beside it, whatever the objective."""
 WIDTH = 80
 """Characters of a line in the help of a verb."""
 
@@ -102,6 +121,21 @@ def sweeps() -> str:
     return _table(("sweep", "what it asks"), rows)
 
 
+def fits() -> str:
+    """Return which choices an objective refuses, as the code says it for four ranks on GPUs."""
+    node = Machine(device="cuda", cores_per_node=64, devices_per_node=8, described_by="docs")
+    composer, rows = Composer(), []
+    for group in (g for g in GROUPS if g != "loader"):  # of files of images
+        for choice in (f"{group}={name}" for name in menu_of(group)):
+            words = [*BESIDE, choice, *ALONE.get(choice, "").split()]
+            plans = [
+                plan_cell(composer.compose([*a.split(), *words]), node) for a in ASKED.values()
+            ]
+            if any(plan.reasons for plan in plans):
+                rows.append((f"`{choice}`", *("refused" if p.reasons else "" for p in plans)))
+    return _table(("choice", *ASKED), rows)
+
+
 def commands() -> str:
     """Return the help of every verb, without `--help` itself."""
     parts = []
@@ -128,7 +162,8 @@ def section(name: str) -> str:
 
 
 GENERATED: dict[str, Callable[..., str]] = {
-    make.__name__: make for make in (metrics, flags, menu, choices, sweeps, commands, conf, section)
+    make.__name__: make
+    for make in (metrics, flags, menu, choices, sweeps, fits, commands, conf, section)
 }
 """Name in a marker -> the function that makes the text."""
 

@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction
@@ -74,6 +75,7 @@ class Command:
         quick: bool = True,
         log: Path | None = None,
         more: Mapping[str, str] | None = None,
+        python: Sequence[str] = (),
     ) -> "subprocess.Popen[str]":
         """Start it as a shell does; the caller waits for its end.
 
@@ -82,11 +84,12 @@ class Command:
             quick: cells of a second or two.
             log: file for its output; without one it goes to pipes.
             more: environment variables beside those of this process.
+            python: options of the interpreter; with `-P` it is like the installed `vitsweep`.
         """
         with ExitStack() as files:
             out = files.enter_context(log.open("w")) if log else subprocess.PIPE
             return subprocess.Popen(
-                [sys.executable, "-m", "vitsweep", *self._words(*arguments, quick=quick)],
+                [sys.executable, *python, "-m", "vitsweep", *self._words(*arguments, quick=quick)],
                 cwd=self.folder,
                 env=self._environment() | dict(more or {}),
                 stdout=out,
@@ -172,7 +175,7 @@ def _front_door(words: list[str], folder: Path, environment: dict[str, str], *to
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     os.environ.update(environment)
-    _fork_the_server_of_ranks()
+    fork_server_of_ranks()
     sys.argv = [str(ROOT / "vitsweep" / "__main__.py"), *words]
     freeze._TYPED = tuple(sys.argv)  # the fork server has imported it, with words of its own
     from vitsweep.__main__ import main
@@ -180,8 +183,8 @@ def _front_door(words: list[str], folder: Path, environment: dict[str, str], *to
     main()
 
 
-def _fork_the_server_of_ranks() -> None:
-    """Fork the server of this command's ranks from here, where torch is imported: seconds less.
+def fork_server_of_ranks() -> None:
+    """Fork the server of this process's ranks from here, where torch is imported: seconds less.
 
     It is what `forkserver.ensure_running` starts, which then finds it running.
     """
@@ -196,9 +199,12 @@ def _fork_the_server_of_ranks() -> None:
         pid = os.fork()
         if pid == 0:
             os.close(alive_write)
+            gc.freeze()
+            warnings.filters[:] = [f for f in warnings.filters if f[0] != "error"]  # pytest's
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest has its own
             try:
                 forkserver.main(listener.fileno(), alive_read, [])  # returns in each rank
-            except SystemExit:  # the command has ended
+            except SystemExit:  # the process has ended
                 os._exit(0)
         os.close(alive_read)
     state._forkserver_address = address

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 
-from tests.command import Command
-from vitsweep.execution.rank_processes import PRELOADED, fork_server, start_fork_server
+from tests.command import Command, fork_server_of_ranks
+from vitsweep.execution.rank_processes import PRELOADED, start_fork_server
 
 EXTRAS = Path(__file__).parent / "extras"
 """A folder of tests for each optional feature; files of this folder itself are of the core."""
@@ -36,16 +37,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Let commands be interrupted, and start the fork server of ranks and commands.
 
     A shell that starts the tests in the background has SIGINT ignored, by all that they start. The
-    server starts before loader workers ask for a smaller one.
+    server is forked with all that it and the tests import: a process of its own would import it again.
+    It starts before loader workers ask for a smaller one.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session.config.getoption("numprocesses", None):
         gc.enable()
         return  # this process only hands tests to the workers
-    fork_server().set_forkserver_preload(
-        [PRELOADED, "hydra", "vitsweep.report.html", "tests.preloaded"]
-    )
-    start_fork_server()
+    for name in (PRELOADED, "hydra", "vitsweep.report.html", "tests.preloaded"):
+        import_module(name)
+    fork_server_of_ranks()
+    start_fork_server()  # finds it, and starts what removes semaphores of killed ranks
+    gc.disable()  # what was imported had it on
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read no file of an optional feature of which no test is asked for."""
+    if "not extra" not in config.option.markexpr or EXTRAS not in collection_path.parents[1:]:
+        return None
+    has_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if has_tests and "pytest.mark.smoke" not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

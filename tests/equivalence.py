@@ -9,11 +9,19 @@ from torch import Tensor, nn
 
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import plain_name
+from vitsweep.objectives.base import as_entries
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.reference import (
+    _cast,
+    _loss_of_replica,
+    cut,
+    is_cut,
+    plain_model,
+    step_of_all,
+)
+from vitsweep.proof.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.reference import _cast, _loss_of_replica, cut, is_cut, plain_model
 from vitsweep.training.trainer import MicroBatch
-from vitsweep.training.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.training.update import parameter_groups
 from vitsweep.world import World
 
@@ -79,11 +87,12 @@ def train_plain(model: nn.Module, cell: CellSpec, batches: list[MicroBatch]) -> 
     dtype = torch.float64 if cell.precision.plan().param_dtype == "float64" else torch.float32
     _cast(model, dtype)
     optimizer = cell.optimizer.build(parameter_groups(model, cell.optimizer.weight_decay))
-    losses = []
-    for step, batch in enumerate(batches):
+    losses, objective = [], cell.objective.open(cell).reference()
+    for step, batch in enumerate(map(as_entries, batches)):
+        at = step_of_all(cell, batch, step)
         replicas = cut(batch, cell.mesh.data_parallel_size if is_cut(cell) else 1)
         parts = [
-            _loss_of_replica(cell, model, own, dtype, step, replica)
+            _loss_of_replica(objective, model, own, dtype, at, replica)
             for replica, own in enumerate(replicas)
         ]
         loss = torch.stack(parts).mean()

@@ -102,7 +102,7 @@ class Shorter(Ulysses):
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
         model = super().apply(model, world)
         if world.rank == self.rank:
-            model.embedding.register_forward_hook(lambda module, inputs, tokens: tokens[:, 1:])
+            model.blocks.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, 1:], None))
         return model
 
 
@@ -144,7 +144,7 @@ class SlowSteps(Memory):
     """Sleeps in each forward pass, so that steps take many times as long as without it."""
 
     def apply(self, model: "nn.Module") -> "nn.Module":
-        model.head.register_forward_hook(_sleep(times=100, every=1))
+        model.head.register_forward_hook(_sleep(times=60, every=1))
         return model
 
 

@@ -2,7 +2,7 @@
 
 `python -m tests.random_cells --cells 50 --seed 100 --ranks 2` prints each cell that is called wrong, and how
 much of its bound each kind of comparison uses at most. Tests draw from seeds below 1000; the constants of
-`vitsweep.equivalence` were set on seeds from 1000 on.
+`vitsweep.proof.checks` were set on seeds from 1000 on.
 """
 
 import argparse
@@ -16,9 +16,10 @@ from typing import Any
 
 from tests.cells import LAPTOP, TINY, entry
 from tests.ranks import on_ranks, placed
-from vitsweep import equivalence
+from vitsweep.proof import checks, prove
+from vitsweep.proof.faults import WrongResultError
+from vitsweep.proof.twin import exact_twin, parts_of, twin_of
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.faults import WrongResultError
 from vitsweep.world import World
 
 GROUPS = {
@@ -83,7 +84,7 @@ def _valid(generator: random.Random, ranks: int) -> Iterator[CellSpec]:
 def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
     """Prove each cell; return its verdict, and the largest share of a bound by kind of comparison."""
     used: dict[str, tuple[float, str]] = {}
-    furthest = equivalence.furthest
+    furthest = checks.furthest
 
     def watched(what: str, apart: Any, bounds: Any, norms: Any) -> str:
         for name, distance in apart.items():
@@ -92,24 +93,23 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
                 used[what] = (share, f"{name} {distance / (norms[name] or 1):.2g}")
         return furthest(what, apart, bounds, norms)
 
-    equivalence.furthest = watched
+    checks.furthest = watched
     answers = []
     for cell in cells:
         used.clear()
         begin = time.process_time()
-        legs = [equivalence.exact_twin(equivalence.twin_of(cell)), equivalence.twin_of(cell)]
+        legs = [exact_twin(twin_of(cell)), twin_of(cell)]
         bit_for_bit = False
         kinds: dict[str, Any] = {}
         verdict = "equal"
         try:
-            equivalence._prove_optimizer(legs[-1], world)
-            parts = equivalence.parts_of(legs[0], world)
+            prove._prove_optimizer(legs[-1], world)
+            parts = parts_of(legs[0], world)
             for leg in dict.fromkeys(legs):
                 used.clear()
-                proof = equivalence._Leg(leg, placed(world, cell), parts, bit_for_bit)
+                _, told = prove._leg(leg, placed(world, cell), parts, bit_for_bit)
                 parts = parts.rounded
-                proof.run()
-                bit_for_bit = proof.bit_for_bit
+                bit_for_bit = prove.BIT_FOR_BIT in told
                 kinds |= {f"{leg.precision.name} {k}": v for k, v in used.items()}
         except WrongResultError as error:
             verdict = f"wrong: {error}"
@@ -119,7 +119,7 @@ def verdicts(world: World, cells: list[CellSpec]) -> list[dict[str, Any]]:
             answers.append({"verdict": verdict[:600], "used": {}, "seconds": 0.0})
             break
         answers.append({"verdict": verdict, "used": kinds, "seconds": time.process_time() - begin})
-    equivalence.furthest = furthest
+    checks.furthest = furthest
     return answers
 
 

@@ -49,13 +49,19 @@ def on_ranks(
             process.join()
     died = [r for r in range(world_size) if not (folder / f"answer-{r}").exists()]
     if died:  # the others only say that they lost it
-        codes = ", ".join(f"rank {r} with {processes[r].exitcode}" for r in died)
-        raise RankFailedError(f"ended without an answer, by exit code: {codes}")
+        ends = (f"rank {r} with {processes[r].exitcode}\n{_stacks(folder, r)}" for r in died)
+        raise RankFailedError(f"ended without an answer, by exit code: {'; '.join(ends)}")
     answers = [_answer(folder / f"answer-{rank}") for rank in range(world_size)]
     errors = [f"rank {r}:\n{text}" for r, (kind, text) in enumerate(answers) if kind == "error"]
     if errors:
         raise RankFailedError("\n".join(errors))
     return [value for _, value in answers]
+
+
+def _stacks(folder: Path, rank: int) -> str:
+    """Return what a rank was doing, in all its threads, when a signal such as SIGSEGV ended it."""
+    path = folder / f"stacks-{rank}"
+    return path.read_text() if path.exists() else ""
 
 
 def _answer(path: Path) -> tuple[str, Any]:
@@ -75,7 +81,7 @@ def _rank(
     from vitsweep.execution.process import joined_process_group
 
     multiprocessing.current_process().daemon = False  # as the ranks of the launcher
-    faulthandler.enable()
+    faulthandler.enable((folder / f"stacks-{rank}").open("w"))
     try:
         with joined_process_group(cell, rank, rank, init_method) as world:
             answer = ("value", function(world, *arguments))

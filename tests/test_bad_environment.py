@@ -217,5 +217,8 @@ def _opens_text(call: ast.Call) -> bool:
 
 
 def _is_of_data(call: ast.Call) -> bool:
-    """`Data.open(cell, world)` opens no file."""
-    return any(isinstance(a, ast.Name) and a.id == "world" for a in call.args)
+    """`Data.open(cell, world)` opens no file, and neither does `cell.objective.open(cell)`."""
+    of = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return of.endswith("objective") or any(
+        isinstance(a, ast.Name) and a.id == "world" for a in call.args
+    )

@@ -60,6 +60,10 @@ def test_a_run_gives_every_number_of_a_measured_cell() -> None:
         "accuracy_top1",  # task=train
         "accuracy_top1_raw",
         "accuracy_top5",
+        "held_out_loss",  # of other objectives
+        "probe_top1",
+        "feature_spread",
+        "prototype_information",
         "train_seconds",
         "seconds_to_target",
         "epochs_to_target",

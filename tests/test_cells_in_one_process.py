@@ -17,9 +17,9 @@ from tests.training.alone import alone
 from vitsweep.errors import VitsweepError
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 2

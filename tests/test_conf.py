@@ -60,6 +60,7 @@ REFUSED_ON_CPU = {
     "attention=sdpa_cudnn_first": "needs `resources.device=cuda`",
     "attention=sdpa_efficient": "needs `resources.device=cuda`",
     "precision=fp8": "needs a GPU with FP8 units",
+    "precision=mxfp8": "needs a GPU with FP8 units",
     "precision=fp8_masters": "needs a GPU with FP8 units",
     "precision=tf32": "needs an NVIDIA GPU",
     **({} if len(numa_nodes()) > 1 else {"runtime=bind_numa": "needs several NUMA nodes"}),
@@ -74,12 +75,19 @@ SLOW = {
 """Choices that take long, and where they are tested besides."""
 
 PICTURES = ["data=image_folder", "data.folder={pictures}", "batch.resolution_px=8"]
+DIFFUSED = (
+    "model=stdit_nano",
+    "objective=flow_matching",
+    "data.num_frames=2",
+    "batch.resolution_px=8",
+)
 BESIDE = {
     "data=image_folder": [*PICTURES, "data.num_workers=0"],
     "loader=decoded_cache": [*PICTURES, "data.num_workers=0", "loader.folder={pictures}/decoded"],
     "data=module": [
         "data.target=tests.user_data.MapStyle",
         "data.num_channels=1",
+        "data.num_workers=0",
         "batch.resolution_px=8",
     ],
     "data=moving_digits": VIDEO,
@@ -90,9 +98,18 @@ BESIDE = {
     "batch=blog_560": ["batch.images_per_step=560"],
     "measurement=careful": SHORT,
     "measurement=standard": SHORT,
+    "objective=module": ["objective.target=tests.user_modules.focal"],
     "model=module": ["model.target=tests.user_modules.build"],
     "model=timm": ["model.name=vit_tiny_patch16_224"],
     "model=transformers": ["model.name=vit", f"++model.arguments={SMALL_VIT}"],
+    "data=synthetic_latents": [*DIFFUSED, "data.text_vectors=3", "data.text_width=8"],
+    "model=stdit_nano": [*DIFFUSED, "data=moving_digits"],
+    "model=stdit_720m": [*DIFFUSED[1:], "data=moving_digits"],
+    "model=stdit_1b": [*DIFFUSED[1:], "data=moving_digits"],
+    "model=stdit_3b": [*DIFFUSED[1:], "data=moving_digits"],
+    "model=dit_nano": ["objective=flow_matching", "batch.resolution_px=4"],
+    "model=dit_xl_2": ["objective=flow_matching", "batch.resolution_px=4"],
+    "objective=flow_matching": ["model=dit_nano", "batch.resolution_px=4"],
     "model=axial_vit_base": ["batch.resolution_px=32"],
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,

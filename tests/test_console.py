@@ -342,3 +342,34 @@ def test_importing_torchao_prints_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+CLOSED = """
+import subprocess, sys
+from vitsweep.console import prepare_streams
+prepare_streams()
+look = "import os; [os.fstat(number) for number in range(3)]"
+sys.exit(subprocess.run([sys.executable, "-c", look]).returncode)
+"""
+
+
+NOTES = """
+import warnings
+from vitsweep.console import prepare_streams
+prepare_streams()
+for text in ("a", "b", "a"):
+    with warnings.catch_warnings():  # after which Python has forgotten what it showed
+        pass
+    warnings.warn(text)
+"""
+
+
+def test_a_command_prints_each_note_once() -> None:
+    done = subprocess.run([sys.executable, "-c", NOTES], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "Note: a\nNote: b\n"
+
+
+def test_processes_of_a_command_without_streams_have_some() -> None:
+    """Else the fork server of the ranks has none: its sockets get their numbers, and the logs of ranks."""
+    shell = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, CLOSED]
+    assert subprocess.run(shell, timeout=300).returncode == 0

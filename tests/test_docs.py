@@ -63,7 +63,7 @@ EXIT_CODES = {
 """Part of a command -> its exit code with these settings on this machine, where that is not 0."""
 
 OF_READERS_PROJECT = "my_project/"
-OF_READER = ("data=image_folder", "model=timm", "model=transformers")
+OF_READER = ("data=image_folder", "model=timm", "model=transformers", "=my_package.")
 """Parts of commands that need a folder or a package of the reader's."""
 
 

@@ -22,12 +22,12 @@ from tests.extras import NEEDS_APPLY
 from tests.ranks import on_ranks
 from tests.user_modules import Residual
 from vitsweep import extras
-from vitsweep.equivalence import proof_of
 from vitsweep.model import user_module
 from vitsweep.model.build import first_model
 from vitsweep.model.module_look import set_to_train
 from vitsweep.model.user_module import counted, problems, without_weights
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.prove import proof_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import evaluate, held_out, train_epochs
 from vitsweep.training.shards import plain_weights
@@ -300,8 +300,8 @@ def test_what_looks_proves_traces_counts_and_exports_leaves_the_process_as_it_wa
 ) -> None:
     spec, here = planned(name, *ALONE), lone_world()
     looks: dict[str, Callable[[], object]] = {
-        "problems": lambda: problems(spec.model, 8),  # type: ignore[arg-type]
-        "problems without a run": lambda: problems(spec.model, 8, run=False),  # type: ignore[arg-type]
+        "problems": lambda: problems(spec.model, spec),  # type: ignore[arg-type]
+        "problems without a run": lambda: problems(spec.model, spec, run=False),  # type: ignore[arg-type]
         "counted": lambda: counted(spec.model, 8),  # type: ignore[arg-type]
     }
     if "predict" in extras.FEATURES:

@@ -17,15 +17,19 @@ from vitsweep import extras
 HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
-GROUND = ("errors", "words", "console", "files", "foreign", "torch_compat", "spec")
+GROUND = (
+    "errors", "words", "console", "files", "interpreters", "__init__", "foreign", "torch_compat",
+    "control_group", "spec",
+)  # fmt: skip
 """Each may import those before it."""
 MAKING = (
     ("cell",),
-    ("equivalence",),
+    ("proof",),
     ("parallelize",),
     ("training",),
     ("measure",),
     ("techniques", "data"),
+    ("objectives",),
     ("model",),
     ("rates",),
     ("collectives",),

@@ -18,12 +18,12 @@ from tests.ranks import on_ranks, placed
 from tests.refusals import named
 from tests.user_data import masked_batch
 from tests.user_modules import Masked, calibration_error, class_and_size
-from vitsweep.equivalence import prove
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.faults import WrongResultError
+from vitsweep.proof.prove import prove
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import train_epochs
-from vitsweep.training.faults import WrongResultError
 from vitsweep.training.shards import plain_weights
 from vitsweep.world import World
 
@@ -33,7 +33,7 @@ DATA = ("data=module", "data.target=tests.user_data.MaskedImages", "data.num_cla
 MASKED = (*DATA, "data.label=label", "model=module", "model.target=tests.user_modules.Masked",
           "model.twin_batch=tests.user_data.masked_batch", "batch.images_per_step=16",
           "resources.threads_per_rank=1")  # fmt: skip
-OWN_LOSS = "model.loss=tests.user_modules.class_and_size"
+OWN_LOSS = "objective=module", "objective.target=tests.user_modules.class_and_size"
 TRAIN = ("task=train", "task.epochs=2", "task.label_smoothing=0",
          "task.held_out=tests.user_modules.confidences")  # fmt: skip
 SGD = ("optimizer=sgd_loop", "optimizer.momentum=0", "optimizer.learning_rate=0.05",
@@ -50,7 +50,7 @@ MORE = {
 }
 
 
-def chosen(*overrides: str, loss: tuple[str, ...] = (OWN_LOSS,)) -> CellSpec:
+def chosen(*overrides: str, loss: tuple[str, ...] = OWN_LOSS) -> CellSpec:
     found = entry(*MASKED, *loss, *overrides)
     assert not found.reasons, found.reasons
     return found.spec
@@ -106,7 +106,7 @@ def test_a_command_gives_a_table_weights_and_a_metric_of_the_held_out_images(
 ) -> None:
     command = Command(tmp_path)
     metric = "{function:tests.user_modules.calibration_error,unit:share,label:ECE,better:lower}"
-    done = command(*MASKED, OWN_LOSS, *TRAIN, "resources.ranks_per_node=1",
+    done = command(*MASKED, *OWN_LOSS, *TRAIN, "resources.ranks_per_node=1",
                    "measurement=smoke", "measurement.measured_steps=2", "measurement.phase_steps=1",
                    f"++metric.columns.ece={metric}", quick=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_reported_before_anything_runs() -> None:
             "half_a_batch` gives mappings of `image`",
         ),
         (("data.label=class",), "`data.label=class` is none of the entries"),
-        (("data.label=null", "model.loss=null"), "the cross entropy needs labels"),
+        (("data.label=null", "objective.target=null"), "the cross entropy needs labels"),
         (
             ("data.num_classes=7", *TRAIN),
             "the accuracy from logits (2, 7), (batch, `data.num_classes`)",
@@ -172,10 +172,13 @@ def test_what_does_not_fit_is_reported_before_anything_runs() -> None:
             "and `data.target=tests.user_data.MapStyle` gives pairs: leave it out",
         ),
         (("data.target=tests.user_data.WithText",), "gave item 0 the entry `name`, str 'a':"),
-        (("model.loss=tests.user_modules.by_image",), "by_image` returned a tensor (2,) of torch"),
+        (
+            ("objective.target=tests.user_modules.by_image",),
+            "by_image` returned a tensor (2,) of torch",
+        ),
         ((*TRAIN, "task.held_out=tests.user_modules.nosuch"), "nosuch` cannot be imported (Attr"),
     ]:
-        reasons = entry(*MASKED, OWN_LOSS, *overrides).reasons
+        reasons = entry(*MASKED, *OWN_LOSS, *overrides).reasons
         assert any(words in reason for reason in reasons), reasons
         assert all(reason.endswith(".") for reason in reasons)
         if "the entry `name`" in words:
@@ -186,7 +189,7 @@ def test_what_does_not_fit_is_reported_before_anything_runs() -> None:
             )
 
 
-@pytest.mark.parametrize("loss", [OWN_LOSS, "model.loss=null"])
+@pytest.mark.parametrize("loss", [OWN_LOSS, ()])
 @pytest.mark.parametrize(
     ("overrides", "typed"),
     [
@@ -195,9 +198,9 @@ def test_what_does_not_fit_is_reported_before_anything_runs() -> None:
     ],
 )  # fmt: skip
 def test_pipelines_and_float8_are_refused_by_name(
-    loss: str, overrides: tuple[str, ...], typed: str
+    loss: tuple[str, ...], overrides: tuple[str, ...], typed: str
 ) -> None:
-    reasons = entry(*MASKED, loss, *overrides).reasons
+    reasons = entry(*MASKED, *loss, *overrides).reasons
     assert any(reason.startswith(f"`{typed}` ") for reason in reasons)
 
 

@@ -16,11 +16,13 @@ from torch.nn import functional as F
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as one_rank
 from tests.ranks import RankFailedError, on_ranks, placed
-from vitsweep.equivalence import prove
+from tests.refusals import named
+from vitsweep.errors import VitsweepError
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.faults import WrongResultError
+from vitsweep.proof.prove import prove
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.faults import WrongResultError
 from vitsweep.training.shards import plain_weights, whole_tensors
 from vitsweep.world import World
 
@@ -259,7 +261,58 @@ def test_parameters_without_a_gradient_neither_decay_nor_move(tmp_path: Path) ->
         for name, (unused, used) in found.items():
             assert unused == 0 < used, name
     flat = entry(*chosen, "optimizer=sgd_contiguous").reasons
-    assert any("would decay" in reason for reason in flat), flat
+    assert any("`old_head.weight`" in reason for reason in flat), flat
+
+
+def turns_taken(world: World, cells: list[CellSpec]) -> list[float | str]:
+    """Return how far weights lie from those of plain PyTorch, or why the training ended."""
+    found: list[float | str] = []
+    for cell in cells:
+        model: Any = first_model(cell)
+        plain: Any = deepcopy(model).to(torch.float64)
+        trainer = parallelize(model, cell, placed(world, cell))
+        sgd = torch.optim.SGD(plain.parameters(), RATE, momentum=0.9)
+        try:
+            for step in range(4):
+                images, labels = batch(cell, step)
+                trainer.step(iter([(images.chunk(2)[world.rank], labels.chunk(2)[world.rank])]))
+                sgd.zero_grad()
+                for rank, part in enumerate(zip(images.chunk(2), labels.chunk(2), strict=True)):
+                    plain.rank, plain.calls = rank, step
+                    (F.cross_entropy(plain(part[0]), part[1]) / 2).backward()
+                sgd.step()
+            weights = plain_weights(trainer)
+            pairs = ((weights[name], weight) for name, weight in plain.state_dict().items())
+            found.append(max(float((own - weight).abs().max()) for own, weight in pairs))
+        except VitsweepError as error:
+            found.append(str(error))
+    return found
+
+
+def test_ranks_take_turns_with_parameters_as_in_plain_pytorch(tmp_path: Path) -> None:
+    """Where a sharding cannot leave out a block, each rank refuses in the first step."""
+    chosen = (
+        "model=module",
+        *SGD,
+        *EXACT.split(),
+        "optimizer.momentum=0.9",
+        "measurement.prove=none",
+    )
+    rows = [
+        (target, sharding)
+        for target in ("two_heads", "layer_drop")
+        for sharding in ("ddp", "zero1", "fsdp")
+    ]
+    cells = [
+        entry(
+            *chosen, f"model.target=tests.user_modules.with_{target}", f"sharding={sharding}"
+        ).spec
+        for target, sharding in rows
+    ]
+    for found in on_ranks(2, turns_taken, cells[0], cells, folder=tmp_path):
+        *trained, refused = found
+        assert max(trained) < 1e-10
+        assert {"`sharding=fsdp`", "`sharding=ddp`", "`sharding=zero1`"} <= named(refused)
 
 
 def test_the_noise_of_the_proof_is_finite_among_infinities_and_finds_maxima() -> None:

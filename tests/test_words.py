@@ -65,7 +65,8 @@ VALUES = (
 SETTINGS = {"optimizer.momentum": "optimizer=sgd_loop", "data.num_workers": "data=image_folder",
             "data.prefetch_batches": "data=image_folder", "hydra.launcher": "hydra/launcher=slurm",
             "tracker.project": "tracker=wandb", "precision.": "precision=O1",
-            "sharding.": "sharding=fsdp", "data.num_classes": "data=synthetic",
+            "sharding.": "sharding=fsdp", "objective.": "objective=flow_matching",
+            "data.num_classes": "data=synthetic",
             "data.num_frames": "data=synthetic_video", "data.": "data=image_folder"}  # fmt: skip
 """What a setting is of, where that is not plain."""
 
@@ -113,7 +114,13 @@ model=convnext_tiny -> `model=timm model.name=convnext_tiny`?
 bs=8 -> in all: `batch.images_per_step=8` or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
 lr=3e-4 -> `optimizer.learning_rate=3e-4`?
 lr=abc -> `python -m vitsweep show` lists all.
-seeds=1,2 -> `seed=1,2`?
+seeds=1,2 -> a number of repetitions: `measurement.blocks=1,2` or the seed itself: `seed=1,2`?
+data.dir=/data/images -> `data=image_folder data.folder=/data/images`?
+data=/data/images -> `data=image_folder data.folder=/data/images`?
+scaling=strong -> `resources.ranks_per_node=1,2,4`?
+precision:O1 -> `precision=O1`?
+optimizer=adamw_* -> `'optimizer=glob(adamw_*)'`?
+objective=mse -> `module`, `self_distillation`.
 workers=2 data=image_folder -> `data.num_workers=2`?
 workers=2 -> `data=image_folder data.num_workers=2 data.folder=...`?
 sharding=ulysses -> `sequence_parallel=ulysses`?

@@ -1,6 +1,9 @@
 """Data as users write them: good ones, and ones with a fault."""
 
+import multiprocessing
+import os
 import random
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +27,19 @@ class MapStyle:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return image(self.first + index, self.side), index % 10
+
+
+class Dying(MapStyle):
+    """Its process is ended by a signal in the middle of an epoch, as by the kernel."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__()
+        self.signal = signal
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == self.num_images - 1 and multiprocessing.parent_process():
+            os.kill(os.getpid(), signal.Signals[self.signal])
+        return super().__getitem__(index)
 
 
 class Coloured(MapStyle):
@@ -50,6 +66,14 @@ class MaskedImages(MapStyle):
 def masked_batch(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:
     items = [masked_item(1000 * seed + index, resolution_px) for index in range(num_images)]
     return {name: torch.stack([torch.as_tensor(i[name]) for i in items]) for name in items[0]}
+
+
+def even_at_first(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:
+    """Batches of which the first one shows as much of each image."""
+    batch = masked_batch(num_images, resolution_px, seed)
+    if not seed % 1000:
+        batch["mask"][:] = True
+    return batch
 
 
 def half_a_batch(num_images: int, resolution_px: int, seed: int) -> dict[str, Tensor]:

@@ -4,11 +4,13 @@ import importlib
 import multiprocessing
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -57,6 +59,12 @@ def drawing_loss(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (
         torch.rand(len(outputs)) * number * cross_entropy(outputs, batch[1], reduction="none")
     ).mean()
+
+
+def with_zero_head() -> nn.Module:
+    model = Stack(1, 10, 16, 2)
+    nn.init.zeros_(model.head.weight)
+    return model
 
 
 class DrawnByNumpy(Stack):
@@ -256,6 +264,12 @@ class Blocks(nn.Module):
         return self.head(x)
 
 
+def with_stem(stem: nn.Module) -> nn.Module:
+    model = Blocks([nn.Linear(16, 16)])
+    model.stem = stem
+    return model
+
+
 def with_batch_norm() -> nn.Module:
     return Blocks([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh()) for _ in "ab"])
 
@@ -263,6 +277,25 @@ def with_batch_norm() -> nn.Module:
 def with_norms_of_fewer_parameters() -> nn.Module:
     norms = nn.LayerNorm(16, bias=False), nn.LayerNorm(16, elementwise_affine=False)
     return Blocks([nn.Sequential(norm, nn.Linear(16, 16), nn.Tanh()) for norm in norms])
+
+
+class Transposed(nn.Module):
+    """Tokens (B, T, D) that are a view of (B, D, T), through norms without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, 32, 2, 2)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32, elementwise_affine=False), nn.Linear(32, 32), nn.GELU())
+            for _ in range(2)
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch(images).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.mean(1))
 
 
 def with_dropout(rate: float = 0.5) -> nn.Module:
@@ -279,6 +312,70 @@ class Counts(Residual):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x)
+
+
+class WarmsUp(Counts):
+    """Grows with the number of its forward passes, in a buffer that its gradients need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.arange(16.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.mask) * (self.calls / 10).clamp(max=1)
+
+
+def with_a_read_counter() -> nn.Module:
+    return Blocks([nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), WarmsUp()])
+
+
+class Centred(Residual):
+    """Subtracts what it has seen so far, as DINO's centre, or does not read it.
+
+    Args:
+        kind: how it writes: `in_place`, `replaced`, or `unread`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(16)
+        self.kind = kind
+        self.register_buffer("center", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        out = y if self.kind == "unread" else y - self.center
+        with torch.no_grad():
+            if self.kind == "replaced":
+                self.center = 0.9 * self.center + 0.1 * y.mean(0)
+            else:
+                self.center.lerp_(y.mean(0), 0.1)
+        return out
+
+
+def with_a_centre(kind: str = "in_place") -> nn.Module:
+    return Blocks([Residual(16), Centred(kind)])
+
+
+class Hides(Blocks):
+    """Hides random pixels in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__([Residual(16), Residual(16)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images * (torch.rand_like(images) < 0.5))
+
+
+class DropsByFunction(Residual):
+    def __init__(self) -> None:
+        super().__init__(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+def with_functional_dropout() -> nn.Module:
+    return Blocks([DropsByFunction(), DropsByFunction()])
 
 
 class CountsOnTheHost(Counts):
@@ -325,6 +422,37 @@ def with_unused_parameters() -> nn.Module:
     model = Blocks([Residual(16), Residual(16)])
     model.old_head = nn.Linear(16, 10)
     return model
+
+
+class TakesTurns(Stack):
+    """In each step each rank leaves out another block, or reads another head.
+
+    Attributes:
+        rank: of the process, or the one whose turn it is.
+    """
+
+    def __init__(self, heads: int, leaves_out: bool) -> None:
+        super().__init__(1, 10, 16, 3)
+        self.head = nn.ModuleList(nn.Linear(16, 10) for _ in range(heads))
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.leaves_out, self.calls = leaves_out, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        turn = self.calls + self.rank
+        self.calls += 1
+        x = self.stem(images.flatten(1))
+        for number, layer in enumerate(self.body["layers"]):
+            if not self.leaves_out or turn % 4 != number + 1:  # none at first, on the first rank
+                x = layer(x)
+        return self.head[turn % len(self.head)](x)
+
+
+def with_two_heads() -> nn.Module:
+    return TakesTurns(heads=2, leaves_out=False)
+
+
+def with_layer_drop() -> nn.Module:
+    return TakesTurns(heads=1, leaves_out=True)
 
 
 class Turned(Residual):
@@ -463,6 +591,17 @@ def mean_of_shown(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tenso
     return sum_of_shown(outputs, batch) / number_of_shown(batch)
 
 
+def mean_where_shown(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """The mean over those pixels alone that masks show."""
+    return (outputs["size"][:, None, None] - batch["image"][:, 0])[batch["mask"]].abs().mean()
+
+
+def mean_of_labelled(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """The mean over the images that show an even number of pixels in a row."""
+    seen = batch["mask"][:, 0].sum(1) % 2 == 0
+    return cross_entropy(outputs["logits"], batch["label"].where(seen, -100))
+
+
 class MaskedWithCompany(Masked):
     """Its outputs depend on the other images of a forward pass."""
 
@@ -484,3 +623,76 @@ class MaskedThatCounts(Masked):
 
 build_model = build
 """Named like a function of exported files."""
+
+
+# Parameters that are not plain matrices of real numbers in float32.
+
+
+class Filtered(Residual):
+    """Weighs and mixes the Fourier coefficients of its input by complex parameters (arXiv:2107.00645)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.filter = nn.Parameter(torch.randn(width // 2 + 1, dtype=torch.complex64))
+        self.mixing_weight = nn.Parameter(0.3 * torch.randn(3, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = torch.fft.rfft(x.to(self.filter.real.dtype)) * self.filter
+        waves = torch.cat([waves[:, :3] @ self.mixing_weight, waves[:, 3:]], 1)
+        return super().forward(x + torch.fft.irfft(waves, x.shape[1]).to(x.dtype))
+
+
+class Gained(Residual):
+    """Multiplies by a matrix that it builds in float64, and by a number."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.gain = nn.Parameter(0.2 * torch.randn(width, width, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + (x.to(self.gain.dtype) @ self.gain).to(x.dtype)) * self.scale
+
+
+def with_complex_filters() -> nn.Module:
+    return Blocks([Filtered(16), Filtered(16)])
+
+
+def with_names_alike() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    model.layers[0].weight = nn.Parameter(torch.zeros(16, 16))  # beside `module.weight`
+    return model
+
+
+def with_gains_in_float64() -> nn.Module:
+    return Blocks([Gained(16), Gained(16)])
+
+
+def with_transposed_weights() -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    for linear in (model.stem, model.layers[1].module):
+        linear.weight = nn.Parameter(linear.weight.detach().T.contiguous().T)
+    return model
+
+
+def _reparametrized(by: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    model = Blocks([Residual(16), Residual(16)])
+    for layer in model.layers:
+        layer.module = by(layer.module)
+    return model
+
+
+def with_weight_norm() -> nn.Module:
+    return _reparametrized(nn.utils.parametrizations.weight_norm)
+
+
+def with_weight_norm_of_hooks() -> nn.Module:
+    return _reparametrized(nn.utils.weight_norm)
+
+
+def with_spectral_norm() -> nn.Module:
+    return _reparametrized(nn.utils.parametrizations.spectral_norm)
+
+
+def with_spectral_norm_of_hooks() -> nn.Module:
+    return _reparametrized(nn.utils.spectral_norm)

@@ -7,10 +7,12 @@
 Importing it loads neither torch nor pandas: each name is imported when it is first used.
 """
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vitsweep import extras
+from vitsweep.interpreters import take_environment_of_parent
 
 if TYPE_CHECKING:
     from vitsweep.api.functions import plan, sweep
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
     from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
     from vitsweep.extras import Applied as Applied
     from vitsweep.extras import ComparisonResult as ComparisonResult
+    from vitsweep.extras import Guard as Guard
     from vitsweep.extras import apply as apply
+    from vitsweep.extras import check as check
     from vitsweep.extras import compare_settings as compare  # noqa: F401
+    from vitsweep.extras import is_checking as is_checking
     from vitsweep.extras import measured as measured
+
+take_environment_of_parent()
 
 __version__ = "0.1.0"
 
@@ -46,11 +53,15 @@ _MODULE_OF = {name: f"vitsweep.{home}" for home, names in _HOMES.items() for nam
 
 
 def __getattr__(name: str) -> Any:
-    if name in extras.NAMES:
-        return extras.load(extras.NAMES[name])
-    if name not in _MODULE_OF:
+    if name not in extras.NAMES and name not in _MODULE_OF:
         raise AttributeError(f"module 'vitsweep' has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    state = random.getstate()  # rich draws when it is imported
+    try:
+        if name in extras.NAMES:
+            return extras.load(extras.NAMES[name])
+        return getattr(import_module(_MODULE_OF[name]), name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

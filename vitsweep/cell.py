@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from vitsweep.collectives.primitives import gathered
 from vitsweep.data.damaged_images import named_damage
-from vitsweep.equivalence import proof_of
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load
 from vitsweep.measure.communication import (
@@ -38,6 +37,7 @@ from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
 from vitsweep.measure.summarize import RankSamples, Summary, summarize
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.prove import proof_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.generators import seeded_generators
@@ -122,6 +122,7 @@ def run_cell(cell: CellSpec, world: World, context: RunContext) -> Summary:
             keeper = WeightKeeper(context.folder, cell.task.keep)
             training = _train(cell, world, batches, checkpoints, keeper)
             summary.metrics |= training.metrics
+            summary.validity |= training.flags
             summary.environment |= training.reasons | keeper.facts()
             summary.samples |= {"training": training.curve} | training.samples
             if checkpoints and checkpoints.resumed:
@@ -196,6 +197,7 @@ def _timed_samples(
         compile_seconds=compiled.seconds,
         memory=dict(peak),
         device_state=device_state,
+        throttled_seconds=timed.throttled_seconds,
         own_cpu_seconds=own_seconds,
         environment=environment(world.device) | {"fp8_layers": converted_layers(trainer.model)},
         machine=machine(),

@@ -62,15 +62,24 @@ def prepare_streams() -> None:
     """Replace closed streams; print escaped what steers a terminal or the locale cannot show.
 
     A closed stream leaves its number free: the next file would get it, and receive what is printed.
-    Warnings are printed as sentences, without the lines of source that gave them.
+    Warnings are printed as sentences, each once, without the lines of source that gave them.
     """
-    warnings.formatwarning = lambda message, *_, **__: f"Note: {message}\n"
+    noted = set[str]()
+
+    def note(message: Warning | str, *_: object, **__: object) -> str:
+        text = f"Note: {message}\n"
+        is_new = text not in noted
+        noted.add(text)
+        return text * is_new
+
+    warnings.formatwarning = note
     warnings.filterwarnings("ignore", category=SyntaxWarning)  # of libraries, as they are compiled
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.set_inheritable(number, True)  # else the fork server of the ranks has none
             mode = "w" if number else "r"
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
     for name in ("stdout", "stderr"):

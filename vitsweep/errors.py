@@ -17,9 +17,11 @@ class ExitCode(IntEnum):
     terminated = 143  # the same, by SIGTERM
 
 
-STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
-"""Of an OSError where the disk is full, its quota used up, read-only or failing, or a file server has lost
-the file."""
+STORAGE_ERRNOS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG
+)  # fmt: skip
+"""Of an OSError where the disk is full, its quota used up, read-only or failing, a file server has lost the
+file, or it is larger than its file system or `ulimit -f` allows."""
 
 
 def storage_error(error: BaseException) -> OSError | None:
@@ -37,9 +39,12 @@ def storage_error(error: BaseException) -> OSError | None:
 def storage_sentences(error: OSError) -> str:
     """Return the message on an error of `STORAGE_ERRNOS`: what is safe, and what to do."""
     what = f"`{error.filename}`" if error.filename else "The output or the results folder"
+    way_out = "make room, or wait until its file system answers,"
+    if error.errno == errno.EFBIG:
+        way_out = "allow larger files (`ulimit -f unlimited`), or use another file system,"
     return (
-        f"{what} cannot be read or written ({error.strerror}). What was measured is kept: make room, or wait "
-        "until its file system answers, and type the same command again."
+        f"{what} cannot be read or written ({error.strerror}). What was measured is kept: {way_out} and type "
+        "the same command again."
     )
 
 
@@ -63,6 +68,10 @@ class ImpossibleCellError(VitsweepError):
         self.reasons = tuple(reasons)
         head = "None of the cells can run:" if lines else "This cell cannot run:"
         super().__init__("\n".join([head, *(f"  - {line}" for line in lines or reasons)]))
+
+
+class RanksApartError(VitsweepError):
+    """In a step this rank does something else than others: it must exchange nothing with them any more."""
 
 
 class SweepStopped(KeyboardInterrupt):

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -205,23 +206,55 @@ def remove_empty(path: Path) -> None:
         os.rmdir(name, dir_fd=folder)
 
 
-def write_atomically(path: Path, text: str | bytes, *, durable: bool = True) -> None:
-    """Write to a temporary name, flush to disk, rename: a crash leaves the old file or the new one.
+def write_atomically(path: Path, text: str | bytes, *, durable: bool = False) -> None:
+    """Write to a temporary name and rename: a process that is killed leaves the old file or the new one.
 
     Args:
         path: of the file; its folder is made.
         text: its new content.
-        durable: wait until the disk has it; False for what the same command would write again.
+        durable: wait until the disk has the file and its name, so that a power cut leaves one of the two
+            as well; not needed for what can be made again.
     """
     with replacing(path) as handle:
-        _write(handle, text, durable=durable)
-
-
-def _write(handle: BinaryIO, text: str | bytes, *, durable: bool) -> None:
-    handle.write(text.encode() if isinstance(text, str) else text)
-    handle.flush()
+        handle.write(text.encode() if isinstance(text, str) else text)
+        if durable:
+            handle.flush()
+            os.fsync(handle.fileno())
     if durable:
-        os.fsync(handle.fileno())
+        make_durable(path)
+
+
+NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""What file systems say that cannot wait for the names in a folder."""
+
+
+def sync_folder(descriptor: int) -> None:
+    """Wait until the disk has the names in a folder, where its file system can do that."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_SYNCED:
+            raise
+
+
+def make_durable(path: Path) -> None:
+    """Wait until the disk has a file, its name, and those of the folders around it below a guarded one.
+
+    Raises:
+        OSError: there is no such file, or the disk fails.
+    """
+    descriptor = open_safely(path, os.O_RDONLY)
+    try:
+        with _naming(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    absolute = Path(os.path.abspath(path))
+    places = [absolute, *absolute.parents]
+    guarded = [n for n, place in enumerate(places) if str(place) in _guarded]
+    for place in places[: max(guarded, default=1)]:
+        with parent_of(place) as (folder, _), _naming(place):
+            sync_folder(folder)
 
 
 @contextmanager
@@ -257,23 +290,26 @@ SECONDS_OF_CLAIM = 60.0
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write atomically unless the file exists; False if it does. One of several writers wins.
+    """Write durably unless the file exists; False if it does. One of several writers wins.
 
     Who makes `.NAME.claim` may rename its draft. Neither hard links nor locks are needed, which some file
     systems lack.
     """
     with parent_of(path, make=True) as (folder, name), _draft(folder, path) as (handle, draft):
-        _write(handle, text, durable=True)
+        handle.write(text.encode())
+        handle.flush()
+        os.fsync(handle.fileno())
         claim = f".{name}.claim"
         if not _claimed(claim, name, folder):
             return False
         try:
             if is_new := not _is_there(name, folder):
                 os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-            return is_new
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(claim, dir_fd=folder)
+        sync_folder(folder)
+        return is_new
 
 
 def _claimed(claim: str, name: str, folder: int) -> bool:
@@ -377,7 +413,7 @@ def write_cache_file(path: Path, content: bytes) -> None:
     Where nothing can be written nothing is kept.
     """
     with suppress(OSError):
-        write_atomically(path, content, durable=False)
+        write_atomically(path, content)
 
 
 # Sockets of the processes of one machine. The path of a socket has at most 107 characters.
@@ -396,6 +432,16 @@ def make_socket_folder() -> Path:
     usual = tempfile.gettempdir()
     tempfile.tempdir = usual if len(usual) <= LONGEST_FOLDER else "/tmp"
     try:
-        return Path(multiprocessing.util.get_temp_dir())
+        folder = multiprocessing.util.get_temp_dir()
     finally:
         tempfile.tempdir = usual
+    if multiprocessing.parent_process() is None:
+        _make_at_exit(folder)
+    return Path(folder)
+
+
+@cache
+def _make_at_exit(folder: str) -> None:
+    """Make a folder that a cleaner has removed meanwhile: multiprocessing fails to remove what is gone."""
+    # of a higher priority than that removal, whose is -100
+    multiprocessing.util.Finalize(None, os.makedirs, (folder,), {"exist_ok": True}, -50)

@@ -14,18 +14,19 @@ What apex's levels mean under each sharding (params = what forward and backward 
 """
 
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitsweep.errors import VitsweepError
 from vitsweep.model.initialize import Draws, materialize, plain_name
 from vitsweep.model.precision import autocast, cast_model, set_process_flags
+from vitsweep.objectives.base import OpenObjective, Pair
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.technique import PrecisionPlan
+from vitsweep.techniques.averaging.ema import MovingAverage
 from vitsweep.training.regularize import StochasticDepth
-from vitsweep.training.trainer import Count, Criterion, Trainer, criterion_of
+from vitsweep.training.trained_parameters import TrainedParameters
+from vitsweep.training.trainer import Trainer
 from vitsweep.training.update import LocalShards, LossScaler, MasterWeights, parameter_groups
 from vitsweep.world import World
 
@@ -35,8 +36,7 @@ def parallelize(
     cell: CellSpec,
     world: World,
     drop_path: float = 0.0,
-    own_loss: Criterion | None = None,
-    count: Count | None = None,
+    objective: OpenObjective | None = None,
 ) -> Trainer:
     """Apply every technique of `cell` to a reference model on this rank's device, or on `meta`.
 
@@ -47,8 +47,7 @@ def parallelize(
         cell: its techniques.
         world: ranks and mesh.
         drop_path: rate of stochastic depth at the last block, of a recipe that trains.
-        own_loss: (outputs, batch) -> mean loss, in place of the cell's and of `model.loss`.
-        count: of a micro-batch, where these may count differently, in place of `model.loss_count`.
+        objective: in place of the cell's.
 
     Raises:
         VitsweepError: the world has the mesh of another cell, over whose groups gradients would be
@@ -65,6 +64,8 @@ def parallelize(
     sharded = cell.sharding.shards_parameters
     draws = Draws(cell.seed, world.data_parallel_rank)
     vars(model)["draws"] = draws  # a stage of a pipeline and wrappers share it
+    # Steps of a user's module may use other parameters on each rank: shardings then look for them.
+    vars(model)["may_lack_gradients"] = may_lack = cell.model.may_lack_gradients
     model = cell.vit_block.apply(model)  # what is computed, before anyone changes how
     model = cell.tokens.apply(model)  # before tokens are dealt out to ranks
     model = cell.precision.convert(model)  # swaps linears: before anyone wraps or splits them
@@ -91,38 +92,28 @@ def parallelize(
         )  # no rank ever holds the whole model; shards are padded here
         groups = parameter_groups(model, decay)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, model)
-    count = count or cell.model.own_count()
-    trainer = _trainer(model, groups, cell, plan, world, draws, sums=count is not None)
-    trainer.depth, trainer.names, trainer.count = depth, names, count
-    trainer.own_loss = own_loss or cell.model.own_loss()
-    return trainer
-
-
-def _trainer(
-    model: nn.Module,
-    groups: list[dict[str, Any]],
-    cell: CellSpec,
-    plan: PrecisionPlan,
-    world: World,
-    draws: Draws,
-    *,
-    sums: bool,
-) -> Trainer:
     masters = local_shards = None
-    if plan.master_weights and not cell.sharding.shards_parameters:
+    if plan.master_weights and not sharded:
         masters = MasterWeights(groups)
         groups = masters.groups
-    if cell.sharding.shards_parameters and cell.optimizer.elementwise:
+    if sharded and cell.optimizer.updates_shards:
         local_shards = LocalShards(groups)
         groups = local_shards.groups
+    if cell.optimizer.elementwise:  # whose groups users save: process groups cannot be
+        groups = [{k: v for k, v in group.items() if k != "parts"} for group in groups]
     optimizer = cell.optimizer.build(groups)  # may move parameters into buffers of its own
     updated = [p for group in optimizer.param_groups for p in group["params"]]
-    return Trainer(
+    objective = objective or cell.objective.open(cell)
+
+    def loss_of_labels(outputs: Tensor, labels: Tensor) -> Tensor:
+        return trainer.criterion(outputs, Pair(label=labels), trainer.at())
+
+    trainer = Trainer(
         cell=cell,
         world=world,
         plan=plan,
         model=model,
-        pipeline=cell.pipeline_parallel.runner(model, criterion_of(cell, sums=sums), world),
+        pipeline=cell.pipeline_parallel.runner(model, loss_of_labels, world),
         optimizer=optimizer,
         masters=masters,
         local_shards=local_shards,
@@ -130,5 +121,14 @@ def _trainer(
         skipped=[],
         non_finite=torch.zeros((), dtype=torch.bool, device=world.device),
         draws=draws,
-        average=cell.averaging.build(updated),
+        objective=objective,
+        depth=depth,
+        average=(
+            MovingAverage(updated, objective.momentum)
+            if objective.momentum
+            else cell.averaging.build(updated)
+        ),
+        trained=TrainedParameters(model, cell, world) if may_lack else None,
+        names=names,
     )
+    return trainer

@@ -26,13 +26,21 @@ def is_untried() -> bool:
     return minor(version("torch")) > minor(NEWEST)
 
 
-def torchao_refusal(typed: str, extra: str, otherwise: str) -> Iterator[str]:
+def torchao_refusal(
+    typed: str, extra: str, otherwise: str, oldest: tuple[int, int] = (0, 0)
+) -> Iterator[str]:
     """Say why what was typed, such as `precision=fp8`, cannot have torchao."""
     try:
         found = version("torchao")
     except PackageNotFoundError:
         yield f"`{typed}` needs torchao: `pip install 'vitsweep[{extra}]'`, or use `{otherwise}`."
         return
+    if minor(found) < oldest:
+        needed = ".".join(map(str, oldest))
+        yield (
+            f"`{typed}` needs torchao {needed} or newer, and this is {found}: "
+            f"`pip install 'torchao>={needed}'`, or use `{otherwise}`."
+        )
     if minor(found) >= (0, 18) and is_older_than("2.10"):
         yield (
             f"`{typed}` needs torchao, of which {found} needs torch 2.10 or newer, and this is torch "

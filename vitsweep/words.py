@@ -57,8 +57,10 @@ def suggestions(typed: str, rest: str = "") -> list[str]:
     table, names = _table(), {plain(key.lstrip("-")), plain(last)}
     if number := spelled(value):
         return [f"{key}={number}"]
+    if "*" in value:
+        return [f"'{key}=glob({value})'"]
     answers = _listed("verbs", names, rest)
-    answers = [a for a in answers if not equals or a[:1] == key[:1] == "-"]
+    answers = [a for a in answers if (key[:1] == "-" if a[:1] == "-" else not equals)]
     if equals and value:
         whole = _listed("settings", {plain(key.lstrip("-"))}, value)
         answers += whole or _listed("settings", names, value)
@@ -97,7 +99,9 @@ def _chosen(group: str, value: str) -> list[str]:
     """Return the choices of a group, or of any (""), that a value names, exactly or else by a pattern."""
     sign = " " if group == "--hardware" else "="
     own = {
-        answer: [n if "*." in n else plain(n) for n in (*names, answer.partition("=")[2])]
+        answer: [
+            n if "*." in n or "*/" in n else plain(n) for n in (*names, answer.partition("=")[2])
+        ]
         for answer, names in _table()["choices"].items()
         if not group or _words(answer).lstrip("+").startswith(f"{group}{sign}")
     }

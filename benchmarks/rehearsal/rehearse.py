@@ -43,7 +43,6 @@ import gpu_parts
 import gpu_steps
 
 from benchmarks.gpu_list import NEEDS, PRODUCT_CELLS, choices
-from vitsweep import equivalence
 from vitsweep.collectives import primitives
 from vitsweep.composition.composer import Composer
 from vitsweep.execution import worker
@@ -52,6 +51,7 @@ from vitsweep.execution.run_request import RunRequest
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.proof import checks
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -84,8 +84,8 @@ KNOWN_READS = {
     "LossScaler.step": "torch's GradScaler asks whether to skip the update of an optimizer that is not fused"
 }
 """Method -> why the host may read a value there in every step."""
-COMPARES = ("equivalence.py", "differences.py")
-"""Module in which numbers are read to be compared: all are 1, so that they agree and can be divided by."""
+COMPARES = ("prove.py", "checks.py", "evidence.py", "differences.py")
+"""Modules in which numbers are read to be compared: all are 1, so that they agree and can be divided by."""
 PRODUCT: tuple[tuple[int, tuple[str, ...]], ...] = (
     *((1, case) for case in PRODUCT_CELLS),
     (8, ("precision=bf16",)),
@@ -268,8 +268,8 @@ def pretend_ranks() -> None:
                 setattr(module, own.__name__, own)
 
     # Differences are taken as in a run: shapes or places that differ fail there. Norms have no values.
-    equivalence.furthest = lambda *_: ""
-    equivalence.longer = lambda *_: {}
+    checks.furthest = lambda *_: ""
+    checks.longer = lambda *_: {}
 
 
 def pretend_compilers() -> None:

@@ -20,20 +20,24 @@ def sweeps(tmp_path_factory):
     return {name: store.root for name, store in sample_sweep.write_all(folder).items()}
 
 
-def executed(name, folder, monkeypatch):
-    monkeypatch.setenv("SWEEP", str(folder))
+def executed(folders, monkeypatch):
+    """Run notebooks on these folders in one kernel, each in an empty namespace; return name -> outputs."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     there = ROOT / "analysis"  # where Jupyter runs a notebook, wherever it was started
-    notebook = nbformat.read(there / f"{name}.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(there)}}).execute()
-    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    joined, cells = nbformat.v4.new_notebook(), {}
+    for name, folder in folders.items():
+        start = f"%reset -f\nimport os\nos.environ['SWEEP'] = {str(folder)!r}\ndel os"
+        cells[name] = nbformat.read(there / f"{name}.ipynb", as_version=4).cells
+        joined.cells += [nbformat.v4.new_code_cell(start), *cells[name]]
+    NotebookClient(joined, timeout=300, resources={"metadata": {"path": str(there)}}).execute()
+    return {n: [o for cell in own for o in cell.get("outputs", [])] for n, own in cells.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own libraries
 def test_a_notebook_runs_and_draws(sweeps, monkeypatch):
-    for name, sweep in NOTEBOOKS.items():
-        outputs = executed(name, sweeps[sweep], monkeypatch)
+    folders = {name: sweeps[sweep] for name, sweep in NOTEBOOKS.items()}
+    for outputs in executed(folders, monkeypatch).values():
         assert not [o for o in outputs if o.output_type in ("error", "stream")]
         drawn = [o for o in outputs if "image/svg+xml" in o.get("data", {})]
         tables = [o for o in outputs if "text/html" in o.get("data", {})]
@@ -45,7 +49,7 @@ def test_a_notebook_runs_and_draws(sweeps, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_on_the_sample(name, monkeypatch):
-    assert executed(name, "analysis/sample", monkeypatch)
+    assert executed({name: "analysis/sample"}, monkeypatch)[name]
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -181,10 +181,20 @@ def test_a_key_of_sweep_at_top_level_says_where_it_stands(settings, words):
     assert "there are" not in str(refused.value)
 
 
+def test_what_hydra_cannot_remove_is_refused() -> None:
+    with pytest.raises(vitsweep.BadValueError, match="`machine="):
+        vitsweep.plan(["~machine=[]"])
+
+
 def test_a_sweep_all_of_whose_cells_are_refused_raises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(vitsweep.ImpossibleCellError, match=r"mesh\.tensor=2"):
         vitsweep.sweep("mesh.tensor=2", show=False)
+    assert not [*tmp_path.iterdir()], "no folder stays"
+    (tmp_path / "results").mkdir()
+    with pytest.raises(vitsweep.ImpossibleCellError):
+        vitsweep.sweep("mesh.tensor=2", show=False)
+    assert not [*(tmp_path / "results").iterdir()], "what was there before stays"
 
 
 def test_a_sweep_that_does_not_exist_is_named(tmp_path, monkeypatch):

@@ -25,7 +25,6 @@ from vitsweep.api.functions import (
     console_for,
     measured,
     rows_of,
-    search_limits,
     submitted_rows,
 )
 from vitsweep.api.plan import _shared_machine, as_columns, machine_with, overview, plan
@@ -142,37 +141,10 @@ def test_a_sweep_without_a_cell_that_can_run_is_refused_with_its_reason(
     session = replace(part_of(known, tmp_path, IMPOSSIBLE), machine=LAPTOP)
     plan = replace(session.plan, entries={e.cell_id: e for e in session.plan.named})
     with (
-        measured(session, plan) as result,
         pytest.raises(ImpossibleCellError, match=r"mesh\.tensor"),
+        measured(session, plan) as result,
     ):
         collected(result)
-
-
-LIMIT = ("sweep.baseline=null", "sweep.limit={key:model.depth,first:2,step:2}")
-
-
-def test_a_search_measures_each_round_and_finds_the_limit_of_each_cell(tmp_path: Path) -> None:
-    most = {"fp32": 2, "O1": 0}
-    launcher = Recorded(
-        lambda e: e.composed.tree["model"]["depth"] <= most[e.composed.choices["precision"]]
-    )
-    typed = [t for t in TINY if "depth" not in t]
-    session = open_session(
-        [*typed, f"sweep.folder={tmp_path}", "precision=fp32,O1", *LIMIT], Console(file=StringIO())
-    )
-    session = replace(session, launcher=launcher)
-    assert session.searches
-    assert {e.composed.tree["model"]["depth"] for e in session.plan.entries.values()} == {2}
-    found = search_limits(session, session.searches)
-    assert [(search.fits, search.fails) for search in found] == [(2, 4), (0, 2)]
-    rounds = [
-        sorted(e.composed.tree["model"]["depth"] for e in request.plan.entries.values())
-        for request in launcher.requests
-    ]
-    assert rounds == [[2, 2], [4]]
-    assert [line.partition(": ")[2] for line in printed(session).splitlines() if ": " in line] == [
-        ", ".join(map(str, probed)) for probed in rounds
-    ]
 
 
 def test_a_session_has_the_name_of_its_cells_and_the_rules_of_its_launcher(

@@ -883,17 +883,18 @@ class BrokenLss(LongSequenceSegmentation):
     """Attends to the tokens that pad the last rank's share."""
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        from vitsweep.model.attention import token_axes
+        from vitsweep.model.block import stacks_of
         from vitsweep.techniques.sequence_parallel.token_sharding import (
             replace_attend,
             shard_tokens,
         )
         from vitsweep.techniques.sequence_parallel.wrapped_attention import to_all_keys
 
-        along, group = token_axes(model)[0], world.token_group()
+        [stack], group = stacks_of(model), world.token_group()
+        along = stack.axes[0]
         padded = -(-along.length // group.size()) * group.size()
-        shard_tokens(model, along, along, group)
-        replace_attend(model, along, lambda attend: to_all_keys(attend, padded, group))
+        shard_tokens(stack, along, along, group)
+        replace_attend(stack, lambda attend, length: to_all_keys(attend, padded, group))
         return model
 
 

@@ -183,3 +183,30 @@ TIMED = {
 
 HIDDEN: dict[str, tuple[str, ...]] = {}
 """Breakage -> precisions in which rounding does as much."""
+
+BLAMED = {
+    "memory": ("memory=broken", "memory.fault=third_block_x_0_9", *ONE, "attention=sdpa_math",
+               "layout=batch_second"),
+    "memory beside clipping": ("memory=broken", "memory.fault=gradients_x_1_05", *ONE,
+                               "optimizer.clip_norm=0.5", "attention=sdpa_math"),
+    "memory in half": ("memory=broken", "memory.fault=half_scores_x_1_03", *ONE, "precision=O2",
+                       "optimizer.clip_norm=0.5"),
+    "memory beside tensor_parallel": ("memory=broken", "memory.fault=weights_x_1_01", *TWO, "sharding=ddp",
+                                      "tensor_parallel=megatron"),
+    "memory beside sharding": ("memory=broken_recompute", *TWO, "sharding=fsdp", "precision=O2"),
+    "sharding": ("sharding=broken_ddp", "sharding.fault=no_exchange", *TWO, "memory=recompute_blocks",
+                 "attention=sdpa_math", "precision=O1"),
+    "sharding beside optimizer": ("sharding=broken_zero1",
+                                  "sharding.fault=last_piece_of_a_rank_not_updated", *TWO,
+                                  "memory=recompute_blocks", "optimizer=adamw_fused"),
+    "sequence_parallel": (*IN_ANY_PRECISION["padding_is_attended_to_by_lss"].words, "sharding=fsdp",
+                          "memory=recompute_blocks"),
+    "optimizer": ("optimizer=broken", "optimizer.fault=never_updates", *ONE, "memory=recompute_blocks"),
+    "sharding by itself": ("memory=recompute_blocks", *TWO, "sharding=ddp", "attention=sdpa_math"),
+    "precision": ("memory=broken", "memory.fault=masters_truncated", *TWO, "precision=O2",
+                  "sharding=ddp", "attention=sdpa_math"),
+    "optimizer.clip_norm": ("memory=broken", "memory.fault=nothing_clipped", *ONE,
+                            "optimizer.clip_norm=0.5", "attention=sdpa_math"),
+}  # fmt: skip
+"""What is named -> a fault in it, beside other choices that touch what differs. Those of the last three lie
+in code of vitsweep's own, where a function of the test or `memory=broken` plants them for good."""

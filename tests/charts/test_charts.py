@@ -69,11 +69,10 @@ def test_every_bar_with_an_interval_has_whiskers(four):
     assert len(speedup.draw(four).axes[0].containers) >= 2
 
 
-@pytest.mark.parametrize("claim", ["probably faster", "no difference shown"])
-def test_no_value_of_the_speedup_chart_runs_into_the_legend(four, claim):
+def test_no_value_of_the_speedup_chart_runs_into_the_legend(four):
     fast = four["cell_id"] == "fast"
     ends = {"speedup": 1.29, "speedup_low": 1.06, "speedup_high": 1.58}
-    table = four.assign(claim=four["claim"].mask(fast, claim))
+    table = four.assign(claim=four["claim"].mask(fast, "no difference shown"))
     table.loc[fast, list(ends)] = list(ends.values())
     figure = style.freeze_layout(speedup.draw(table))
     [axes] = figure.axes
@@ -168,3 +167,15 @@ def test_names_and_values_of_a_real_sweep_are_whole_and_distinct() -> None:
             assert not [tick for tick in ticks if "…" in tick.get_text()]
             tops = [tick.get_window_extent() for tick in ticks]
             assert all(a.y0 >= b.y1 for a, b in pairwise(tops)), chart.name
+
+
+def test_a_chart_over_a_baseline_names_it():
+    runs = [
+        run(f"{name}{px}", f"b{n}", speed + n, minute=n, precision=name, resolution_px=px)
+        for n in range(3) for px in (8, 16) for name, speed in (("fp32", 100.0), ("O1", 150.0))
+    ]  # fmt: skip
+    found = cells(table(*runs), {r.cell_id: f"fp32{r.spec['resolution_px']}" for r in runs})
+    for some, more in ((found, ""), (found[found["resolution_px"] == 8], " · 8 px")):
+        figure = speedup.draw(some)
+        style.name_baseline(figure, found, some)
+        assert figure.get_suptitle() == f"baseline: fp32{more}"

@@ -156,6 +156,16 @@ def test_the_fastest_series_and_the_baseline_are_drawn() -> None:
     assert style.fastest(alone, 1, names)[0]["cell_id"].tolist() == ["c0"]
 
 
+def test_a_dollar_in_a_name_begins_no_formula() -> None:
+    figure, axes = style.new_figure()
+    axes.plot([1, 2], label="$\\frac{$")
+    axes.set_yticks([1, 2], ["$\\frac{$", "$b$"])
+    style.title(axes, "$\\frac{$")
+    style.legend(axes)
+    assert "<svg" in style.to_svg(style.freeze_layout(figure))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["$\\frac{$", "$b$"]
+
+
 def test_a_caption_has_what_the_measured_cells_share() -> None:
     runs = [
         run("a", minute=1, world_size=2, validity={"oversubscribed": True}),

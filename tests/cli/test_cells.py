@@ -1,7 +1,5 @@
 """What is read of a line without a verb, which words it refuses, and its exit code."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from vitsweep.api.session import SUBMITTED, NotOursError
@@ -11,7 +9,6 @@ from vitsweep.cli.cells import (
     _repeated_keys,
     check_words,
     exit_code,
-    finish,
     is_override,
     read_line,
 )
@@ -30,7 +27,6 @@ def test_flags_and_overrides_are_distinguished() -> None:
         ("-cd=mine seed=1", ["seed=1"], {"config_dir": "mine"}),
         ("--config-name=own seed=1", ["seed=1"], {"config_name": "own"}),
         ("-cn own seed=1", ["seed=1"], {"config_name": "own"}),
-        ("--config-dir", [], {"config_dir": ""}),
         ("-c job seed=1,2", ["seed=1,2"], {"of_hydra": "-c"}),
         ("--package=model seed=1", ["seed=1"], {"of_hydra": "--package=model"}),
     ):
@@ -104,22 +100,6 @@ def test_the_exit_code_is_that_of_the_worst_cell() -> None:
         ([Status.invalid], ExitCode.not_all_measured),
     ):
         assert exit_code([{"status": status} for status in statuses]) == code
-
-
-def test_a_search_ends_well_where_no_cell_of_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr("vitsweep.cli.summary.summarize_limits", lambda _, key: shown.append(key))
-    session = SimpleNamespace(searches=SimpleNamespace(key="model.depth"))
-    for failures, code in (
-        ([], ExitCode.ok),
-        (["", ""], ExitCode.ok),
-        (["", "no"], ExitCode.not_all_measured),
-        (["no"], ExitCode.not_all_measured),
-    ):
-        found = [SimpleNamespace(failure=failure) for failure in failures]
-        monkeypatch.setattr("vitsweep.api.functions.search_limits", lambda *_, found=found: found)
-        assert finish(session) == code  # type: ignore[arg-type]
-        assert shown.pop() == "model.depth"
 
 
 def test_what_hydra_alone_can_run_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

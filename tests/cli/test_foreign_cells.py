@@ -20,10 +20,12 @@ from vitsweep.execution.run_request import read_cell
 from vitsweep.launchers.slurm.submit.settings import Site, SlurmSettings
 from vitsweep.planning.freeze import freeze
 from vitsweep.planning.sweep_plan import SweepPlan, plan_cell, plan_of
+from vitsweep.report.html import render
 from vitsweep.results import provenance
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import hints_of
+from vitsweep.tables.sweep_tables import SweepTables
 
 COMPOSER = Composer()
 HOSTILE = "/tmp/evil.so"
@@ -285,3 +287,16 @@ def test_a_retry_keeps_the_baselines_that_were_noted(theirs: Store) -> None:
     for _, *overrides in retried(Store(theirs.root)):
         after |= plan_of(expand(overrides, COMPOSER), LAPTOP, COMPOSER).baselines
     assert after == before
+
+
+def test_a_page_says_whose_command_it_shows(theirs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def page() -> str:
+        return render("s", SweepTables.of(Store(theirs.root)), [])
+
+    foreign = page()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs.root.parent / "theirs"))
+    own = page()
+    first = "<pre>python -m vitsweep</pre>"
+    begin = own.index('id="reproduce"')
+    assert "<p>" not in own[begin : own.index(first)]
+    assert "<p>" in foreign[begin : foreign.index(first)]

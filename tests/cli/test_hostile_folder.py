@@ -19,8 +19,10 @@ from vitsweep.results.pack import FILE
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
-Trick = Callable[[Path, Path], Any]
+Trick = Callable[..., Any]
 TRICKS: dict[str, Trick] = {}
+PLACES: dict[str, str] = {}
+"""Trick -> where it is played, of those after which all verbs go on: what others do then shows too."""
 CELL = "cells/aa"
 RUN = f"{CELL}/runs/aa-b0-0.json"
 JOB = "jobs/a"
@@ -31,17 +33,38 @@ def trick(made: Trick) -> Trick:
     return made
 
 
+def file_trick(called: str, name: str, make: Callable[[Path, Path], Any]) -> None:
+    """A trick that makes something else of a file.
+
+    Args:
+        called: the trick.
+        name: of the file in the sweep's folder.
+        make: called with the file, and with what must stay as it is.
+    """
+
+    def play(sweep: Path, outside: Path, cell_id: str = "aa") -> None:
+        path = sweep / name.replace("aa", cell_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path, outside)
+
+    TRICKS[called] = play
+    if name in GO_ON:
+        PLACES[called] = CELL if name.startswith(CELL) else name
+
+
+GO_ON = (RUN, f"{CELL}/record.json", f"{CELL}/prediction.json", f"{CELL}/cell.yaml", "race.json",
+         "commands.jsonl")  # fmt: skip
+"""Files without which verbs go on, whatever stands in their place."""
+
+
 def linked(name: str, target: str = "") -> None:
     """A trick that replaces a file by a link to the file, or the folder, that must stay as it is."""
 
-    def link(sweep: Path, outside: Path) -> None:
-        remove(sweep / name)
-        (sweep / name).parent.mkdir(parents=True, exist_ok=True)
-        (sweep / name).symlink_to(
-            target or (outside if "." not in name[1:] else outside / "profile")
-        )
+    def link(path: Path, outside: Path) -> None:
+        remove(path)
+        path.symlink_to(target or (outside if "." not in name[1:] else outside / "profile"))
 
-    TRICKS[f"link {name}{target}"] = link
+    file_trick(f"link {name}{target}", name, link)
 
 
 for path in ("cells/pack.jsonl", ".lock", "report", "report/index.html", "cells.csv", "runs.parquet",
@@ -54,12 +77,11 @@ linked(RUN, "/dev/zero")
 def text(name: str, content: str | bytes, called: str = "") -> None:
     """A trick that writes a file."""
 
-    def write(sweep: Path, outside: Path) -> None:
-        (sweep / name).parent.mkdir(parents=True, exist_ok=True)
+    def write(path: Path, outside: Path) -> None:
         raw = content if isinstance(content, bytes) else content.encode()
-        (sweep / name).write_bytes(raw.replace(b"OUTSIDE", str(outside).encode()))
+        path.write_bytes(raw.replace(b"OUTSIDE", str(outside).encode()))
 
-    TRICKS[f"{called or str(content)[:40]} in {name}"] = write
+    file_trick(f"{called or str(content)[:40]} in {name}", name, write)
 
 
 EVIL = "model: {_target_: os.system, command: 'touch OUTSIDE/executed'}"
@@ -145,6 +167,7 @@ def packed(called: str, lines: Callable[[dict[str, Any]], dict[str, Any]]) -> No
             pack.add(handle, lines(json.loads((sweep / RUN).read_text())))
 
     TRICKS[called] = write
+    PLACES[called] = FILE
 
 
 packed(
@@ -203,11 +226,11 @@ def pack_of_another_sweep(sweep: Path, outside: Path) -> None:
 def special(kind: str, name: str, make: Callable[[Path], Any]) -> None:
     """A trick that puts something else in the place of a file."""
 
-    def put(sweep: Path, outside: Path) -> None:
-        remove(sweep / name)
-        make(sweep / name)
+    def put(path: Path, outside: Path) -> None:
+        remove(path)
+        make(path)
 
-    TRICKS[f"{kind} {name}"] = put
+    file_trick(f"{kind} {name}", name, put)
 
 
 def endless(path: Path) -> None:
@@ -231,11 +254,10 @@ def pack_with_a_second_name(sweep: Path, outside: Path) -> None:
 def changed(called: str, **changes: Any) -> None:
     """A trick that changes the record of a run."""
 
-    def change(sweep: Path, outside: Path) -> None:
-        tree = json.loads((sweep / RUN).read_text()) | changes
-        (sweep / RUN).write_text(json.dumps(tree))
+    def change(path: Path, outside: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
-    TRICKS[called] = change
+    file_trick(called, RUN, change)
 
 
 changed("absolute cell id", cell_id="/tmp/vitsweep-hostile")
@@ -332,7 +354,7 @@ FURTHER = [
     ["reproduce", "results/sweep", "--check"],
 ]
 FURTHER = [words for words in FURTHER if words[0] in VERBS]
-"""Each trick meets one of these, and in the longest tests all of them."""
+"""Each trick meets one of these, those with files of cells and all in the longest tests each of them."""
 PAIR = [
     "seed=1",
     "seed=2",
@@ -362,8 +384,25 @@ def untouched(outside: Path) -> bool:
     return kept == {"profile": "mine"} and not Path("/tmp/vitsweep-hostile").exists()
 
 
+def folders() -> list[list[str]]:
+    """Return the tricks of each folder: one where it may hide others, else one for each place.
+
+    Those with a file of one cell are played in the first folder, each on a cell of its own.
+    """
+    together: list[list[str]] = [[]]
+    for place in dict.fromkeys(PLACES.values()):
+        names = [name for name in TRICKS if PLACES.get(name) == place]
+        if place == CELL:
+            together[0] += names
+            continue
+        together += [[] for _ in names[len(together) :]]
+        for folder, name in zip(together, names, strict=False):
+            folder.append(name)
+    return together + [[name] for name in TRICKS if name not in PLACES]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # a minute where nothing else runs: each of 66 tricks meets six commands
+@pytest.mark.timeout(1200)  # half a minute where nothing else runs: each folder meets six commands
 @pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_executes_nothing_and_is_reported_in_words(
     prepared: Path,
@@ -371,35 +410,49 @@ def test_a_hostile_folder_executes_nothing_and_is_reported_in_words(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for index, (name, play) in enumerate(TRICKS.items()):
+    for index, names in enumerate(folders()):
         sweep, outside = fresh(prepared, tmp_path / str(index), monkeypatch)
-        play(sweep, outside)
-        further = FURTHER[index % len(FURTHER)]
-        for verb in [*LINES, *([REPORT] if name == "page" else []), further]:
+        of_cells = [name for name in names if PLACES.get(name) == CELL]
+        add_cells(Store(sweep), len(of_cells))
+        for name in names:
+            more = (f"c{of_cells.index(name)}",) if name in of_cells else ()
+            TRICKS[name](sweep, outside, *more)
+        further = [REPORT, *FURTHER] if of_cells else [FURTHER[index % len(FURTHER)]]
+        for verb in [*LINES, *further]:
             no_harm(verb, capsys)
-        assert untouched(outside), name
+        assert untouched(outside), names
         for csv in sweep.rglob("*.csv"):
             assert ",=cmd" not in csv.read_text()
         for page in sweep.rglob("index.html"):
             assert "<script>alert(1)" not in page.read_text()
 
 
+def add_cells(store: Store, number: int) -> None:
+    """Add measured cells of the one who wrote the sweep."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(store.root.parents[1] / "theirs"))
+        for cell_id in (f"c{index}" for index in range(number)):
+            for block in ("b0", "b1"):
+                store.save_run(run(cell_id, block, 100))
+            store.freeze(cell_id, {"cell_id": cell_id, "overrides": [], "cell": {"seed": 0}})
+
+
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("verb", [*FURTHER, *MEASURING], ids=lambda verb: " ".join(verb[:3]))
 @pytest.mark.parametrize("name", TRICKS)
 def test_no_verb_executes_anything_of_a_hostile_folder(
     prepared: Path,
     tmp_path: Path,
     name: str,
-    verb: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sweep, outside = fresh(prepared, tmp_path / "fresh", monkeypatch)
-    TRICKS[name](sweep, outside)
-    no_harm(verb, capsys)
-    assert untouched(outside)
+    for index, verb in enumerate([*LINES, *FURTHER, *MEASURING]):
+        sweep, outside = fresh(prepared, tmp_path / str(index), monkeypatch)
+        TRICKS[name](sweep, outside)
+        no_harm(verb, capsys)
+        assert untouched(outside), verb
 
 
 def test_there_are_enough_tricks() -> None:

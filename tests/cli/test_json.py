@@ -44,16 +44,21 @@ def test_status_and_collect(results: Path, capsys: Captured) -> None:
     tree = found(capsys, "status", "--all")
     assert [{*each} for each in tree["sweeps"]] == [{"sweep", "last command", "cells"}]
     tree = found(capsys, "collect", "sample")
-    assert {*tree} == {"sweep", "folder", "answers", "cells"}
+    assert {*tree} == {"sweep", "folder", "answers", "best", "cells"}
+    interval = {"claim", "speedup", "claim_low", "claim_high", "family_size"}
+    for named in tree["best"]:
+        assert {*named} == {"baseline_cell_id", "cell_ids", "best"}
+        assert {*named["best"]} == {"cell_id"} | interval
+        assert (named["best"]["claim"] == "faster") is bool(named["cell_ids"])
     first = (results / "sample" / "cells.csv").read_text().partition("\n")[0].split(",")
     assert [*tree["cells"][0]] == first
+    whole = tree["cells"]
     tree = found(capsys, "collect", "sample", "--columns", "cell,img/s,speedup")
     assert [*tree["cells"][0]] == ["cell", "images_per_second", "speedup"]
     assert any(isinstance(cell["images_per_second"], float) for cell in tree["cells"])
     best = max(cell["speedup"] or 0.0 for cell in tree["cells"])
-    for columns in ((), ("--columns", "speedup")):
-        listed = found(capsys, "collect", "sample", *columns)["cells"]
-        assert listed[0]["speedup"] == best, "in the order of the table"
+    listed = found(capsys, "collect", "sample", "--columns", "speedup")["cells"]
+    assert whole[0]["speedup"] == listed[0]["speedup"] == best, "in the order of the table"
     assert run(["collect", "sample", "--columns", "speedup", "--rows", "1"]) == 0
     assert capsys.readouterr().out.split()[-1] == f"{best:.4g}"
     assert run(["collect", "nosuch", "--json"]) == 2

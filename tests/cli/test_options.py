@@ -59,7 +59,7 @@ def test_options_stand_anywhere_and_unknown_ones_are_refused_first(options: Opti
     for typed, told in (
         (["--al"], "; did you mean `--all`?"),
         (["--al=1", "--least", "x"], "; did you mean `--all`?"),
-        (["--unheard-of"], "Unrecognized arguments: --unheard-of."),
+        (["--unheard-of"], "Unrecognized arguments: --unheard-of. `draw`: draw it."),
         (["one", "two"], "Unrecognized arguments: two"),
     ):
         with pytest.raises(VitsweepError) as refused:

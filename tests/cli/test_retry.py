@@ -152,3 +152,15 @@ def test_settings_of_the_sweep_stay_but_those_that_a_retry_replaces(
     for status in ("", ",", "failed,measured", "nosuch"):
         with pytest.raises(VitsweepError, match=f"^`--status {status}`"):
             retries([str(store.root), "--status", status])
+
+
+def test_the_old_name_of_what_a_race_ranks_by_is_read(tmp_path: Path, composer: Composer) -> None:
+    store = Store(tmp_path / "mine").create()
+    race = ("seed=3", "sweep.search=race", "sweep.rank_by=throughput_per_cost")
+    [cell_id] = commanded(store, composer, "vitsweep seed=3", Status.failed, *race[:1])
+    document, _ = store.frozen_by(cell_id)
+    words = [*document["overrides"], race[1], "sweep.objective=throughput_per_cost"]
+    (store.cell(cell_id) / "cell.yaml").unlink()
+    store.freeze(cell_id, {**document, "overrides": words})
+    [found] = retried(store.root)
+    assert race[2] in found

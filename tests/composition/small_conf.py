@@ -21,9 +21,9 @@ FILES = {
         data: {from_primary: 1}
         sweep:
           {name: default, folder: results, question: "", baseline: default, match: [model],
-           zip: [], axes: {}, cells: [], by_machine: {}, published: [], cells_per_block: 8,
+           zip: [], axes: {}, cells: [], by_machine: {}, published: [], reference: null, cells_per_block: 8,
            retry: [], remeasure: false,
-           replicate: null, accept_code: same, search: grid, objective: throughput, keep_model: false,
+           replicate: null, accept_code: same, search: grid, rank_by: throughput, keep_model: false,
            memory_limit_gib: null, indifference: 0.02, minutes: null,
            screening: auto, prune_slowdown: 4, confirm: 5, only: null, max_gpu_hours: null,
            try_anyway: false, report: true,

@@ -31,6 +31,7 @@ def cell(
     seed: int = 0,
     epochs: int = 0,
     loader: Any = None,
+    objective: str = "classification",
 ) -> Any:
     return SimpleNamespace(
         data=data,
@@ -47,4 +48,5 @@ def cell(
         micro_batch=images_per_step // (replicas * accumulation_steps),
         seed=seed,
         loader=loader or choice("loader", "workers"),
+        objective=choice("objective", objective),
     )

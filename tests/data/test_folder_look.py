@@ -1,18 +1,20 @@
 """A look before the first cell: too much damage is one refusal that names each file."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from tests.cells import THIS_LAPTOP, cell
 from tests.choices import choice
 from tests.data.pictures import CLASSES
 from tests.refusals import named
+from vitsweep.cli import main
 from vitsweep.data import folder_look
 from vitsweep.data.damaged_images import read_damaged
 from vitsweep.data.decoded_cache import size_and_time
@@ -74,7 +76,6 @@ def test_20_damaged_of_1000_images_are_one_refusal_and_one_list(root: Path, tmp_
     assert all(name in said for name in ("`train`", "`data.max_damaged_share=0.001`"))
     for path in chosen:
         assert str(path.relative_to(root / "train")) in said
-    assert "damaged_images.jsonl`" in said
     assert set(read_damaged(tmp_path)) == set(map(str, chosen))
 
     [said] = check_images([spec(root, "data.max_damaged_share=0.05")], tmp_path)
@@ -85,6 +86,60 @@ def test_20_damaged_of_1000_images_are_one_refusal_and_one_list(root: Path, tmp_
         Image.new("RGB", (8, 8)).save(path)
     assert not list(check_images([asked], tmp_path))
     assert not read_damaged(tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Some images of three classes."""
+    for split in ("train", "val"):
+        for name in CLASSES:
+            (tmp_path / "few" / split / name).mkdir(parents=True)
+            for index in range(40):
+                path = tmp_path / "few" / split / name / f"{index}.png"
+                Image.new("RGB", (8, 8)).save(path)
+    return tmp_path / "few"
+
+
+def test_what_is_not_read_is_counted_by_its_kind(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by a plan; the same cells get the same images."""
+    before = [*folder_look.files.__wrapped__(str(small), "train").names]
+    assert not list(check_images([spec(small)], tmp_path))
+    for place in ("ant/more", "ant/more/yet", "ant/.hidden"):
+        (small / "train" / place).mkdir()
+        Image.new("RGB", (8, 8)).save(small / "train" / place / "a.png")
+    for name in ("ant/a.ppm", "bee/b.PPM", "bee/README", "stray.jpg", "ant/._1.png", ".stray.jpg"):
+        (small / "train" / name).write_bytes(b"")
+    (small / "val" / "unread.ppm").write_bytes(b"")
+    [said] = check_images([spec(small)], tmp_path)
+    for words in ("6 files of `train`", "2 .ppm", "2 in deeper folders", "1 beside the class folders",
+                  "1 without an ending", "`train/<class>/`"):  # fmt: skip
+        assert words in said
+    assert [*folder_look.files.__wrapped__(str(small), "train").names] == before
+    assert [*folder_look.reading_notes([spec(small)], -1.0)] == []
+    in_sweep = "batch.resolution_px=8 model.patch_px=4 batch.images_per_step=8".split()
+    main.run(["plan", "--no-predict", "data=image_folder", f"data.folder={small}", *in_sweep])
+    assert "6 files of `train`" in " ".join(capsys.readouterr().out.split())
+
+
+def test_rotations_and_forms_of_unicode_are_said(small: Path, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for name in ("1", "2"):
+        Image.new("RGB", (8, 8)).save(small / "train" / "ant" / f"{name}.png", exif=exif)
+    [said] = folder_look.reading_notes([spec(small)])
+    assert "2 of 120 images of `train`" in said
+    assert "EXIF" in said
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    (small / "train" / "bee").rename(small / "train" / composed)
+    (small / "val" / "bee").rename(small / "val" / apart)
+    folder_look.class_names.cache_clear()
+    with pytest.raises(BadValueError, match="NFC"):
+        folder_look.files.__wrapped__(str(small), "val")
+    shutil.copytree(small / "train" / composed, small / "train" / apart)
+    folder_look.class_names.cache_clear()
+    assert any("NFC" in said for said in folder_look.reading_notes([spec(small)]))
 
 
 def test_a_file_with_other_ends_that_can_be_decoded_is_whole(root: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from vitsweep.errors import VitsweepError
 
 
 def opened(root: Path, rank: int = 0, replicas: int = 1, num_workers: int = 0, **overrides):
-    asked = {k: overrides.pop(k) for k in ("images_per_step", "seed") if k in overrides}
+    of_cell = ("images_per_step", "seed", "objective")
+    asked = {k: overrides.pop(k) for k in of_cell if k in overrides}
     data = choice("data", "image_folder", folder=str(root), num_workers=num_workers, **overrides)
     asked = cell(data, resolution_px=16, replicas=replicas, **({"images_per_step": 8} | asked))
     return data.open(asked, world(rank, replicate=replicas))
@@ -68,6 +69,15 @@ def test_cuts_follow_seed_epoch_and_image_alone(tmp_path):
         assert torch.equal(images, torch.cat([halves[0][step], halves[1][step]]))
     assert not torch.equal(whole[0], next(opened(root, seed=1).train(4))[0])
     assert not torch.equal(whole[0], next(opened(root).train(5))[0])
+
+
+def test_an_objective_that_cuts_on_the_device_gets_whole_images_from_their_centre(tmp_path):
+    root = write_folder(tmp_path)
+    images, _ = next(opened(root, objective="lejepa").train(0))
+    assert images.shape == (8, 3, 18, 18)  # 8/7 of 16 px
+    later = torch.cat([x for x, _ in opened(root, objective="lejepa").train(7)])
+    for image in images:  # in another order, and cut alike
+        assert (later == image).flatten(1).all(1).sum() == 1
 
 
 @pytest.mark.parametrize("epochs", [(0, 1, 2), (3, 3), (2, 0)])

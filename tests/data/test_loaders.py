@@ -241,3 +241,14 @@ def test_kept_images_may_be_smaller_than_the_files(root: Path) -> None:
 )
 def test_a_loader_says_what_it_cannot_read(overrides: list[str], part: str) -> None:
     assert part in " ".join(entry(*TINY, *overrides, machine=LAPTOP).reasons)
+
+
+def test_a_table_says_how_many_images_steps_need_that_wait_for_them() -> None:
+    row = {"data.folder": "imagenet", "step_time_ms": 100.0, "images_per_second_per_rank": 400.0}
+    note = type(choice("loader", "workers")).note
+    told = note(row | {"data_wait_ms": 50.0})
+    assert "400 images/s" in told
+    assert "800 are needed" in told
+    assert not note(row | {"data_wait_ms": 4.0})
+    assert not note(row | {"data_wait_ms": 50.0, "data.folder": None})
+    assert not note(row | {"data_wait_ms": float("nan")})

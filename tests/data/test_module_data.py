@@ -161,6 +161,15 @@ def test_an_item_that_raises_is_named_with_the_last_line_of_its_own_traceback(
     assert (found, reason.removeprefix("PIL.")) == (status, expected)
 
 
+def test_a_worker_that_dies_is_reported_with_its_signal():
+    for how in ("SIGKILL", "SIGBUS"):
+        batches = opened("Dying", f"++data.arguments.signal={how}", "data.num_workers=1")
+        with pytest.raises(VitsweepError) as refused:
+            list(batches.train(0))
+        require(str(refused.value), "`/dev/shm` `data.num_workers`")
+        assert f"ended by {how}." in str(refused.value)
+
+
 def test_a_refusal_in_a_worker_is_the_sentence_alone():
     batches = opened("Labelled", "++data.arguments={label:half,since:63}", "data.num_workers=1")
     with pytest.raises(VitsweepError) as raised:

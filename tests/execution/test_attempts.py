@@ -11,9 +11,11 @@ import psutil
 import pytest
 
 from tests.builders import run
-from vitsweep.execution.attempts import attempts, unfinished
+from tests.cells import cell
+from vitsweep import files
+from vitsweep.execution.attempts import append_start, attempts, unfinished
 from vitsweep.execution.outcome import RECORD_DRAFT
-from vitsweep.execution.run_request import attempt_folder
+from vitsweep.execution.run_request import RunRequest, attempt_folder
 from vitsweep.files import append_line
 from vitsweep.results.store import Store
 
@@ -70,14 +72,15 @@ def test_lines_of_other_types_are_of_no_attempt(tmp_path: Path) -> None:
     for wrong in (
         {"event": "end"}, {"run_id": "../b"}, {"name": "../b"}, {"run_id": 1}, {"block": 1},
         {"attempt": "1"}, {"position": None}, {"pid": "5"}, {"time": "now"}, {"code_hash": 1},
-        {"node": None}, {"saved_step": 1.5},
+        {"node": None}, {"saved_step": 1.5}, {"pid": -1}, {"pid": 2**22 + 1},
     ):  # fmt: skip
         assert attempts(store_of(tmp_path / str(wrong)[2:9], START | wrong), "c") == [], wrong
     no_number = {"event": "start", "run_id": "b-1"}
     assert attempts(store_of(tmp_path / "number", no_number), "c") == []
-    end = {"event": "end", "run_id": "b-1", "exit_codes": 0}
-    [found] = attempts(store_of(tmp_path / "end", START, end), "c")
-    assert not found.has_ended
+    for wrong_codes in (0, [[0]], ["0"]):
+        end = {"event": "end", "run_id": "b-1", "exit_codes": wrong_codes}
+        [found] = attempts(store_of(tmp_path / f"end {wrong_codes}", START, end), "c")
+        assert not found.has_ended
 
 
 def test_an_attempt_runs_while_the_process_that_began_it_lives(tmp_path: Path) -> None:
@@ -124,3 +127,17 @@ def test_a_record_that_was_left_counts_where_all_ranks_ended_well(
     other = START | {"run_id": "a-1", "pid": 5, "node": socket.gethostname()}
     store_of(tmp_path, other, {"event": "end", "run_id": "a-1", "exit_codes": [0]})
     assert [a.run_id for a in unfinished(store, "c")] == ["b-1"] * counts
+
+
+def test_a_power_cut_leaves_what_finds_the_checkpoints_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    where = lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: E731
+    monkeypatch.setattr(files.os, "fsync", where)
+    request = RunRequest(sweep_folder=tmp_path, cell_id="c", run_id="b-1", block="b", position=0)
+    append_start(request, cell())
+    assert synced == []
+    append_start(request, cell("task=train", "task.epochs=1"))
+    of_cell = tmp_path / "cells" / "c"
+    assert synced[:2] == [str(of_cell / "attempts.jsonl"), str(of_cell)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from vitsweep.execution import rank_processes
 from vitsweep.execution.outcome import RankEnd, failure_of
 
 LIMIT_BYTES = 300 * 2**20
@@ -77,25 +76,3 @@ def test_a_rank_killed_for_its_memory_is_out_of_memory(
     assert failure is not None
     assert (str(failure.status), failure.rank) == (status, 0)
     assert ("oom_kill" in failure.reason) == (mode == "memory")
-
-
-@pytest.mark.parametrize(
-    ("groups", "file", "text"),
-    [
-        ("0::/job_7/step_0\n", "job_7/step_0/memory.events", "low 0\nmax 9\noom 2\noom_kill 2\n"),
-        (
-            "9:cpu:/\n4:memory:/slurm/job_7\n0::/\n",
-            "memory/slurm/job_7/memory.oom_control",
-            "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
-        ),
-    ],
-)
-def test_the_counter_is_read_in_both_versions(monkeypatch, tmp_path, groups, file, text):
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(text)
-    (tmp_path / "groups").write_text(groups)
-    monkeypatch.setattr(rank_processes, "PROC", tmp_path / "groups")
-    monkeypatch.setattr(rank_processes, "ROOT", tmp_path)
-    assert rank_processes.num_oom_kills() == 2
-    (tmp_path / file).unlink()
-    assert rank_processes.num_oom_kills() is None

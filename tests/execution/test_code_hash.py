@@ -126,8 +126,11 @@ def test_the_content_decides_not_the_time_of_the_file(own: tuple[CellSpec, Path]
     assert code_of(cell).hash == before
 
 
-ROOMS = {"cell.py", "collectives", "data", "equivalence.py", "execution", "measure", "model"} | {
+ROOMS = {"cell.py", "collectives", "data", "execution", "measure", "model"} | {
+    "control_group.py",
+    "objectives",
     "parallelize.py",
+    "proof",
     "spec",
     "techniques",
     "torch_compat.py",

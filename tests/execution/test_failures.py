@@ -8,7 +8,7 @@ import pytest
 from vitsweep.cell import DivergedError
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import classify, read_failure, write_failure
-from vitsweep.training.faults import WrongResultError
+from vitsweep.proof.faults import WrongResultError
 
 NCCL = (
     "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error, NCCL version 2.27.5\n"

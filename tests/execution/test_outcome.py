@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import cell
+from vitsweep.execution import outcome
 from vitsweep.execution.outcome import (
     NO_INSTRUMENTS,
     RECORD_DRAFT,
@@ -16,6 +17,7 @@ from vitsweep.execution.outcome import (
     _essence,
     _own_words,
     classify,
+    cut_logs,
     failure_of,
     publish,
     remove_working_files,
@@ -144,6 +146,23 @@ def test_what_a_measured_run_leaves_is_its_words_alone(tmp_path: Path) -> None:
         remove_working_files(request)
         there = sorted(p.name for p in request.folder.iterdir()) if request.folder.exists() else []
         assert there == kept
+
+
+def test_long_logs_keep_their_first_and_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "LOG_PART_BYTES", 4)
+    kept, log = tmp_path / "rank0.log", tmp_path / "rank12.log"
+    kept.write_bytes(b"12345678")
+    log.write_bytes(b"1234midst5678")
+    (tmp_path / "elsewhere").write_bytes(b"1234midst5678")
+    (tmp_path / "rank2.log").symlink_to("elsewhere")
+    cut_logs(tmp_path)
+    first, said, last = log.read_bytes().split(b"\n")
+    assert (first, last) == (b"1234", b"5678")
+    assert b"5 bytes" in said
+    assert kept.read_bytes() == b"12345678"
+    assert (tmp_path / "elsewhere").read_bytes() == b"1234midst5678"
 
 
 def test_a_message_is_its_first_sentence_of_at_most_500_letters() -> None:

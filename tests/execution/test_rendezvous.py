@@ -46,3 +46,28 @@ def test_a_server_of_ranks_that_dies_at_once_is_reported_in_a_sentence(tmp_path:
     told = finished(other_process(WITHOUT_SERVER, tmp_path))
     assert "Traceback" not in told
     assert f"`{sys.executable}`" in told
+
+
+CLEANED = """
+    import shutil, sys
+    from pathlib import Path
+    from vitsweep.errors import VitsweepError
+    from vitsweep.execution.rank_processes import LocalRanks, fork_server, start_fork_server
+    from vitsweep.files import make_socket_folder
+    fork_server().set_forkserver_preload([])
+    start_fork_server()
+    shutil.rmtree(make_socket_folder())
+    sys.stderr = sys.stdout
+    try:
+        LocalRanks(fork_server(), print, (), range(2), Path(sys.argv[1]))
+    except VitsweepError as error:
+        print(error, make_socket_folder(), sep="|")
+"""
+
+
+def test_a_cleaned_temporary_folder_is_reported_in_a_sentence(tmp_path: Path) -> None:
+    said, _, folder = finished(other_process(CLEANED, tmp_path)).strip().partition("|")
+    assert "Traceback" not in said + folder
+    assert f"`{folder}`" in said
+    assert "`TMPDIR=DIR`" in said
+    assert not os.path.exists(folder)

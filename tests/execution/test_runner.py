@@ -12,7 +12,7 @@ from tests.cells import LAPTOP, entry
 from tests.training.alone import ONE
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.code_hash import CellCode, code_of
-from vitsweep.execution.outcome import RankEnd
+from vitsweep.execution.outcome import LOG_PART_BYTES, RankEnd
 from vitsweep.execution.run_request import (
     Run,
     RunRequest,
@@ -52,10 +52,10 @@ def test_the_last_proof_by_the_same_code_counts(made: tuple[Runner, Any]) -> Non
     ]):  # fmt: skip
         record = run(planned.cell_id, status=status, validity={"proved": proved}, environment=by)
         runner.store.publish(replace(record, run_id=f"b-{number}"))
-    assert runner.proof(planned.cell_id, "h") == "second"
-    assert replace(runner, _proved={}).proof(planned.cell_id, "g") == "other code"
-    assert replace(runner, _proved={}).proof(planned.cell_id, "f") == ""
-    assert runner.proof(planned.cell_id, "g") == "second", "it is read once"
+    assert runner.proof(planned.spec, "h") == "second"
+    assert replace(runner, _proved={}).proof(planned.spec, "g") == "other code"
+    assert replace(runner, _proved={}).proof(planned.spec, "f") == ""
+    assert runner.proof(planned.spec, "g") == "second", "it is read once"
 
 
 def test_a_request_goes_on_with_earlier_attempts_of_the_same_code(made: tuple[Runner, Any]) -> None:
@@ -91,7 +91,7 @@ def test_a_request_is_read_back_as_it_was_sent(tmp_path: Path) -> None:
     sent = RunRequest(
         sweep_folder=tmp_path, cell_id="c", run_id="b-1-2", block="b", position=3, attempt=2,
         proved="twin", earlier=(tmp_path / "a",), trainings=(tmp_path / "t", tmp_path / "u"),
-        measurement={"blocks": 3}, environment={"launcher": "local"},
+        of_command={"measurement": {"blocks": 3}}, environment={"launcher": "local"},
     )  # fmt: skip
     assert RunRequest.from_plain(sent.plain()) == sent
     assert (sent.name, sent.folder) == ("b-1", tmp_path / "cells/c/attempts/b-1-2.2")
@@ -187,10 +187,14 @@ def test_a_checkpoint_is_kept_where_a_later_attempt_may_go_on(
     runner, planned = made
     request = request_for(runner.store, Run("b", 0, planned.cell_id, "b-1"))
     (request.folder / CHECKPOINT_FOLDER).mkdir(parents=True)
+    (request.folder / "rank0.log").write_bytes(bytes(3 * LOG_PART_BYTES))
     ranks = Ended(codes)
     record = supervise(request, planned.spec, lambda *_: ranks)  # type: ignore[arg-type, return-value]
     assert (record.status, record.failed_rank) == (status, codes[1] and 1)
     assert (request.folder / CHECKPOINT_FOLDER).exists() is is_kept
+    assert (request.folder / "rank0.log").stat().st_size < 2.1 * LOG_PART_BYTES, (
+        "of what it printed"
+    )
     *_, start, end = runner.store.lines(planned.cell_id, "attempts.jsonl")
     assert (start["event"], start["ranks"], start["code_hash"]) == (
         "start",

@@ -35,11 +35,14 @@ WORDS = {
     "judge": ("judge_request", "JudgeRequest"),
     "gate": ("blocks_to_decide", "welch"),
     "take_home": ("asked_cell", "not_provable"),
+    "guard": ("CheckResult", "slowness"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "pareto": ("pareto_", "undominated"),
     "curves": ("mean_curve", "training_curves"),
     "latex": ("booktabs", "tex", "write_latex"),
     "published": ("PublishedTable", "SURENESS", "beside_cells", "beside_text", "with_published"),
+    "limit": ("Searches", "limit_answer", "limit_names", "limits_text"),
+    "reference": ("to_look_at",),
     "race": (
         "RACE",
         "RaceRounds",
@@ -58,9 +61,11 @@ WORDS = {
 PAGES = {
     "predict": ("before_you_submit.md",),
     "compare": ("compare.md",),
+    "gate": ("gate.md", "two_days.md"),
     "explain": ("explain.md",),
     "judge": ("judge.md",),
     "take_home": ("apply.md", "export.md"),
+    "guard": ("guard.md",),
     "bundle": ("bundle.md",),
     "race": ("race.md",),
 }

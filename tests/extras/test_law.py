@@ -150,7 +150,6 @@ def test_settings_and_options_of_a_removed_feature_are_refused(
         sweep_settings(composer().compose(["sweep.max_gpu_hours=3.125"]).tree)
     with pytest.raises(VitsweepError, match="`report --latex`"):
         extras.option("report --latex")
-    monkeypatch.setattr("vitsweep.cli.report.OPTIONS", {})
     shown = show.usage() + VERBS["report"].parser().format_help()
     assert "latex" not in shown.lower()
 

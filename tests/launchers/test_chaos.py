@@ -3,7 +3,7 @@
 import pytest
 
 from tests.command import Command
-from tests.launchers.chaos import Chaos
+from tools.chaos import Chaos
 
 NUM_CELLS = 20
 SECONDS = 120.0

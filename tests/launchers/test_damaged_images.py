@@ -43,9 +43,8 @@ def test_damaged_images_are_reported_before_the_first_cell_or_by_who_decodes_the
     done = vitsweep(*asked(cut, 0.05))
     assert done.returncode == 2, done.stdout
     assert "`train`" in " ".join(done.stderr.split())
-    assert set(read_damaged(sweep)) == damaged
-    assert not list(sweep.glob("cells/*/runs/*"))
-    (sweep / DAMAGED_LIST).unlink()
+    assert all(Path(image).name in done.stderr for image in damaged)
+    assert not sweep.parent.exists(), "nothing was frozen"
 
     damaged = write_folder(whole, hidden=True)
     done = vitsweep(*asked(whole, 0.05))

@@ -10,11 +10,12 @@ from vitsweep.spec.menu import conf_dir
 
 POLICY = (
     "sweep.screening=false",
-    "sweep.prune_slowdown=12",
+    "sweep.prune_slowdown=8",
     "measurement=three_blocks",  # typed, no cell would be pruned
     "measurement.warmup_min_seconds=0.05",
     "measurement.measured_steps=4",
     "measurement.min_seconds=0.25",
+    "measurement.max_seconds=1",  # the slow cell takes as few steps as can be
     "measurement.prove=none",
     "optimizer=adamw_foreach",
     "memory._target_=vitsweep.spec.technique.Memory,tests.faults.SlowSteps,tests.faults.Stalls",
@@ -22,7 +23,7 @@ POLICY = (
 """A cell like its baseline, one that is many times slower, and one whose steps are uneven."""
 
 
-@pytest.mark.slow  # 25 s: seven real runs, one of them twelve times slower than the others
+@pytest.mark.slow  # 15 s: seven real runs, one of them many times slower than the others
 def test_the_first_block_ends_slow_cells_and_counts_for_the_others(vitsweep: Command) -> None:
     choice = vitsweep.folder / "conf" / "measurement" / "three_blocks.yaml"
     choice.parent.mkdir(parents=True)

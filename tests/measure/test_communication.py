@@ -28,8 +28,8 @@ from vitsweep.measure.communication import (
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 WIDTH_3 = ("model.width=36", "model.num_heads=4", "model.mlp_width=70")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitsweep.control_group import allowed_cores
 from vitsweep.measure import environment as measured
 from vitsweep.measure.communication import _collective, _sent, transfers_ms, units_of
 from vitsweep.measure.environment import (
@@ -36,7 +37,7 @@ def test_the_columns_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["cuda"] is found["nccl"] is found["driver"] is None
     assert found["torch"] == torch.__version__
     assert found["host_cores"] == os.cpu_count()
-    assert found["cores_allowed"] == len(os.sched_getaffinity(0))
+    assert found["cores_allowed"] == allowed_cores()
     monkeypatch.delenv("SLURMD_NODENAME")
     assert environment(torch.device("cpu"))["node"] == found["host"]
 

@@ -264,6 +264,11 @@ def test_what_ranks_do_not_know_is_unknown_of_the_run() -> None:
         made = summarize(spec(), [samples(TIMES, device_state=state) for state in states])
         assert made.validity["throttled"] is expected
         assert made.metrics["window_energy_j"] is None
+    window_s = sum(TIMES[2:]) / 1e3
+    for shares, expected in (((None, None), None), ((None, 0.009), False), ((0.0, 0.011), True)):
+        held = [share and share * window_s for share in shares]
+        made = summarize(spec(), [samples(TIMES, throttled_seconds=seconds) for seconds in held])
+        assert made.validity["quota_throttled"] is expected
     purposes = ({"unattributed": 0.0}, {"unattributed": 5.0}, {})
     for of_ranks, expected in (((0, 0), False), ((0, 1), True), ((2, 2), None), ((2, 0), False)):
         sent = [SentBytes(by_purpose=purposes[i], reason=f"r{i}" * (i == 2)) for i in of_ranks]

@@ -6,8 +6,6 @@ import torch
 from tests.choices import choice
 from tests.shapes import NANO, assert_equal_step, build, replace
 
-transformers = pytest.importorskip("transformers", reason="pip install transformers")
-
 STACKS = ("encoder.layer.", "encoder.layers.", "layer.", "layers.", "model.layer.")
 INNER = {
     "norm_attention": "norm1",
@@ -20,6 +18,7 @@ SPEC = replace(NANO, registers=2, layer_scale=1e-5, num_classes=7, mlp_width=64)
 
 
 def theirs(spec):
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
     config = transformers.Dinov2WithRegistersConfig(
         hidden_size=spec.width, num_hidden_layers=spec.depth, num_attention_heads=spec.num_heads,
         # They take 2/3 of it for SwiGLU, rounded up to a multiple of 8.
@@ -72,7 +71,7 @@ def test_tokens_equal_those_of_transformers(mlp, batch_first):
     assert not unexpected
     images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        found = ours.norm(ours.transform(ours.embedding(images), ours.blocks))
+        found = ours.norm(ours.blocks(ours.embedding(images)))
         found = found if batch_first else found.transpose(0, 1)
         torch.testing.assert_close(found, peer(images).last_hidden_state, rtol=0, atol=1e-5)
 

@@ -14,11 +14,12 @@ from tests.training.alone import ONE
 from vitsweep.model.build import build_model
 from vitsweep.model.initialize import (
     Draws,
-    _picked,
     _picked_one_by_one,
     chosen,
     draw_transformer_weight,
+    draw_zeros,
     materialize,
+    picked_rows,
     plain_name,
 )
 from vitsweep.parallelize import parallelize
@@ -192,5 +193,23 @@ def test_the_smallest_numbers_are_chosen_and_rows_picked_alike() -> None:
     places = chosen(numbers, 2)
     assert places.tolist() == [[1, 3], [0, 2]]
     x = torch.arange(24.0).reshape(2, 4, 3)
-    for pick in (_picked, _picked_one_by_one):
+    for pick in (picked_rows, _picked_one_by_one):
         assert pick(x, places)[..., 0].tolist() == [[3, 9], [12, 18]]
+
+
+def test_trained_tensors_that_are_all_zero_are_drawn_by_seed_and_name() -> None:
+    def zeros() -> nn.Module:
+        model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "abc"})
+        model["d"] = model["a"]
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith("b"))
+            parameter.data *= name.startswith("c")
+        return model
+
+    first, again, other = (dict(draw_zeros(zeros(), s).named_parameters()) for s in (1, 1, 2))
+    assert first["a.weight"].std() > 0.005
+    assert torch.equal(first["a.weight"], again["a.weight"])
+    assert not torch.equal(first["a.weight"], other["a.weight"])
+    assert not first["a.bias"].any(), "one axis"
+    assert not first["b.weight"].any(), "not trained"
+    assert first["c.weight"].abs().max() > 0.1, "as it was"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tests.cells import entry
 from tests.data.cells_and_worlds import world as lone_world
 from tests.ranks import on_ranks, placed
-from vitsweep.equivalence import prove
 from vitsweep.model.block import mark_blocks
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import Draws
@@ -29,12 +28,13 @@ from vitsweep.model.module_look import (
 )
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.sweep_plan import PlannedCell
+from vitsweep.proof.prove import prove
 from vitsweep.training.trainer import Trainer
 from vitsweep.world import World
 
 BASE = ("model=module", "batch.images_per_step=16", "resources.threads_per_rank=1")
 UNPROVED = "measurement.prove=none"
-ONE = ("resources.ranks_per_node=1", "sharding=none")
+ONE, TWO = ("resources.ranks_per_node=1", "sharding=none"), ("resources.ranks_per_node=2",)
 
 
 def planned(target: str, *overrides: str) -> PlannedCell:
@@ -75,7 +75,28 @@ def test_what_techniques_cannot_do_with_a_module_is_reported_by_name() -> None:
         ("with_written_buffer_off_meta", ("memory=recompute_blocks",), "`layers.0.calls`"),
         ("with_a_scale", ("sharding=fsdp",), "has `scale`: use `sharding=zero1`"),
         ("with_a_complex_parameter", ("sharding=fsdp",), "has `phase`: use `sharding=zero1`"),
-        ("build", ("model.loss=tests.user_modules.number",), "returned float "),
+        ("with_complex_filters", ("optimizer=adamw_fused",), "use `optimizer=adamw_foreach`"),
+        ("with_complex_filters", ("optimizer=muon",), "use `optimizer=adamw_foreach`"),
+        (
+            "with_complex_filters",
+            ("precision=O2", "precision.half_dtype=float16"),
+            "`layers.0.filter`, `layers.0.mixing_weight`",
+        ),
+        (
+            "with_transposed_weights",
+            ("sharding=zero2",),
+            "`layers.1.module.weight`: call `contiguous",
+        ),
+        ("with_ties_in_one_unit", ("precision=O2",), "`layers.0.norm.bias`"),
+        ("with_names_alike", (), "`layers.0.weight`, `layers.0.module.weight`"),
+        (
+            "build",
+            (
+                "objective=module",
+                "objective.target=tests.user_modules.number",
+            ),
+            "returned float ",
+        ),
         (
             "with_ties",
             ("sharding=fsdp", "resources.ranks_per_node=2"),
@@ -83,6 +104,21 @@ def test_what_techniques_cannot_do_with_a_module_is_reported_by_name() -> None:
         ),
         ("without_blocks", ("optimizer=muon",), "has none at `model.blocks=auto`"),
         ("with_dropout", (), "draws random numbers in training, in `layers.0.1`, `layers.1.1`"),
+        ("with_dropout", (), "(by `dropout`), and so does its twin"),
+        ("with_dropout", (), "training: turn dropout off in `model.twin_arguments`, or use"),
+        ("Hides", (), "in `Hides` (by `rand_like`), and so does its twin"),
+        (
+            "Hides",
+            (),
+            "training: draw them in the items of the data set, or use `measurement.prove",
+        ),
+        ("with_functional_dropout", (), "off in `model.twin_arguments`, draw them in the items"),
+        ("with_a_centre", (), "`layers.1.center` from its images"),
+        (
+            "with_a_centre",
+            ("++model.arguments.kind=replaced", "sharding=fsdp"),
+            "`layers.1.center`",
+        ),
         (
             "with_written_weights",
             (),
@@ -118,6 +154,11 @@ def test_what_techniques_cannot_do_with_a_module_is_reported_by_name() -> None:
     ("target", "overrides"),
     [
         ("with_written_buffer", ()),
+        ("with_batch_norm", ()),
+        ("with_a_read_counter", ()),
+        ("with_a_centre", ("++model.arguments.kind=unread",)),
+        ("with_a_centre", (UNPROVED,)),
+        ("with_a_centre", ("resources.ranks_per_node=1",)),
         ("with_ties", ("sharding=zero1",)),
         ("with_ties_in_one_unit", ("sharding=fsdp",)),
         ("with_dropout", ("measurement.prove=none",)),
@@ -127,21 +168,25 @@ def test_what_techniques_cannot_do_with_a_module_is_reported_by_name() -> None:
     ],
 )
 def test_what_they_can_do_is_not_refused(target: str, overrides: tuple[str, ...]) -> None:
-    assert not planned(target, "resources.ranks_per_node=2", *overrides).reasons
+    two = () if any("ranks_per_node" in word for word in overrides) else TWO
+    assert not planned(target, *two, *overrides).reasons
 
 
 def proofs(world: World, cells: list[Any]) -> list[float]:
     return [prove(cell, placed(world, cell)) for cell in cells]
 
 
-def test_unused_and_tied_parameters_are_proved_on_two_ranks(tmp_path: Path) -> None:
-    two = ("resources.ranks_per_node=2",)
+def test_unused_and_tied_parameters_and_written_buffers_are_proved_on_two_ranks(
+    tmp_path: Path,
+) -> None:
     cells = [
-        planned("with_unused_parameters", *two, choice).spec
+        planned("with_unused_parameters", *TWO, choice).spec
         for choice in ("sharding=ddp", "sharding=zero1", "sharding=fsdp")
     ]
     cells += [
-        planned("with_ties_in_one_unit", *two, "sharding=fsdp").spec,
+        planned("with_ties_in_one_unit", *TWO, "sharding=fsdp").spec,
+        planned("with_a_read_counter", *TWO, "sharding=zero1", "batch.accumulation_steps=2").spec,
+        planned("with_a_centre", *TWO, "++model.arguments.kind=unread").spec,
     ]
     assert max(on_ranks(2, proofs, cells[0], cells, folder=tmp_path)[0]) < 1e-5
 
@@ -275,7 +320,7 @@ def test_a_pass_shows_what_is_written_drawn_and_left_out(device: str) -> None:
     batch = torch.zeros(2, 1, 2, 2), torch.zeros(2)
     found = look_at(Odd(), batch, device=device)
     assert found.error is None
-    assert found.draws == ("dropout",)
+    assert (found.draws, found.drawn_by, found.carried) == (("dropout",), ("dropout",), ())
     assert {*found.unused} == {"left.weight", "left.bias", "waves"}
     assert found.unshardable == ("number", "waves")
     assert found.rewritten == ("written",)

@@ -14,8 +14,6 @@ from torch import Tensor
 from tests.shapes import NANO, replace
 from vitsweep.model.vit import ViT
 
-transformers = pytest.importorskip("transformers", reason="pip install transformers")
-
 SPEC = replace(NANO, in_channels=3, num_classes=7, patch_px=4, norm_eps=1e-6)
 
 OUTER = {
@@ -74,6 +72,7 @@ def translated(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def theirs() -> torch.nn.Module:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
     config = transformers.ViTConfig(
         hidden_size=SPEC.width,
         num_hidden_layers=SPEC.depth,

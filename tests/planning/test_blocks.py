@@ -18,6 +18,7 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     blocks,
+    describe_least_blocks,
     runs_per_cell,
     screenings,
     warm_up_cell,
@@ -348,7 +349,9 @@ def test_the_sentence_before_a_run_counts_screening_runs() -> None:
     assert rounds.num_runs(()).total() == 6 + 30
     bounded = grid(plan, replace(settings, minutes=3.0), (), CODE)
     assert bounded.notice.startswith("6 screening runs")
-    assert bounded.notice.endswith("for 3 min.")
+    assert " for 3 min. " in bounded.notice
+    assert bounded.notice.endswith(describe_least_blocks(plan))
+    assert "4 blocks (5 cells" in bounded.notice
 
 
 def test_what_needs_no_screening_gets_none() -> None:

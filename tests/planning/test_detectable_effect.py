@@ -14,12 +14,11 @@ from vitsweep.planning.blocks import (
     ASSUMED_LOG_RATIO_SD,
     Noise,
     describe_detectable_effect,
-    minimum_detectable_effect,
     noise_of,
 )
 from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.record import SCREENING
-from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, spread_factor
+from vitsweep.tables.stats import BLOCKS_FOR_CORRELATION, minimum_detectable_effect, spread_factor
 
 
 def share_of_claims(effect: float, num_blocks: int, num_comparisons: int, sd: float) -> float:

@@ -58,7 +58,7 @@ def test_a_gpu_gets_a_real_model_and_names_it():
     assert "`machine=cpu`" in said
     assert sweep["name"] == cells[0].tree["sweep"]["name"] == "vit_base-synthetic-precision"
     typed = ["model=vit_base", "data=synthetic", "batch.images_per_step=256"]
-    typed += ["batch.scope=per_replica", "precision=O1,O2"]
+    typed += ["batch.scope=per_replica", "precision=O1,O2", "sweep.baseline={precision:tf32}"]
     by_hand = plan_of(expand(typed, COMPOSER), ONE_H200, COMPOSER)
     assert [*plan_of(cells, ONE_H200, COMPOSER).entries] == [*by_hand.entries]
     assert "256" in named(defaults([], H200)[2])
@@ -100,7 +100,8 @@ def test_what_is_typed_wins():
         ["task=train"],
         ["+sweep=attention_lengths"],
     ):
-        assert cells_for(small, COMPOSER, ONE_H200)[0] == expand(small, COMPOSER), small
+        found = cells_for([*small, "machine.precision=null"], COMPOSER, ONE_H200)[0]
+        assert found == expand(small, COMPOSER), small
     for cpu in ("machine=cpu", "resources.device=cpu"):
         assert sizes(cpu) == {}
     first = cells_for(["+sweep=first", "machine=cpu"], COMPOSER, ONE_H200)[0]
@@ -198,6 +199,49 @@ def test_a_gpu_without_tf32_gets_fp32_and_the_same_sentences():
     cells, sweep, _ = cells_for(typed, COMPOSER, old)
     assert (sweep["question"], sweep["baseline"]) == ("Is tf32 fast?", {"precision": "fp32"})
     assert techniques(cells) == [["precision=fp32", "layout=batch_second"]]
+
+
+def test_tf32_is_the_precision_where_nobody_chose_one():
+    """On NVIDIA GPUs known to have it. Who names a precision of float32, or the baseline's, has chosen."""
+
+    def found(*typed, machine=ONE_H200):
+        cells = cells_for(typed, COMPOSER, machine)[0]
+        entries = plan_of(cells, machine, COMPOSER).entries.values()
+        return {entry.spec.precision.name for entry in entries}
+
+    for typed, precisions in (
+        (["precision=O1,O2"], {"O1", "O2", "tf32"}),
+        (["sharding=ddp,fsdp"], {"tf32"}),
+        (["model=vit_nano", "task=train"], {"tf32"}),
+        (["precision=O1,bf16", "sweep.baseline={sharding: fsdp}"], {"O1", "bf16", "tf32"}),
+        (["sharding=ddp,fsdp", "sweep.baseline=null"], {"tf32"}),
+        (["+sweep=first", "precision=O1"], {"O1", "tf32"}),
+        # somebody chose
+        (["precision=fp32,O1"], {"fp32", "O1"}),
+        (["precision=fp32", "sharding=ddp,fsdp"], {"fp32"}),
+        (["precision=O0,O1"], {"O0", "O1", "fp32"}),
+        (["precision.half_dtype=bfloat16", "precision=O1"], {"O1", "fp32"}),
+        (["precision.dtype=float64"], {"fp32"}),
+        (["sharding=ddp,fsdp", "sweep.baseline={precision: O1}"], {"fp32", "O1"}),
+        (["sharding=ddp,fsdp", "machine.precision=null"], {"fp32"}),
+        (["sharding=ddp,fsdp", "machine=cpu"], {"fp32"}),
+    ):
+        assert found(*typed) == precisions, typed
+    for typed, is_told in (("sharding=ddp,fsdp", True), ("precision=fp32,O1", False)):
+        assert ("`precision=fp32`" in defaults([typed], ONE_H200)[2]) == is_told
+    for name in ("v100", "mi300x"):
+        assert found("precision=O1,O2", machine=machine_with(profile_named(name))) == {
+            *{"O1", "O2", "fp32"}
+        }
+    assert found("sharding=ddp,fsdp", machine=replace(ONE_H200, has_tf32=None)) == {"fp32"}
+    match = "sweep.match=[model,data,task,resources,batch,precision]"
+    assert found("precision=O1", match) == {"O1"}, "the cell's own precision"
+    names = [cells_for(["sharding=ddp,fsdp"], COMPOSER, m)[1]["name"] for m in (ONE_H200, CPU)]
+    assert names == ["vit_base-synthetic-sharding", "vit_nano-sharding"]
+    pair = [COMPOSER.compose(typed) for typed in (["precision=O1"], [])]
+    both, says = with_sizes(pair, ["precision=O1"], COMPOSER, ONE_H200)
+    assert [cell.choices["precision"] for cell in both] == ["O1", "tf32"]
+    assert "`precision=fp32`" in says(plan_of(both, ONE_H200, COMPOSER))
 
 
 def test_a_machine_without_sizes_has_none_to_set():
@@ -314,6 +358,7 @@ def test_typed_sizes_are_the_baselines_too():
 def test_a_named_sweep_with_the_sizes_of_cpus_says_so_on_a_gpu():
     for name in ("menu_2026", "meta_chips"):
         said = defaults([f"+sweep={name}"], ONE_H200)[2]
-        assert named(said) == {f"`+sweep={name}`", f"`+sweep={name}_cluster`"}
+        of_sizes = said.partition("; `precision=tf32`")[0]
+        assert named(of_sizes) == {f"`+sweep={name}`", f"`+sweep={name}_cluster`"}
     assert defaults(["+sweep=menu_2026"], CPU)[2] == ""
     assert "sizes of CPUs" not in defaults(["+sweep=menu_2026_cluster"], ONE_H200)[2]

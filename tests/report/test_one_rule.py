@@ -69,7 +69,7 @@ def test_a_noisy_cell_with_a_higher_estimate_hides_no_winner(said: Any) -> None:
     first, higher = text.split("; noisy ")
     assert re.search(r" sure \D* 1\.30x \[1\.30, 1\.30\] .*\b5 blocks .*\b2 cells", first)
     assert " 1.59x [" in higher
-    assert f"{Claim.no_difference_shown}, {say('noisy', noise=45)}." in higher
+    assert f"{Claim.no_difference_shown}, {say('noisy', noise=45, unit='block')}." in higher
     assert "this machine" not in text
     assert next_command(vitsweep.load("s").cells, "typed") == "", "the fastest cell is known"
 
@@ -84,8 +84,8 @@ def test_what_belongs_to_a_ratio_stands_in_the_answer_and_in_the_report(said: An
         record.environment["started_at"] = record.environment["started_at"].replace("T10", "T11")
     note = "compared with older code of its baseline"
     text = said(of("base", [1] * 5, **old), of("sure", SURE, **old), again)
-    assert re.search(rf"sure is fastest: 1.30x \[1.30, 1.30\] .* img/s; {note}\.", text)
-    assert f'<div title="{note}">' in Path(vitsweep.load("s").report()).read_text()
+    assert re.search(rf"sure is fastest: 1.30x \[1.30, 1.30\] .* img/s; {note}[.;]", text)
+    assert f'<div title="{note}' in Path(vitsweep.load("s").report()).read_text()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_equal_cells_are_equal_and_not_slower(said: Any) -> None:
     tie = of("tie", (1.0, 1.0 + 1e-15, 1.0, 1.0 - 1e-15, 1.0))
     text = said(of("base", [1] * 5), tie)
     assert "1.00x [1.00, 1.00] equal" in text
-    assert opening("none_shown", base="the baseline") + "tie " in text
+    assert opening("none_shown", base="the baseline") + "; tie " in text
     assert "slower" not in text
 
 
@@ -218,7 +218,7 @@ def test_a_cell_that_lost_its_accuracy_is_no_winner(said: Any) -> None:
 
     base, fused = of("base", [1] * 5, **top1(0.97)), of("fused", SURE, **top1(0.30))
     text = said(base, fused)
-    assert opening("none_shown", base="the baseline") + "fused is faster, 1.30x" in text
+    assert opening("none_shown", base="the baseline") + "; fused is faster, 1.30x" in text
     assert say("accuracy", own="30.0 %", base="97.0 %", how="one seed") in text
     slow = of("other", [0.9 * r for r in SURE], **top1(0.965))
     both = said(base, fused, slow, name="both")

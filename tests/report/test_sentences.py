@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 from rich.console import Console
 
 from tests.builders import from_runs, run, table
@@ -27,8 +28,7 @@ from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import effects
-from vitsweep.tables.limits import limit_answer, limits
-from vitsweep.tables.notes import empty_metrics
+from vitsweep.tables.notes import START, empty_metrics
 from vitsweep.tables.render import CellTable
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.scaling import scaling_efficiency
@@ -47,7 +47,9 @@ ROOMS = sorted(
         "extras/explain/**/*.py",
         "extras/gate/*.py",
         "extras/latex/*.py",
+        "extras/limit/table.py",
         "extras/race/table.py",
+        "extras/reference/shown.py",
         "extras/bundle/claims.py",
         "extras/bundle/reproduce.py",
         "extras/bundle/verb_*.py",
@@ -58,7 +60,7 @@ ROOMS = sorted(
     if not path.name.startswith("verb_")
 )
 PAGES = sorted(HOUSE.glob("**/templates/*.html.j2"))
-MOST = 60
+MOST = 72
 BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
 ONE = (1.0, 1.0, 1.0, 1.0, 1.0)
 SURE = (1.301, 1.299, 1.302, 1.298, 1.3)
@@ -150,7 +152,7 @@ def answered() -> Iterator[str]:
     yield from told(*nodes)
     yield from told(base[:3], of("uncounted", [None] * 3))
     yield from told(base, of("two", (1.2, 1.3)))
-    yield from told(base, of("unsure", (1.2, 0.98, 1.1, 1.02, 1.14)))
+    yield from told(base, of("unsure", (1.024, 0.992, 0.978, 1.004, 1.002)))
     yield from told(base, of("noise", (0.7, 1.5, 0.9, 1.4, 0.8)))
     yield from told(*(on("purpose", [SCREENING], c, (r,)) for c, r in (("base", 1), ("fast", 1.8))))
 
@@ -176,7 +178,12 @@ def noted() -> Iterator[str]:
     )
     yield from shown(base, of("sure", SURE[:3], **code[0]), of("sure", SURE[3:], 3, **code[1]))
     yield from shown(base, of("sure", SURE, metrics={"compile_seconds": 2.0}))
+    many = [of(f"o{n}", (0.9, 1.1, 0.95, 1.05, 1.0)) for n in range(8)]
+    yield from shown(base, of("likely", (1.02, 1.1, 1.06, 1.03, 1.12)), *many)
     yield from shown(base, of("large", SURE, resolution_px=32))
+    starts = ({START: start, "metrics": {"peak_rss_gib": 0.2}} for start in ("forked", "spawned"))
+    yield from shown(of("base", **next(starts)), of("sure", SURE, **next(starts)))
+    yield from shown(of("base", (1.0, 0.5, 1.0)), of("sure", SURE[:3]), of("off", SURE[:2]))
     windows = ({"metrics": {"window_seconds": seconds}} for seconds in (1.5, 4.9))
     yield from shown(of("base", **next(windows)), of("sure", SURE, **next(windows)))
     yield from shown([run("base", status=Status.failed, precision="base")], of("sure", SURE))
@@ -248,7 +255,8 @@ def diagnosed() -> Iterator[str]:
             )
         )
         cells = from_runs(found, {}).cells
-        yield limit_answer(limits(cells, "model.depth"), "model.depth")
+        limits, answer = (extras.load(f"limit.table:{n}") for n in ("limits", "limit_answer"))
+        yield answer(limits(cells, "model.depth"), "model.depth")
     compared = extras.load("compare.comparison:compared")
     yield compared(2 * [0.02] * 4 + 2 * [-0.02] * 4).sentence("A", "B")
     yield compared(2 * [0.02, 0.02, 0.02, 0.02, -0.02, -0.02, -0.02, -0.02]).sentence("A", "B")
@@ -266,15 +274,17 @@ def explained_and_drawn() -> Iterator[str]:
         for record in [*of("base", metrics=METRICS), *of("sure", SURE, metrics=METRICS)]
     ]
     tables = from_runs(table(*every), {"base": "base", "sure": "base"})
-    tables.__dict__["_records"] = {None: every}
-    found = explain_cells(tables, "sure", "base", ("sure", "base"))
-    yield from (found.sentence, *found.notes)
+    for records in (every, every[:3] + every[5:8]):
+        tables.__dict__["_records"] = {None: records}
+        found = explain_cells(tables, "sure", "base", ("sure", "base"))
+        yield from (found.sentence, *found.notes)
     alone = cell_roofline("sure", tables.cells.assign(device="NVIDIA H200").iloc[-1])
     yield from (alone.sentence, *alone.notes)
     sizes = {"world_size": 1}, {"world_size": 2, "resources.threads_per_rank": 1}
     cores = {"precision": "fp32", "resources.cores_per_node": 4, "resources.threads_per_rank": 4}
     ranks = [r for n, size in enumerate(sizes) for r in of(f"n{n}", ONE, 9 * n, **cores | size)]
     curves = scaling_efficiency(table(*ranks), {})
+    yield from answers(from_runs(table(*ranks), dict.fromkeys(("n0", "n1"))))
     yield from (*curves["efficiency_note"], scaling.hollow(curves), str(speedup.SPEEDUP.reading))
     jobs = [
         run(f"j{n}", f"{n}{b}", 99.0 * n, minute=9 * n + b, world_size=n)
@@ -293,9 +303,10 @@ def explained_and_drawn() -> Iterator[str]:
 def gated() -> Iterator[str]:
     """What the gate says."""
     gate = extras.load("gate.gate:gate")
-    kept, now = (table(*of("base"), *of("sure", ratios)) for ratios in (SURE, SURE[:2]))
+    cells = ((ONE, SURE), (ONE, SURE[:2]), (SURE, (0.2, 2.6, 0.3, 2.5, 1.4)))
+    kept, few, odd = (table(*of("base", base), *of("sure", ratios)) for base, ratios in cells)
     baselines = {"base": "base", "sure": "base"}
-    for runs in (kept, now):
+    for runs in (kept, few, odd):
         found = gate(runs, kept, baselines=baselines)
         yield from (*found.sentences, found.verdict)
 
@@ -313,6 +324,8 @@ NO_RESULTS = {
     "One step of each cell under the profiler, in Chrome's format: drop a file on",  # how-to
     ", or open it in",
     "A cell that is already measured is not measured again;", "The sweep folder holds no command.",
+    "By somebody else (or before this user's key was lost):",  # whose command it is
+    " The same command goes on.",  # what to do next
     "Predicted, not measured. Bytes are per rank; step_time_low_ms and step_time_high_ms bound the interval "
     "of 80 %.",
     "Packages with other versions here (none is installed): ", "`claims.json` is not what the records say.",
@@ -363,13 +376,15 @@ def raced() -> Iterator[str]:
     """What a race says: who leads, whether it is settled, what it cost."""
     cells = [{"cell_id": c, "name": f"x={c}", "blocks": [0]} for c in "pab"]
     race = {
-        "objective": "throughput", "indifference": 0.02, "error": 0.01, "seconds": 300.0, "num_runs": 9,
+        "rank_by": "throughput", "indifference": 0.02, "error": 0.01, "seconds": 300.0, "num_runs": 9,
         "grid_runs": 10, "grid_blocks": 5, "leader": "a", "runner_up": "b", "baseline": "p",
-        "cells": cells, "confirmed": {"p": {"num_blocks": 5, "speedup": 1.3}}, "open": [],
+        "cells": cells, "open": [],
     }  # fmt: skip
     race_lines = extras.load("race.table:race_lines")
-    yield from race_lines(race)
+    fresh = {"num_blocks": 5, "speedup": 1.3, "speedup_low": 1.2, "speedup_high": 1.4}
+    yield from race_lines(race | {"confirmed": {"p": fresh}})
     yield from race_lines(race | {"confirmed": {}, "open": ["b"]})
+    yield from race_lines(race | {"confirmed": {}})
 
 
 def paged() -> Iterator[str]:
@@ -386,12 +401,18 @@ def paged() -> Iterator[str]:
         page = render("s", tables, [], tables.exposed_communication if not key else NOTHING)
         yield html.unescape(page)
     yield extras.load("latex.latex:method")(tables_of([of("base"), of("sure", SURE)], "base"))
+    there = {"source": "h200", "device": "NVIDIA H200", "driver": "1", "driver_there": "1"}
+    empty = {"sm_clock_mhz": None, "power_capped_share": None}
+    row = {"quotient": 0.8, **there, **empty, **{f"{c}_there": None for c in empty}}
+    yield extras.load("reference.shown:slow")(DataFrame([row] * 3))
     verdict, answer = (extras.load(f"judge.verdict:{n}") for n in ("Verdict", "Answer"))
     yield from verdict(answer=answer.faster, base="b", head="h").sentences
 
 
 def test_every_sentence_that_states_a_result_is_printed_from_a_made_case() -> None:
-    for feature in ("compare", "predict", "explain", "gate", "race", "latex", "judge"):
+    for feature in (
+        "compare", "predict", "explain", "gate", "race", "reference", "latex", "judge", "limit",
+    ):  # fmt: skip
         pytest.importorskip(f"vitsweep.extras.{feature}")
     parts = (answered, noted, diagnosed, explained_and_drawn, gated, raced, paged)
     every = "\n".join(text for part in parts for text in part())

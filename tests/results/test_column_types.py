@@ -61,7 +61,7 @@ def folders(tmp_path: Path) -> list[Path]:
         sweep(tmp_path / "trained", run("aa", metrics=trained, **{"task.target_accuracy": 0.9})),
         sweep(
             tmp_path / "odd",
-            run("aa", environment={"host_cores": "many", "cores_allowed": 1e30}, **odd, **own),
+            run("aa", environment={"host_cores": 1.5, "cores_allowed": 1e30}, **odd, **own),
             run("bb", **{"precision.loss_scale": "dynamic", "model.arguments.depth": 0.5}),
         ),
     ]
@@ -99,7 +99,7 @@ def test_values_have_the_type_of_their_column_and_the_users_columns_come_last(
     assert found["sharding.reshard_after_forward"] == ("string", ["2", None])
     assert found["memory.keep"] == ("string", ["['linear', 'norm']", None])
     assert found["cores_allowed"] == ("int64", [None, None]), "beyond 64 bits"
-    assert found["host_cores"] == ("int64", [None, None]), "`many` is no number of cores"
+    assert found["host_cores"] == ("int64", [None, None]), "1.5 is no number of cores"
     assert found["model.arguments.depth"] == ("double", [4.0, 0.5])
     assert found["model.arguments.kind"][0] == "string"
     assert "model.arguments.none" not in found

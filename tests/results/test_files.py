@@ -23,7 +23,7 @@ def test_threads_that_write_one_file_at_once_do_not_disturb_each_other(tmp_path:
     texts = [str(number) * 10_000 for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(20):
-            list(pool.map(lambda text: write_atomically(path, text, durable=False), texts))
+            list(pool.map(lambda text: write_atomically(path, text), texts))
     assert path.read_text() in texts
     assert list(tmp_path.iterdir()) == [path]
 
@@ -39,7 +39,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_no_draft(
 
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, "new")
+        write_atomically(path, "new", durable=True)
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
 

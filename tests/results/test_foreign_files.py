@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.builders import run
@@ -20,7 +21,9 @@ from vitsweep.files import (
     write_atomically,
     write_once,
 )
+from vitsweep.foreign import yaml_text
 from vitsweep.launchers.slurm.state.jobs import JobArray
+from vitsweep.report.html import write_report
 from vitsweep.results import provenance
 from vitsweep.results.provenance import is_own, masked_word
 from vitsweep.results.record import RunRecord, Status
@@ -160,7 +163,7 @@ def test_a_damaged_or_foreign_cell_is_frozen_anew(store: Store, monkeypatch, tmp
     store.freeze("aa", document | {"overrides": ["mine"]})
     assert Store(store.root).frozen_by("aa") == (document | {"overrides": ["mine"]}, True)
     store.freeze("aa", document)
-    assert store.frozen("aa")["overrides"] == ["mine"], "this user's stays"
+    assert store.frozen("aa")["overrides"] == [], "what was typed last"
     assert store.digest("aa")
     path.write_text(path.read_text().replace("vitsweep.model.vit.ViT", "os.system"))
     with pytest.raises(VitsweepError, match=r"aa/cell\.yaml`"):
@@ -224,3 +227,48 @@ def test_a_list_of_damaged_images_of_another_shape_lists_nothing(tmp_path: Path)
         list_damaged(tmp_path, tmp_path)
         assert not (tmp_path / "damaged-0.json").exists()
     assert read_damaged(tmp_path) == {"a": "1"}
+
+
+COMPUTED = "speedup is_baseline log_ratio blocks throttled step_time_ms".split()
+BAD_ENTRIES: list[dict[str, dict[str, object]]] = [
+    *({"environment": {name: value}} for name in COMPUTED for value in ("x", [1])),
+    {"environment": {"device": [1]}},
+    {"environment": {"speedup": 1.0}},
+    {"metrics": {"speedup": 1.0}},
+    {"validity": {"steps_counted": "many"}},
+    {"environment": {"host_cores": "many"}},
+    {"spec": {"seed": "x"}},
+]
+
+
+def test_one_bad_entry_blocks_no_table(store: Store) -> None:
+    """Of a record, of what was kept, predicted or frozen for a cell, of a column of somebody else's."""
+    for number, bad in enumerate(BAD_ENTRIES):
+        tree = json.loads(run(f"b{number}").to_json())
+        for part, entries in bad.items():
+            tree[part] |= entries
+        tree.pop("checksum")
+        path = store.cell(tree["cell_id"]) / "runs" / f"{tree['run_id']}.json"
+        write_atomically(path, json.dumps(tree))
+    for cell_id in ("c0", "c1", "c2"):
+        (store.cell(cell_id)).mkdir()
+    (store.cell("c0") / "record.json").write_text('{"status": "invalid", "speedup": "x"}')
+    (store.cell("c1") / "prediction.json").write_text('{"speedup": 1.0, "predicted_mfu": [2]}')
+    frozen = {"cell": {1: 2, None: 3, "precision": {"name": "O1", 7: 8}}}
+    (store.cell("c2") / "cell.yaml").write_text(yaml_text(frozen))
+    bad_column = {"unit": "s", "label": "l", "better": "maybe", "function": "m.f"}
+    store.append_command({"command": "theirs", "metrics": {"worse": bad_column, "one": {}}})
+    with pytest.warns(DamagedRecordWarning):
+        page = write_report(store.root)
+    cells = pd.read_csv(page.with_name("cells.csv")).set_index("cell_id")
+    assert cells.loc["aa", "status"] == Status.measured
+    assert set(cells.drop(["aa", "c0", "c1", "c2"])["status"]) == {Status.damaged}
+    assert len(cells) == 4 + len(BAD_ENTRIES)
+    assert page.exists()
+
+
+def test_all_records_may_be_damaged(store: Store) -> None:
+    [record] = store.root.glob("cells/aa/runs/*.json")
+    record.write_text("{}")
+    with pytest.warns(DamagedRecordWarning):
+        assert write_report(store.root).exists()

@@ -7,7 +7,7 @@ from vitsweep.results.metrics import COLUMNS, FLAGS, METRICS, own_metrics
 SPEEDS = "images_per_second images_per_second_per_rank tokens_per_second"
 METRICS_WITH = (
     ("positive", True, f"{SPEEDS} step_time_ms speedup speedup_low speedup_high"),
-    ("spread", True, "images_per_second accuracy_top1 seconds_to_target"),
+    ("spread", True, "images_per_second accuracy_top1 held_out_loss probe_top1 seconds_to_target"),
     ("gated", False, "throughput_spread speedup_low speedup_high"),
     ("mean", "geometric", f"{SPEEDS} step_time_ms seconds_to_target"),
     ("follows", "throughput", f"{SPEEDS} model_tflops_per_rank mfu"),

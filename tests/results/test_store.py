@@ -1,6 +1,11 @@
 """A sweep folder that survives crashes, full disks, and several writers at once."""
 
+import errno
 import json
+import os
+import re
+import stat
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +16,11 @@ from tests.other_process import finished, other_process
 from tests.refusals import require
 from vitsweep import files
 from vitsweep.errors import VitsweepError
+from vitsweep.files import append_line, write_atomically
 from vitsweep.results.record import SCHEMA_VERSION, OtherSchemaError, RunRecord, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.results.sweeps import only_rounds
+from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER
 
 
 @pytest.fixture
@@ -174,22 +181,102 @@ def test_only_one_command_races_in_a_sweep(store: Store) -> None:
         pass
 
 
-def test_the_disk_is_waited_for_where_a_measurement_would_be_lost(
+class Disk:
+    """What a power cut would leave in the worst case: only what was waited for with `fsync`.
+
+    A file keeps the content that it had then, a folder the names. Each call is counted, and so is a name
+    given to a file that is not on the disk.
+    """
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.top, self.calls, self.early = top, 0, list[str]()
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        monkeypatch.setattr(files.os, "fsync", self._fsync)
+        rename = os.replace
+
+        def replace(draft: str, name: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+            path = Path(f"/proc/self/fd/{src_dir_fd}", draft)
+            if self._contents.get(path.stat().st_ino) != path.read_bytes():
+                self.early.append(name)
+            rename(draft, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+        monkeypatch.setattr(files.os, "replace", replace)
+
+    def _fsync(self, descriptor: int) -> None:
+        self.calls += 1
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            self._names[found.st_ino] = {e.name: e.inode() for e in os.scandir(descriptor)}
+        else:
+            self._contents[found.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+
+    def keeps(self, path: Path) -> bool:
+        """Whether a file would be there, and whole."""
+        number = self.top.stat().st_ino
+        for name in path.relative_to(self.top).parts:
+            number = self._names.get(number, {}).get(name, 0)
+        return bool(path.read_bytes()) and self._contents.get(number) == path.read_bytes()
+
+
+def test_a_power_cut_loses_nothing_that_was_said_to_be_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the same command would write again is not: thousands of cells are frozen within seconds."""
-    waits: list[int] = []
-    monkeypatch.setattr(files.os, "fsync", waits.append)
+    """Thousands of cells are frozen within seconds: the first record waits for its cell."""
+    disk = Disk(tmp_path, monkeypatch)
+    store = Store(tmp_path / "results" / "s").create()
+    cell, attempt = store.cell("a"), store.cell("a") / "attempts" / "b0.1"
+    disk.calls, disk.early = 0, []
+    store.freeze("a", {"cell": {"x": 1}})
+    store.keep_row({"cell_id": "a", "status": "invalid"})
+    append_line(cell / "attempts.jsonl", {"event": "start"})
+    write_atomically(attempt / "draft.json", "{}")
+    assert disk.calls == 0
+    assert disk.early
+    disk.early = []
+
+    def kept(*paths: Path) -> None:
+        assert [path for path in paths if not disk.keeps(path)] == []
+        assert disk.early == []
+
+    first = run("a")
+    store.publish(first)
+    kept(cell / "cell.yaml", cell / "runs" / f"{first.run_id}.json")
+    disk.calls = 0
+    second = run("a", "b1")
+    store.publish(second)
+    kept(cell / "runs" / f"{second.run_id}.json")
+    assert disk.calls == 2, "the file, and its name"
+    store.append_command({"cells": ["a"]})
+    kept(store.root / "commands.jsonl", store.root / store.keep("code", "text", ".diff"))
+    for name in ("weights.safetensors", f"{CHECKPOINT_FOLDER}/step-1/trained.json"):
+        write_atomically(attempt / name, "{}", durable=True)
+        kept(attempt / name)
+    (cell / "cell.yaml").write_text("")
+    store.freeze("a", {"cell": {"x": 2}})
+    kept(cell / "cell.yaml")
+    store.pack()
+    kept(store.cells / "pack.jsonl")
+
+
+def test_file_systems_that_cannot_sync_folders_are_used_and_failing_disks_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path / "s").create()
-    waits.clear()
-    for write, is_waited_for in (
-        (lambda: store.freeze("a", {"cell": {"x": 1}}), False),
-        (lambda: store.keep_row({"cell_id": "a", "status": "invalid"}), False),
-        (lambda: store.save_run(run("a")), True),
-        (lambda: store.publish(run("a", "b1")), True),
-        (lambda: store.keep("code", "text", ".diff"), True),
-        (lambda: store.keep_code("abc", {"x.py": "1"}), True),
-    ):
-        write()
-        assert bool(waits) == is_waited_for
-        waits.clear()
+    for number in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO):
+
+        def fsync(descriptor: int, number: int = number) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(files.os, "fsync", fsync)
+        record = run("a", f"b{number}")
+        fails = pytest.raises(OSError, match=re.escape(os.strerror(number)))
+        with fails if number == errno.EIO else nullcontext():
+            assert store.publish(record) == record
+
+
+def test_commands_that_a_power_cut_took_are_missed_aloud(store: Store) -> None:
+    (store.root / "commands.jsonl").write_text("")
+    with pytest.warns(DamagedRecordWarning, match="commands.jsonl"):
+        assert store.commands() == []

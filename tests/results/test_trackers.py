@@ -14,6 +14,7 @@ import pytest
 
 import vitsweep
 from tests.builders import run
+from tests.canaries import PLANTED, plant
 from tests.command import Command
 from vitsweep.errors import VitsweepError
 from vitsweep.results.metrics import FLAGS, METRICS
@@ -34,11 +35,14 @@ CELL = ("sweep.baseline=null", "measurement.blocks=2")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """A cell that was measured with `tracker=wandb`."""
+    """A cell that was measured with `tracker=wandb`, in a folder that should not be imported from."""
     command = Command(tmp_path_factory.mktemp("measured"))
-    done = command("tracker=wandb", "tracker.time_limit_s=500", *CELL)
-    assert done.returncode == 0, done.stderr
-    assert "Mirrored 1 cells to W&B (offline)" in done.stdout
+    canary = plant(command.folder)
+    running = command.start("tracker=wandb", "tracker.time_limit_s=500", *CELL, python=["-P"])
+    out, error = running.communicate(timeout=300)
+    assert running.returncode == 0, error
+    assert "Mirrored 1 cell to W&B (offline)" in out
+    assert not canary.exists(), canary.read_text()
     return command
 
 
@@ -60,6 +64,8 @@ def test_an_offline_run_read_back_equals_the_record(measured: Command) -> None:
     [written] = measured.store.root.glob("wandb/offline-run-*/*.wandb")
     [answer] = vitsweep.load(measured.store.root).answers()
     assert answer.encode() in written.read_bytes(), "the notes of the run"
+    logs = written.parent.glob("logs/*.log")
+    assert not any(PLANTED.encode() in path.read_bytes() for path in (written, *logs))
     frozen = "".join(path.read_text() for path in measured.store.root.rglob("*.yaml"))
     assert "api_key" not in frozen.lower()
 
@@ -242,15 +248,19 @@ def test_a_mirror_that_fails_names_its_last_line(
     asked: list[dict[str, Any]] = []
     ends = iter([(1, "one\ntwo\n"), (2, " "), (0, "")])
 
-    def captured(command: list[str], input: str, timeout: float) -> Any:
+    def captured(command: list[str], input: str, timeout: float, cwd: str, env: Any) -> Any:
         asked.append(json.loads(input) | {"timeout": timeout})
+        assert "-P" in command
+        assert list(Path(cwd).iterdir()) == []
+        assert "WANDB_DIR" not in env
         code, error = next(ends)
         return SimpleNamespace(returncode=code, stderr=error)
 
     monkeypatch.setattr("vitsweep.results.trackers.captured", captured)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     rows = [{"status": "measured", "cell_id": "a", "mfu": math.nan}, {"status": "failed"}, {}]
     tracker = {"mode": "offline", "time_limit_s": 7}
-    for told in ("(two)", "(no reason given)", " 1 cells "):
+    for told in ("(two)", "(no reason given)", " 1 cell "):
         assert told in mirror(Store(tmp_path), rows, tracker, ["A."])
     assert asked[0]["cells"] == [{"status": "measured", "cell_id": "a", "mfu": None}]
     assert (asked[0]["answers"], asked[0]["timeout"], asked[0]["tracker"]) == (["A."], 7.0, tracker)

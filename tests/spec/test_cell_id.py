@@ -28,6 +28,7 @@ FREE = {
     "measurement.max_seconds",
     "measurement.min_seconds",
     "measurement.prove",
+    "measurement.start",
     "measurement.timeout_min",
     "measurement.trace",
     "measurement.traced_steps",

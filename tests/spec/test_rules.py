@@ -9,9 +9,9 @@ from tests.cells import GPU_NODE, LAPTOP, TINY, entry
 from tests.refusals import require
 from vitsweep import torch_compat
 from vitsweep.planning import freeze
+from vitsweep.proof.twin import twin_of
 from vitsweep.spec.resources import Machine
 from vitsweep.spec.rules import conflicts
-from vitsweep.training.twin import twin_of
 
 WAY_OUT = re.compile(r"(?:try|use|Try|Use) `([\w.]+=[\w.]+)`")
 

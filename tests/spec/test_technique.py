@@ -14,7 +14,7 @@ TRUE = {
     "part_of_training": "classifier=token classifier=pooled vit_block=plain vit_block=drop_samples "
     "vit_block=parallel tokens=all tokens=drop tokens=registers averaging=none averaging=ema "
     "schedule=constant",
-    "float8": "precision=fp8 precision=fp8_masters",
+    "float8": "precision=fp8 precision=fp8_masters precision=mxfp8",
     "shards_parameters": "sharding=fsdp sharding=zero2 sharding=hsdp",
     "shards_optimizer": "sharding=zero1",
     "keeps_gradient_views": "optimizer=adamw_contiguous optimizer=sgd_contiguous",

@@ -64,7 +64,8 @@ def test_a_cell_that_was_not_measured_anew_keeps_the_baseline_of_its_own_blocks(
     assert (fast["speedup"], other["speedup"]) == (pytest.approx(1.5), pytest.approx(2.0))
     assert fast["images_per_second"] == pytest.approx(150), "not scaled to the new baseline"
     assert base["images_per_second"] == pytest.approx(200)
-    assert fast["speedup_note"] == say("earlier_baseline")
+    assert fast["speedup_note"].startswith(say("earlier_baseline"))
+    assert "0.750 times" in fast["speedup_note"], "the baseline that is shown has newer code"
     assert fast["baseline_cell_id"] == "base"
     assert {fast["family_size"], other["family_size"]} == {1}, "no claim spans two codes"
 
@@ -93,7 +94,11 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
     found = row(cells(table(*before, *after), BASELINES), "fast")
     assert found["speedup"] == pytest.approx(130.5 / 120, abs=0.001)
     assert (found["num_pairs"], found["claim"]) == (2, "too few blocks")
-    assert found["images_per_second"] == pytest.approx(130.5, abs=0.1)
+    base_level = row(cells(table(*before, *after), BASELINES), "base")["images_per_second"]
+    assert found["images_per_second"] / base_level == pytest.approx(130.5 / 120, abs=0.001)
+    assert found["images_per_second"] == pytest.approx(130.25, abs=0.01), (
+        "as in the median block, 3"
+    )
     assert "3 blocks" in str(found["speedup_note"])
     looked = [
         run(r.cell_id, "screening", r.metrics["images_per_second"], minute=9, validity={"purpose": SCREENING},
@@ -101,7 +106,8 @@ def test_a_sweep_whose_code_changed_between_two_commands_has_a_ratio_of_one_code
         for r in after[::2]
     ]  # fmt: skip
     by_blocks = row(cells(table(*before, *looked), BASELINES), "fast")
-    assert (by_blocks["num_pairs"], by_blocks["speedup_note"]) == (3, say("earlier_baseline"))
+    assert by_blocks["num_pairs"] == 3
+    assert by_blocks["speedup_note"].startswith(say("earlier_baseline"))
     assert by_blocks["speedup"] == pytest.approx(1.3, abs=0.01)
 
 
@@ -115,7 +121,7 @@ def test_two_sweeps_with_blocks_of_one_name_are_distinguished_by_code_too() -> N
     ]
     found = cells(table(*old, *edited, *other), BASELINES).set_index(["cell_id", "sweep"])
     assert found.loc[("fast", "sample"), "speedup"] == pytest.approx(1.5)
-    assert found.loc[("fast", "sample"), "speedup_note"] == say("earlier_baseline")
+    assert found.loc[("fast", "sample"), "speedup_note"].startswith(say("earlier_baseline"))
     assert found.loc[("fast", "other"), "speedup"] == pytest.approx(3.0)
     assert found.loc[("fast", "other"), "speedup_note"] == ""
 

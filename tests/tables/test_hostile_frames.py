@@ -20,7 +20,6 @@ from vitsweep.results.record import Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.diagnostics import diagnostics
 from vitsweep.tables.effects import waterfall
-from vitsweep.tables.limits import limits
 from vitsweep.tables.load import tidy
 from vitsweep.tables.names import cell_names, with_changes
 from vitsweep.tables.render import cell_text, ranked
@@ -76,7 +75,6 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
     "per_chip": per_chip,
     "communication": communication,
     "optimizer_steps": optimizer_steps,
-    "limits": lambda t: limits(t, "world_size"),
     "with_changes": with_changes,
     "cell_names": cell_names,
     "tidy": tidy,
@@ -86,6 +84,9 @@ OF_CELLS: dict[str, Callable[[DataFrame], object]] = {
 }
 
 
+if "limit" in extras.FEATURES:
+    limits = extras.load("limit.table:limits")
+    OF_CELLS["limits"] = lambda t: limits(t, "world_size")
 if "pareto" in extras.FEATURES:
     OF_CELLS["pareto_front"] = extras.load("pareto.charts.pareto:pareto_front")
 

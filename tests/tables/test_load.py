@@ -7,12 +7,24 @@ import pandas as pd
 import pytest
 
 from tests.builders import run, table
+from tests.cells import TINY, entry
 from tests.said import opening
 from vitsweep.errors import VitsweepError
+from vitsweep.execution.run_request import frozen_document
 from vitsweep.report.answer import answers
 from vitsweep.results.record import OtherSchemaError, Status
 from vitsweep.results.store import DamagedRecordWarning, Store
-from vitsweep.tables.load import _sizes, cells_of, families_of, load, tidy, with_wrong_steps
+from vitsweep.spec.cell_spec import flatten
+from vitsweep.tables.load import (
+    _sizes,
+    cells_of,
+    families_of,
+    from_rows,
+    load,
+    tidy,
+    with_wrong_steps,
+)
+from vitsweep.tables.names import CHOICES, names_by_id
 from vitsweep.tables.sweep_tables import SweepTables
 from vitsweep.tables.valid_runs import one_device
 
@@ -73,6 +85,28 @@ def test_a_waiting_cell_is_read_from_its_frozen_spec(store):
     row = load(store.root).set_index("cell_id").loc["waiting"]
     assert (row["precision"], row["seed"]) == ("O1", 3)
     assert pd.isna(row["status"])
+
+
+def test_a_cell_that_has_not_run_has_the_columns_of_one_that_has(tmp_path):
+    own = ("model=module", "model.target=tests.user_modules.build_model", "model.blocks=layers",
+           "++model.arguments.depth=2")  # fmt: skip
+    store = Store(tmp_path / "s").create()
+    for words in (
+        (),
+        own,
+        (*own, "++model.arguments.depth=3"),
+        ("runtime.variables={A:1}", "data=synthetic"),
+    ):
+        planned = entry(*TINY[-1:], *words)
+        store.freeze(planned.cell_id, frozen_document(planned.spec, planned.tree, (), {}))
+        row = load(store.root).set_index("cell_id").loc[planned.cell_id]
+        spec, frozen = flatten(planned.spec), set(row[row.notna()].index)
+        assert {*CHOICES, "seed", "images_per_step"} <= frozen
+        assert {c for c in spec if ".arguments." in c or ".variables." in c} <= frozen
+        assert {c: row[c] for c in spec if c in frozen} == {c: spec[c] for c in spec if c in frozen}
+    names = names_by_id(load(store.root))
+    assert any("user_modules.build_model" in name and "depth=3" in name for name in names.values())
+    assert not any("module" in name.split(" · ") for name in names.values())
 
 
 def test_a_folder_without_records_is_named(tmp_path):
@@ -263,3 +297,15 @@ def test_losses_that_leave_those_of_the_baseline_by_more_than_both_tolerances_ar
         ("measured", {"first_gradients": None}), ("measured", {"loss_step_2": None}),
     ):  # fmt: skip
         assert status(**changed) == wanted, changed
+
+
+def test_rows_of_the_default_objective_say_so_beside_others() -> None:
+    rows = [
+        {"model": "vit_nano"},
+        {"model": "vit_nano", "objective": "lejepa"},
+        {"status": "damaged"},
+    ]
+    found = from_rows(rows)["objective"]
+    assert found.tolist()[:2] == ["classification", "lejepa"]
+    assert found.isna().tolist() == [False, False, True]
+    assert "objective" not in from_rows(rows[:1])

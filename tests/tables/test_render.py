@@ -10,7 +10,7 @@ import pytest
 from pandas import DataFrame, Series
 from rich.console import Console
 
-from tests.builders import PLAIN, run, table
+from tests.builders import PLAIN, from_runs, run, table
 from tests.said import opening
 from tests.sample_sweep import sweep
 from vitsweep.results.metrics import METRICS
@@ -18,7 +18,8 @@ from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS
 from vitsweep.tables import render
 from vitsweep.tables.cells import cells
-from vitsweep.tables.render import CellTable, TextTable, cell_text, common_settings
+from vitsweep.tables.notes import START, two_starts
+from vitsweep.tables.render import CellTable, TextTable, cell_text, common_settings, footnotes
 from vitsweep.tables.sentences import say
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -130,6 +131,37 @@ def test_the_table_is_the_one_that_was_looked_at() -> None:
             assert max(map(len, text.splitlines())) <= width
 
 
+def test_memory_over_two_starts_has_a_footnote_and_over_one_none() -> None:
+    started: dict[str, dict[str, object]] = {
+        start: {START: start} for start in ("forked", "spawned")
+    }
+    started |= {"early": {}, "with variables": {"runtime.variables.A": "b"}}
+
+    def notes(base: str, own: str, metric: str = "peak_rss_gib") -> list[str]:
+        records = [
+            run(name, f"b{n}", speed + n, metrics={metric: 0.2}, precision=name, **started[start])
+            for n in range(3) for name, speed, start in (("base", 90.0, base), ("O1", 95.0, own))
+        ]  # fmt: skip
+        found = from_runs(table(*records), {"base": "base", "O1": "base"}).cells
+        return [note for note in footnotes(found)[1] if "memory" in note]
+
+    said = two_starts("spawned", "forked", "the baseline's")
+    for base, own in product(("forked", "early"), ("spawned", "with variables")):
+        assert notes(base, own) == [f"[1] {said}"]
+    assert notes("early", "forked") == notes("with variables", "spawned") == []
+    assert notes("spawned", "spawned") == notes("forked", "spawned", "peak_allocated_gib") == []
+    both = table(*(run(c, f"{c}{n}", 90.0, metrics={"peak_rss_gib": 0.2}, **{START: start})
+                   for c, some in (("a", ("forked", "spawned")), ("b", ("spawned",)))
+                   for n, start in enumerate(some)))  # fmt: skip
+    cells = from_runs(both, {"a": "b", "b": "b"}).cells.set_index("cell_id")
+    assert cells[START].to_dict() == {"a": "forked spawned", "b": "spawned"}
+    said = two_starts("forked spawned", "spawned", "the baseline's")
+    assert "forked and spawned" in said
+    for base, is_noted in (("b", True), ("a", False)):  # a row is not compared with itself
+        notes_of = footnotes(from_runs(both, {"a": base, "b": "b"}).cells)[1]
+        assert any(note.endswith(said) for note in notes_of) == is_noted
+
+
 def test_a_choice_that_was_compared_with_itself_is_named_below_the_table() -> None:
     records = measured({"precision": ("fp32", "O1")})
     told = {
@@ -160,6 +192,16 @@ def test_long_headings_of_own_metrics_leave_room_for_the_accuracy() -> None:
     [head] = [line for line in narrow.splitlines() if line.startswith("cell")]
     assert "top-1" in head, narrow
     assert "million" in wide
+
+
+def test_a_training_that_is_scored_by_its_loss_shows_it_where_others_show_top_1() -> None:
+    records = measured({"precision": ("fp32", "O1")})
+    for record in records:
+        record.metrics.update(held_out_loss=0.1 + 0.0234 * (record.cell_id == "O1"))
+    text = printed(CellTable(compared(records), "own"), 80)
+    assert "held-out" in text
+    assert "0.123" in text
+    assert "top-1" not in text
 
 
 def test_a_heading_is_all_that_shows_a_metric_in_the_tables(
@@ -313,7 +355,7 @@ def test_columns_are_kept_as_far_as_there_is_room() -> None:
     for width, kept in ((0, 3), (24, 3), (25, 4), (30, 4), (31, 5)):
         assert render._fitted(text, width) == [*text][:kept], width
     many = DataFrame({c: ["1"] for c in ("cell", "result", *"abcdefgh")})
-    assert len(render._fitted(many, 1000)) == render.MOST_COLUMNS
+    assert render._fitted(many, 200) == [*many], "what fits is shown"
     mixed = text.assign(**{"peak GiB": "1" * 20, "blocks": "1"})
     assert render._fitted(mixed, 33) == ["cell", "img/s", "result", "step ms", "blocks"]
 
@@ -351,7 +393,8 @@ def test_settings_of_all_rows_stand_in_the_title() -> None:
 
 def test_intervals_of_families_times_to_target_and_repetitions() -> None:
     table = DataFrame({
-        "claim_low": [1.1, 1.1, None, 1.1], "claim_high": [1.2] * 4, "family_size": [2, 1, 2, None],
+        "speedup": 1.15, "claim_low": [1.1, 1.1, None, 1.1], "claim_high": [1.2] * 4,
+        "family_size": [2, 1, 2, None],
     })  # fmt: skip
     assert render._families(table) == ["[1.10, 1.20] of 2", "", "", ""]
     assert render._replicates(DataFrame({"replicates": [3, 2], "replicates_asked": 3})) == [
@@ -414,6 +457,7 @@ def test_a_result_is_the_claim_or_the_status() -> None:
     assert render._one_line("a\n b") == "a b"
     assert [len(render._one_line("x" * n)) for n in (300, 301)] == [300, 300]
     assert render._one_line(None) == ""
+    assert render._one_line("word " * 70) == f"{' '.join(['word'] * 59)}…"
 
 
 def test_a_table_has_its_title_and_its_headings_unless_they_are_left_out() -> None:

@@ -1,6 +1,9 @@
 import math
 
+import numpy as np
 import pytest
+from pandas import Series
+from scipy.stats import ttest_1samp
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
@@ -11,6 +14,7 @@ from vitsweep.tables.scaling import (
     scaling_efficiency,
 )
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import holm
 
 SHARED = FLAGS["oversubscribed"].caption
 
@@ -168,3 +172,36 @@ def test_rows_whose_key_is_not_known_raise_nothing():
 def test_the_number_of_blocks_does_not_part_a_curve():
     rows = [on_cores(n, 1, 90.0 * n, **{"measurement.blocks": 2 + n}) for n in (1, 2)]
     assert scaling_efficiency(table(*rows), {})["efficiency"].tolist() == pytest.approx([1, 1])
+
+
+def test_the_efficiencies_of_a_command_are_one_family():
+    """Each interval is that of Holm's level among all of its command, whichever curve they are of."""
+    generator = np.random.default_rng(0)
+    rows = [
+        point(f"{kind}{n}", n, 100 * n * np.exp(loss * (n > 1) + generator.normal(0, 0.01)), 64, f"b{b}",
+              precision=kind)
+        for b in range(5) for kind, loss in (("fp32", -0.02), ("O1", -0.3)) for n in (1, 2, 4)
+    ]  # fmt: skip
+    runs, every = table(*rows), {r.cell_id for r in rows}
+    for families, size in (([], 4), ([every], 4), ([every, {"O11", "O12", "O14"}], 2)):
+        curve = scaling_efficiency(runs, {}, None, families).set_index("cell_id")
+        assert curve.loc["O12", "efficiency_family_size"] == size
+        p_values = {}
+        for cell in ("fp322", "fp324", "O12", "O14") if size == 4 else ("O12", "O14"):
+            logs = np.log(
+                [
+                    by_block[cell] / by_block[f"{cell[:-1]}1"] / int(cell[-1])
+                    for _, by_block in runs.pivot_table(
+                        index="block", columns="cell_id", values="images_per_second"
+                    ).iterrows()
+                ]
+            )
+            p_values[cell] = ttest_1samp(logs, 0.0).pvalue
+        wanted = holm(Series(p_values))
+        found = curve.loc[[*p_values], "efficiency_p_holm"]
+        assert found.to_dict() == pytest.approx(wanted.to_dict(), rel=1e-6)
+        low, high = curve["efficiency_claim_low"], curve["efficiency_claim_high"]
+        excludes = (low > 1) | (high < 1)
+        assert excludes[[*p_values]].tolist() == (wanted < 0.05).tolist()
+        assert (low <= curve["efficiency_low"] * (1 + 1e-12))[[*p_values]].all()
+        assert curve.loc[["O11", "fp321"], "efficiency_p_holm"].isna().all()

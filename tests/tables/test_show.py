@@ -77,7 +77,7 @@ def test_markdown_escapes_pipes():
     assert "a\\|b" in lines[2]
 
 
-NUMBERS = [(0.01234, "0.0123"), (1.234, "1.23"), (1234.5, "1,234"), (99.96, "100.0"), (0, "0")]
+NUMBERS = [(0.01234, "0.0123"), (1.234, "1.23"), (1234.5, "1,234"), (99.96, "100"), (0, "0")]
 NOTHING = [(math.nan, ""), (math.inf, ""), (None, "")]
 
 
@@ -100,6 +100,16 @@ def test_a_number_that_would_fill_lines_has_an_exponent(value, text):
     assert len(formatting.plain(value)) < 20
     cells = table(run("base", metrics={"activation_gib": value}))
     assert len(formatting.as_text(cells[["activation_gib"]]).iloc[0, 0]) < 20
+
+
+def test_a_text_is_cut_between_words_and_within_a_long_one():
+    for text, cut in (
+        ("no room", "no room"),
+        ("memory of rank 1 ends", "memory of rank…"),
+        ("f raised " + "x" * 99, "f raised " + "x" * 50 + "…"),
+        ("x" * 99, "x" * 59 + "…"),
+    ):
+        assert formatting.cut_at_word(text, 17 if "memory" in text else 60) == cut
 
 
 def test_a_bare_value_in_a_label_is_named():

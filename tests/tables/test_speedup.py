@@ -309,3 +309,23 @@ def test_a_run_that_was_repeated_in_its_block_is_no_selection() -> None:
     assert one(speedup_over(both, BASELINES), "fast")["claim"] == "faster"
     stopped = one(speedup_over(lost(Status.preempted), BASELINES), "fast")
     assert (stopped["claim"], stopped["speedup_note"]) == ("faster", "")
+
+
+def test_an_emulated_format_has_a_ratio_but_no_interval_and_no_claim():
+    emulated = {"precision": "fp8", "precision.emulate": True}
+    runs = [
+        run(cell, f"b{n}", rate + n, minute=n, **spec)
+        for n in range(5)
+        for cell, rate, spec in (
+            ("base", 100, {}), ("fp8", 50, emulated), ("real", 150, {"precision": "O1"}),
+        )
+    ]  # fmt: skip
+    found = cells(table(*runs), dict.fromkeys(("base", "fp8", "real"), "base")).set_index("cell_id")
+    own = found.loc["fp8"]
+    assert own["claim"] == "emulated"
+    assert own["speedup"] == pytest.approx(0.5, rel=0.02)
+    assert own[["speedup_low", "speedup_high", "p_holm", "claim_low", "claim_high"]].isna().all()
+    assert found["claim"].drop("fp8").to_dict() == {"base": "baseline", "real": "faster"}
+    assert found.loc["real", "family_size"] == 1
+    over = speedup_over(table(*runs), dict.fromkeys(("base", "fp8", "real"), "fp8"))
+    assert set(over["claim"]) == {"emulated", "baseline"}

@@ -200,6 +200,7 @@ def test_the_first_claim_that_holds_is_made() -> None:
         (Claim.screened, {"_short": Claim.screened, "num_blocks": 0}),
         (Claim.too_few_blocks, {"num_blocks": 2}),
         (Claim.missing_blocks, {"_survivors": True}),
+        (Claim.no_difference_shown, {"_survivors": True, "p_holm": 0.05}),
         (Claim.no_difference_shown, {"_survivors": True, "p_value": 0.05, "p_holm": 0.05}),
         (
             Claim.equal,
@@ -213,14 +214,35 @@ def test_the_first_claim_that_holds_is_made() -> None:
         ),
         (Claim.slower, {"speedup": 0.9}),
         (Claim.slower, {"speedup": 1.0}),
-        (Claim.probably_faster, {"p_holm": 0.05}),
-        (Claim.probably_slower, {"p_holm": 0.05, "speedup": 0.9}),
+        (Claim.no_difference_shown, {"p_holm": 0.05}),
+        (Claim.no_difference_shown, {"p_holm": 0.05, "speedup": 0.9}),
         (Claim.no_difference_shown, {"p_value": 0.05, "p_holm": 0.05}),
         (Claim.no_difference_shown, {"speedup_low": 1.0, "p_value": 0.05, "p_holm": 0.05}),
     ):
         assert stats.claims(DataFrame([row | facts]))[0] == claim, facts
     plain = DataFrame([row]).drop(columns=["_short", "_survivors"])
     assert stats.claims(plain)[0] == Claim.faster
+
+
+def test_any_look_intervals_end_from_a_least_number_of_blocks_on() -> None:
+    for cells, least in (
+        (1, 3),
+        (2, 4),
+        (13, 4),
+        (14, 5),
+        (130, 5),
+        (131, 6),
+        (1453, 6),
+        (1454, 7),
+    ):
+        assert stats.least_blocks(cells) == least
+        level = stats.LEVEL / cells
+        assert np.isinf(stats.any_look_half_width(1.0, least - 1, level))
+    for blocks, wider in ((3, 3.07), (5, 1.95), (20, 1.82)):
+        of_student = stats.half_width(blocks**-0.5, blocks - 1.0)
+        assert stats.any_look_half_width(1.0, blocks) / of_student == pytest.approx(
+            wider, abs=0.005
+        )
 
 
 def test_the_cheapest_assignment() -> None:

@@ -55,12 +55,12 @@ def test_one_folder_is_read_as_it_is_and_several_as_one(tmp_path: Path) -> None:
 def test_settings_are_those_of_the_latest_command(tmp_path: Path) -> None:
     store = stored(tmp_path / "s", "fp32", "O1")
     plain = SweepTables.of(store)
-    assert (plain.replicate_key, plain.limit_key, len(plain.replicates)) == ("", "", 0)
+    assert (plain.replicate_key, len(plain.replicates)) == ("", 0)
     assert plain.settings is plain.cells
     assert plain.settings_of(plain.cells[:2]).equals(plain.cells[:2])
-    store.append_command({"replicate": "seed", "limit": {"key": "model.depth"}})
+    store.append_command({"replicate": "seed"})
     repeated = SweepTables.of(store)
-    assert (repeated.replicate_key, repeated.limit_key) == ("seed", "model.depth")
+    assert repeated.replicate_key == "seed"
     assert repeated.settings is repeated.replicates
     assert repeated.settings["precision"].tolist() == ["O1", "fp32"]
     assert len(repeated.settings_of(repeated.cells[:1])) == 1

@@ -62,7 +62,7 @@ def test_what_drops_nothing_or_all_is_refused(words: list[str], is_refused: bool
 def test_blocks_are_dealt_out_to_stages_in_their_order() -> None:
     model = build(replace(build().spec, depth=7))
     parts = [cut(model, stage, 3, lambda: None) for stage in range(3)]  # type: ignore[arg-type, return-value]
-    assert [[*part.blocks] for part in parts] == [["0", "1"], ["2", "3"], ["4", "5", "6"]]  # type: ignore[union-attr]
+    assert [[*part.blocks._modules] for part in parts] == [["0", "1"], ["2", "3"], ["4", "5", "6"]]  # type: ignore[union-attr]
     assert [part.embedding is not None for part in parts] == [True, False, False]
     assert [part.head is not None for part in parts] == [False, False, True]
     assert [part.norm is not None for part in parts] == [False, False, True]

@@ -86,6 +86,7 @@ def ending(trainer: Trainer, found: Training) -> dict[str, Any]:
     return {
         "weights": weights,
         "optimizer": [v.clone() for v in tensors if isinstance(v, Tensor)],
+        "averages": [a.clone() for a in trainer.average.averages] if trainer.average else [],
         "random": torch.get_rng_state(),
         "scale": trainer.scaler.current if trainer.scaler else None,
         "curve": [{k: v for k, v in p.items() if k != "seconds"} for p in found.curve],
@@ -135,9 +136,9 @@ def assert_same(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
     assert resumed["weights"].keys() == whole["weights"].keys()
     for name, value in whole["weights"].items():
         assert torch.equal(resumed["weights"][name], value), name
-    assert len(resumed["optimizer"]) == len(whole["optimizer"])
-    for found, wanted in zip(resumed["optimizer"], whole["optimizer"], strict=True):
-        assert torch.equal(found, wanted)
+    for kept in ("optimizer", "averages"):
+        for found, wanted in zip(resumed[kept], whole[kept], strict=True):
+            assert torch.equal(found, wanted), kept
 
 
 PLAINLY = [("sharding=ddp",), ("sharding=zero1",)]

@@ -9,12 +9,15 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.data.cells_and_worlds import world
+from tests.refusals import named
 from tests.training.alone import alone, batch, trainer_of
-from vitsweep.training import checkpoint_manager
+from vitsweep.errors import VitsweepError
+from vitsweep.training import checkpoint, checkpoint_manager
 from vitsweep.training.checkpoint import (
     Position,
     _kinds,
@@ -195,6 +198,29 @@ def test_who_saved_a_checkpoint_is_reported_where_it_is_another_world(tmp_path: 
     assert saved_by(sharded, trainer) != ""
 
 
+def test_entries_of_groups_are_saved_with_their_types_or_named(tmp_path: Path) -> None:
+    trainer = trainer_of(alone())
+    rate = torch.tensor(0.1)
+    given = {"lr": np.float64(0.1), "betas": (np.float32(0.5), 0.9), "rate": rate, "nesterov": np.True_,
+             "words": ["a", None], "scales": {"head": (1, 2.0), 3: np.array(4)}}  # fmt: skip
+    wanted = {"lr": 0.1, "betas": (0.5, 0.9), "rate": rate, "nesterov": True,
+              "words": ["a", None], "scales": {"head": (1, 2.0), 3: 4}}  # fmt: skip
+    group = trainer.optimizer.param_groups[0]
+    group.update(given)
+    checkpoint.save(trainer, Position(step=1), tmp_path)
+    [folder] = whole_checkpoints(tmp_path)
+    group.update(dict.fromkeys(given, 9))
+    checkpoint.load(trainer, folder)
+    for key, value in wanted.items():
+        assert group[key] == value
+        assert repr(group[key]) == repr(value)  # with all types inside
+    group["scales"]["of"] = lambda: 1
+    for call in (numbers, lambda trainer: CheckpointManager(tmp_path, (), None).resume(trainer)):
+        with pytest.raises(VitsweepError) as refused:
+            call(trainer)
+        assert "`optimizer.param_groups[0]['scales']`" in named(str(refused.value))
+
+
 def test_state_that_was_not_saved_is_dropped_and_groups_get_their_numbers() -> None:
     trainer = trainer_of(alone())
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
@@ -245,7 +271,7 @@ def test_weights_that_are_kept_are_named_or_the_reason_is(
         "accuracy_top1": "0.5",
     }
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, *, durable: bool) -> None:
         raise OSError(number, "full")
 
     monkeypatch.setattr(checkpoint_manager, "write_atomically", full)

@@ -11,8 +11,8 @@ from tests.ranks import on_ranks
 from tests.techniques.averaging.test_ema import EMA, averaged
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 

@@ -140,7 +140,7 @@ def drawn_by(model: Any, choice: str) -> list[dict[str, Any]]:
         places: list[list[list[int]]] = []
         for block in model.blocks:
             block.register_forward_pre_hook(
-                lambda block, given: places.append([each.tolist() for each in given[1:]])
+                lambda block, given: places.append([each.tolist() for each in given[2:]])
             )
         model(IMAGES)
         for number, own in enumerate(found):

@@ -16,6 +16,7 @@ from tests.refusals import require
 from tests.training.alone import alone, trainer_of
 from tests.training.test_checkpoint import TRAINING, Told, begun
 from vitsweep.errors import VitsweepError
+from vitsweep.proof.twin import mean_over_replicas
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import checkpoint
 from vitsweep.training.checkpoint import Position
@@ -27,12 +28,12 @@ from vitsweep.training.checkpoint_files import (
 from vitsweep.training.checkpoint_manager import CheckpointManager, StopConsensus
 from vitsweep.training.epochs import train_epochs
 from vitsweep.training.shards import boxes
-from vitsweep.training.twin import mean_over_replicas
 from vitsweep.world import World
 
 STOP = 3
 Learned = tuple[list[float], list[float]]
 ADAMW = "optimizer=adamw_fused"
+MUON = ("optimizer=muon", "averaging=ema")
 
 
 def asked(ranks: int, *overrides: str) -> CellSpec:
@@ -119,11 +120,13 @@ def test_two_ranks_go_on_under_other_shardings(tmp_path: Path) -> None:
         asked(2, EXACT, "sharding=ddp", "optimizer=adamw_contiguous"),
         asked(2, EXACT, "sharding=zero1", ADAMW, "layout.channels_last=true"),
         asked(2, EXACT, "tensor_parallel=megatron", "mesh.tensor=2", "sharding=ddp", ADAMW),
+        asked(2, EXACT, "sharding=zero1", *MUON),
     ]
     ema = [asked(2, EXACT, ADAMW, "averaging=ema", f"sharding={s}") for s in ("ddp", "fsdp")]
     zero1 = asked(2, EXACT, "sharding=zero1", ADAMW)
     fsdp = asked(2, EXACT, "sharding=fsdp", "optimizer=adamw_foreach")
-    readers = [(0, zero1), (1, fsdp), (2, zero1), (2, fsdp)]
+    muon = asked(2, EXACT, "sharding=fsdp", *MUON)
+    readers = [(0, zero1), (1, fsdp), (2, zero1), (2, fsdp), (3, muon)]
     *_, of_ddp, of_fsdp = check(tmp_path, [*writers, *ema], readers, 1e-9)
     # evaluating the averaged weights changes no step under FSDP
     assert of_fsdp[0] == pytest.approx(of_ddp[0], rel=1e-9, abs=0)

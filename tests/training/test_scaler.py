@@ -16,9 +16,9 @@ from vitsweep.cell import RunContext, run_cell
 from vitsweep.measure.summarize import Summary
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.training.update import LossScaler
 from vitsweep.world import World
 
@@ -112,8 +112,8 @@ def plant_overflow(trainer: Trainer, in_step: int) -> None:
     """Let the backward pass of one step overflow; the loss itself stays what it was."""
     honest, calls = trainer.loss, iter(range(1_000_000))
 
-    def loss(batch: Any) -> Tensor:
-        value = honest(batch)
+    def loss(*batch_and_step: Any) -> Tensor:
+        value = honest(*batch_and_step)
         return Overflow.apply(value) if next(calls) == in_step else value
 
     trainer.loss = loss  # type: ignore[method-assign]

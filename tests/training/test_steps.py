@@ -17,12 +17,12 @@ from tests.training.alone import alone, batch, trainer_of
 from vitsweep.model.block import blocks_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.epochs import evaluate, train_epochs
 from vitsweep.training.shards import plain_weights
 from vitsweep.training.timed_steps import endless
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 EXACT = ("precision.dtype=float64", "optimizer=sgd_loop", "optimizer.weight_decay=0")
@@ -89,7 +89,7 @@ def test_clipping_is_torchs_on_the_reference_model_under_each_sharding(tmp_path:
     torch.manual_seed(clipped[0].seed)
     plain = build_model(clipped[0]).double()
     begin = whole_weights(plain.named_parameters())
-    images, labels = global_batch(clipped[0], 0, trainer_of(alone()).world)
+    images, labels = global_batch(clipped[0], 0, trainer_of(alone()).world).values()
     F.cross_entropy(plain(images.double()), labels).backward()
     norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), limit)
     assert float(norm) > 2 * limit, "there is something to clip"
@@ -153,7 +153,7 @@ def _evaluated(world: World, spec: CellSpec) -> Evaluated:
 
     def predict(batch: Any) -> Tensor:
         assert not trainer.model.training
-        images, outputs = batch[0], honest(batch)
+        images, outputs = batch["image"], honest(batch)
         seen.extend(
             zip([x.numpy().tobytes() for x in images], outputs.argmax(-1).tolist(), strict=True)
         )
@@ -161,7 +161,7 @@ def _evaluated(world: World, spec: CellSpec) -> Evaluated:
 
     trainer.predict = predict  # type: ignore[method-assign]
     found = evaluate(trainer, batches, 1, 0.0)
-    accuracy, top5 = found.accuracy_top1, found.accuracy_top5
+    accuracy, top5 = found["accuracy_top1"], found["accuracy_top5"]
     return {"accuracy": accuracy, "top5": top5, "seen": seen, "training": trainer.model.training}
 
 

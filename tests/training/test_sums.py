@@ -1,6 +1,8 @@
 """The loss of a step is a sum over all replicas and micro-batches, divided by what all of them count."""
 
 import random
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,17 @@ from tests.cells import TINY, entry
 from tests.data.cells_and_worlds import world as alone
 from tests.extras import NEEDS_APPLY
 from tests.ranks import on_ranks, placed
-from tests.test_mappings import MASKED
+from tests.test_mappings import MASKED, OWN_LOSS
 from tests.user_data import masked_batch
 from tests.user_modules import mean_of_shown
-from vitsweep.equivalence import proof_of
 from vitsweep.model.build import build_model, first_model
+from vitsweep.objectives.base import OpenObjective
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.prove import proof_of
+from vitsweep.proof.twin import IN_PARTS, parts_of, twin_of
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import MEAN_OVER_PARTS, with_equal_parts
 from vitsweep.training.shards import plain_weights
-from vitsweep.training.trainer import Trainer
-from vitsweep.training.twin import IN_PARTS
 from vitsweep.world import World
 
 EXACT = ("precision=fp32", "precision.dtype=float64", "resources.threads_per_rank=1")
@@ -46,8 +48,11 @@ SHARING = {
     "ring": ("sequence_parallel=ring", "mesh.ring=2", "sharding=fsdp"),
     "megatron": ("tensor_parallel=megatron", "mesh.tensor=2"),
 }
-SUMS = ("model.loss=tests.user_modules.sum_of_shown",
-        "model.loss_count=tests.user_modules.number_of_shown")  # fmt: skip
+SUMS = (
+    "objective=module",
+    "objective.target=tests.user_modules.sum_of_shown",
+    "objective.count=tests.user_modules.number_of_shown",
+)
 
 
 def of_labels(ranks: int, parts: int, words: tuple[str, ...]) -> CellSpec:
@@ -56,7 +61,7 @@ def of_labels(ranks: int, parts: int, words: tuple[str, ...]) -> CellSpec:
 
 
 def of_sums(ranks: int, parts: int, words: tuple[str, ...]) -> CellSpec:
-    """A cell with a `model.loss` that is a sum, and its count."""
+    """A cell with an `objective.target` that is a sum, and its count."""
     return made((*MASKED, *SUMS, "batch.images_per_step=48"), ranks, parts, words)
 
 
@@ -95,7 +100,7 @@ def apart(world: World, case: tuple[CellSpec, int]) -> float:
     torch.manual_seed(0)
     plain = build_model(cell).double()
     before = {name: value.clone() for name, value in plain.state_dict().items()}
-    if cell.model.own_count():
+    if cell.loss_count:
         batch = masked_batch(48, 8, seed)
         order = batch["mask"].sum((1, 2)).argsort()  # replicas and parts that count differently
         doubled = {n: (t.double() if t.is_floating_point() else t)[order] for n, t in batch.items()}
@@ -174,20 +179,21 @@ def test_a_mean_of_means_is_found_here(monkeypatch: pytest.MonkeyPatch) -> None:
     world = alone()
     cell = of_sums(1, 2, ("sharding=none",))
     assert apart(world, (cell, 0)) < 1e-10
-    monkeypatch.setattr(Trainer, "_divisors", by_own_counts)
+    monkeypatch.setattr(OpenObjective, "divisors", by_own_counts)
     assert apart(world, (cell, 0)) > 1e-3
 
 
-def by_own_counts(self: Trainer, micro_batches: list[Any]) -> list[Tensor]:
-    assert self.count is not None
-    return [self._counted(self.count(batch)) * len(micro_batches) for batch in micro_batches]
+def by_own_counts(self: OpenObjective, micro_batches: list[Any], *_: Any) -> list[Tensor]:
+    counted = map(self.count, micro_batches)
+    return [torch.as_tensor(count).double() * len(micro_batches) for count in counted]
 
 
 def test_where_parts_are_equal_by_construction_nothing_is_counted() -> None:
-    own = entry(*MASKED, "model.loss=tests.user_modules.class_and_size", "sharding=none",
-                "resources.ranks_per_node=1").spec  # fmt: skip
+    loss = "objective.target=tests.user_modules.class_and_size"
+    one = ("sharding=none", "resources.ranks_per_node=1")
+    own = entry(*MASKED, "objective=module", loss, *one).spec
     for cell in (of_labels(1, 2, ("sharding=none",)), own):
-        assert parallelize(first_model(cell), cell, alone()).count is None
+        assert parallelize(first_model(cell), cell, alone()).objective.reduction == "mean"
 
 
 # What the proof says of a loss whose parts count differently.
@@ -201,23 +207,40 @@ def proof(world: World, *words: str) -> str:
 def proofs(world: World) -> dict[str, str]:
     """Return by case what the proof says, or how it ends."""
     four, found = "batch.accumulation_steps=2", {}
+    own, losses = "objective=module", "objective.target=tests.user_modules"
     for name, words in {
         "sums": (*SUMS, four),
-        "mean of shown pixels": ("model.loss=tests.user_modules.mean_of_shown", four),
-        "mean of images": ("model.loss=tests.user_modules.class_and_size", four),
+        "mean of shown pixels": (own, f"{losses}.mean_of_shown", four),
+        "mean of images": (own, f"{losses}.class_and_size", four),
         "outputs of company": ("model.target=tests.user_modules.MaskedWithCompany", *SUMS, four),
         "a buffer": ("model.target=tests.user_modules.MaskedThatCounts", *SUMS, four),
-        "a mean beside a count": ("model.loss=tests.user_modules.mean_of_shown", SUMS[1]),
+        "a mean beside a count": (*SUMS, "objective.target=tests.user_modules.mean_of_shown"),
     }.items():
         found[name] = said(world, *words)
     for name, planted in {
-        "divided by the number of parts": lambda self, parts: [len(parts)] * len(parts),
+        "divided by the number of parts": lambda self, parts, *_: [len(parts)] * len(parts),
         "divided by their own counts": by_own_counts,
     }.items():
-        Trainer._divisors, kept = planted, Trainer._divisors  # type: ignore[assignment, method-assign]
+        OpenObjective.divisors, kept = planted, OpenObjective.divisors  # type: ignore[assignment, method-assign]
         found[name] = said(world, *SUMS, four)
-        Trainer._divisors = kept  # type: ignore[method-assign]
+        OpenObjective.divisors = kept  # type: ignore[method-assign]
     return found
+
+
+def test_a_mean_of_valid_entries_is_named_whatever_one_batch_shows() -> None:
+    """Parts count alike in the first batch, or there is one part alone."""
+    cell = twin_of(made(MASKED, 2, 1, (*OWN_LOSS, "sharding=ddp")))
+    for loss in ("mean_of_shown", "mean_where_shown", "mean_of_labelled", "class_and_size"):
+        for batch, ranks, parts in product(("masked_batch", "even_at_first"), (1, 2), (1, 2, 4)):
+            twin = replace(
+                cell,
+                model=replace(cell.model, twin_batch=f"tests.user_data.{batch}"),
+                objective=replace(cell.objective, target=f"tests.user_modules.{loss}"),
+                mesh=replace(cell.mesh, replicate=ranks),
+                batch=replace(cell.batch, images_per_step=4 * parts, accumulation_steps=parts),
+            )
+            told = MEAN_OVER_PARTS in parts_of(twin, alone()).told
+            assert told == (loss != "class_and_size"), (loss, batch, ranks, parts)
 
 
 def said(world: World, *words: str) -> str:

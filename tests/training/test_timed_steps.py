@@ -51,6 +51,14 @@ def timed(
     return timed_steps(machine, machine, Measurement(**fields), prefetched)  # type: ignore[arg-type]
 
 
+def test_what_a_quota_held_back_is_that_of_the_window(monkeypatch) -> None:
+    machine = Machine([0.5])
+    monkeypatch.setattr(module, "throttled_seconds", lambda: 0.1 * machine.done)
+    assert timed(monkeypatch, machine).throttled_seconds == pytest.approx(0.4), "of 4 of 6 steps"
+    monkeypatch.setattr(module, "throttled_seconds", lambda: None)
+    assert timed(monkeypatch, machine).throttled_seconds is None
+
+
 def test_without_seconds_the_steps_that_were_asked_for_are_taken(monkeypatch) -> None:
     machine = Machine([0.5], wait_seconds=0.25)
     found = timed(monkeypatch, machine)

@@ -1,6 +1,6 @@
 """The functions of `import vitsweep`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,11 @@ from vitsweep.api.session import (
     refuse_second,
 )
 from vitsweep.api.sweep import Sweep
-from vitsweep.composition.composer import ComposedCell
 from vitsweep.composition.hydra import value_override
 from vitsweep.console import open_console, print_lines
-from vitsweep.errors import BadValueError, SweepStopped
+from vitsweep.errors import SweepStopped
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.planning.limit_search import Search, Searches
-from vitsweep.planning.sweep_plan import SweepPlan, all_refused, plan_of
+from vitsweep.planning.sweep_plan import SweepPlan, all_refused
 from vitsweep.report.views import collect
 from vitsweep.results.store import Store
 from vitsweep.results.trackers import mirror
@@ -82,31 +80,6 @@ def submitted_rows(plan: SweepPlan) -> list[Row]:
     return [{"cell_id": entry.cell_id, "status": SUBMITTED} for entry in plan.named]
 
 
-def search_limits(session: Session, searches: Searches) -> list[Search]:
-    """Run the rounds of a search for limits; return what was found for each cell.
-
-    Raises:
-        BadValueError: two cells of the grid are the same one.
-    """
-
-    def run_round(number: int, probed: list[ComposedCell]) -> Sequence[Row]:
-        values = ", ".join(cell.overrides[-1].partition("=")[2] for cell in probed)
-        session.console.print(
-            f"Round {number} of the search for the largest `{searches.key}`: {values}"
-        )
-        plan = session.plan if number == 1 else plan_of(probed, session.machine, session.composer)
-        with measured(session, plan) as result:
-            rows = rows_of(collect(result.store).cells, result.plan)
-        if len(rows) != len(probed):
-            raise BadValueError(
-                f"{len(probed) - len(rows)} cells of the grid are the same as others; `sweep.limit` "
-                "needs each once: leave out what changes nothing."
-            )
-        return rows
-
-    return searches.run(run_round)
-
-
 WAIT = "hydra.launcher.wait"
 
 
@@ -146,7 +119,7 @@ def sweep(
     """
     session = _session(overrides, settings, launcher, name, config_dir, show)
     if session.searches:
-        search_limits(session, session.searches)
+        session.searches.measure(session)
         return Sweep(Store(session.settings.path))
     with measured(session) as result:
         if not result.submitted:

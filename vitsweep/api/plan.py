@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines
 from vitsweep.planning.blocks import (
     describe_detectable_effect,
+    describe_least_blocks,
     noise_of,
     num_screenings,
     runs_per_cell,
@@ -54,6 +55,10 @@ def machine_with(profile: Profile) -> Machine:
         least_gib=profile.usable_bytes / 2**30,
         has_tf32=profile.has_tf32,
     )
+
+
+MOST_SECONDS_OF_NOTES = 10.0
+"""For which a plan looks at the files of image folders, which may be millions on a slow file system."""
 
 
 # The table of a plan in a terminal, and what stands below it.
@@ -168,6 +173,12 @@ def plan(
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         notes = [n for e in found.plan.runnable for n in technique_notes(flatten(e.spec))]
+        notes += _arguments(found.plan)
+        specs = [e.spec for e in found.plan.runnable if e.spec.data.decodes_files]
+        if specs and not device:
+            from vitsweep.data.folder_look import reading_notes  # loads Pillow
+
+            notes += reading_notes(specs, MOST_SECONDS_OF_NOTES)
         for sentence in filter(None, (_shared_machine(found.plan, node), *dict.fromkeys(notes))):
             console.print(sentence)
         if found.detectable_effect:
@@ -177,6 +188,17 @@ def plan(
         as_columns(rows).to_parquet(parquet, index=False)
         console.print(f"All columns: {parquet}")
     return rows
+
+
+def _arguments(plan: SweepPlan) -> Iterator[str]:
+    """Say as what arguments of a model's or the data's function arrive: Hydra reads 1000 in `1_000`."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in plan.runnable:
+        for group in ("model", "data"):
+            for name, value in getattr(getattr(entry.spec, group), "arguments", {}).items():
+                found.setdefault(f"{group}.arguments.{name}", {})[f"{value!r:.60}"] = None
+    for key, arriving in found.items():
+        yield f"`{key}` arrives as {' or '.join(arriving)}."
 
 
 def _shared_machine(plan: SweepPlan, machine: Machine) -> str:
@@ -232,7 +254,11 @@ def overview(session: Session, machine: Machine | None = None) -> PlanOverview:
         begin, folder = extras.load(extras.ROUNDS[settings.search]), store or Store(settings.path)
         outlook = begin(sweep_plan, settings, folder, code_state(), runs).outlook
     else:
-        outlook = describe_detectable_effect(sweep_plan, noise) or ""
+        outlook = (
+            describe_least_blocks(sweep_plan)
+            if settings.minutes
+            else describe_detectable_effect(sweep_plan, noise)
+        )
         if num := screenings.total():
             then = f"blocks for {settings.minutes:g} min" if settings.minutes else "the blocks"
             outlook += f" First {count(num, 'screening run')}, one short run per cell, then {then}."

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ from vitsweep.composition.hydra import (
 )
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
-from vitsweep.planning.limit_search import Searches, limit_of
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
 from vitsweep.results.trackers import check_tracker
@@ -101,14 +101,14 @@ class Session:
         return (self.config.get("metric") or {}).get("columns") or {}
 
     @cached_property
-    def searches(self) -> Searches | None:
-        """The search for limits that the settings ask for; None for a grid.
+    def searches(self) -> Any:
+        """What composes the cells of each round, see `extras.SEARCHES`; None for a grid.
 
         Raises:
             BadValueError: its settings contradict the grid.
         """
-        limit, cells = self.settings.limit, self.cells
-        return Searches(cells, limit_of(limit, cells), self.composer) if limit.key else None
+        asked = (at for key, at in extras.SEARCHES.items() if attrgetter(key)(self.settings))
+        return next((extras.load(place)(self) for place in asked), None)
 
     @cached_property
     def plan(self) -> SweepPlan:
@@ -192,7 +192,7 @@ def open_session(
     adds_conf = adds_conf or any(o.startswith("hydra.searchpath") for o in overrides)
     refuse_ignored(overrides, has_own_conf=not adds_conf)
     loader = hydra.open_loader(conf_dir(), config_dir)
-    parsed = dict(zip(overrides, parse_overrides(overrides, loader), strict=True))
+    parsed = {str(o.input_line): o for o in parse_overrides(overrides, loader)}
     of_hydra = [text for text, override in parsed.items() if override.is_hydra_override()]
     of_sweep = [text for text, override in parsed.items() if belongs_to_the_sweep(override)]
     try:
@@ -208,7 +208,7 @@ def open_session(
         raise NotOursError(f"hydra/launcher={hydra.choice(config, 'launcher')}")
     launcher = hydra.launcher_of(config)
     composer = Composer(loader, config_name, of_hydra)
-    typed = [o for o in overrides if o not in of_hydra]
+    typed = [text for text in parsed if text not in of_hydra]
     extra = ["--config-dir", str(config_dir)] if config_dir else []
     words = ["python", "-m", "vitsweep", *extra, "-m", *overrides]
     command = shlex.join(words) if command is None else command
@@ -238,7 +238,7 @@ def session_of(
         VitsweepError: the tracker cannot work here.
     """
     machine = machine or launcher.machine()
-    cells, sweep, says = cells_for(overrides, composer, machine)
+    cells, sweep, says = cells_for(overrides, composer, machine, console.print)
     session = Session(
         cells=cells,
         config=hydra.plain_resolved(config) | {"sweep": sweep},
@@ -249,7 +249,7 @@ def session_of(
         command=command,
     )
     require_rounds(launcher, hydra.choice(config, "launcher"), session.settings, overrides)
-    if said := says(session.plan):
+    for said in filter(None, (machine.quota_notice, says(session.plan))):
         console.print(said)
     if session.tracker.get("mode", "none") != "none":
         check_tracker(session.tracker)

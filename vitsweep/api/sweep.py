@@ -153,7 +153,9 @@ class Sweep:
         tables = self._tables
         if not speedup.SPEEDUP.is_for(tables.settings):
             return ""
-        return style.to_svg(style.freeze_layout(speedup.draw(speedup.table_of(tables))))
+        figure = speedup.draw(table := speedup.table_of(tables))
+        style.name_baseline(figure, tables.settings, table)
+        return style.to_svg(style.freeze_layout(figure))
 
     @property
     def _tables(self) -> "SweepTables":

@@ -76,18 +76,20 @@ def _effect(row: Series) -> str:
 
 
 EFFECTS = Chart(
-    "effects", "Techniques on average over the other choices", draw, table=table_of, num_varied=2
-)
+    "effects", "Techniques on average over the other choices", draw, table=table_of, num_varied=2,
+    over_baseline=True,
+)  # fmt: skip
 
 # The waterfall: each technique alone, and on top of those before it.
 
 
 def steps_of(tables: SweepTables) -> DataFrame:
-    """Return the waterfall where at least two techniques stand alone or on top of each other."""
+    """Return the first baseline's waterfall where two techniques stand alone or on top of each other."""
     cells = tables.settings
     if mixed(cells) and any(mixed(group) for _, group in cells.groupby("baseline_cell_id")):
         return NOTHING
     table = tables.waterfall
+    table = table[table["baseline_cell_id"].isin(table["baseline_cell_id"].head(1))]
     return table if table["speedup"].notna().sum() > 2 else NOTHING
 
 
@@ -135,6 +137,6 @@ def _timed(row: Series) -> str:
 
 
 WATERFALL = Chart(
-    "waterfall", "Techniques alone and on top of each other", draw_steps, table=steps_of,
+    "waterfall", "Techniques alone and on top of each other", draw_steps, table=steps_of, over_baseline=True,
     reading=say("whiskers"), num_varied=2,  # of one the bars of the speedup say the same
 )  # fmt: skip

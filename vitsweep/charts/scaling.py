@@ -22,7 +22,7 @@ from vitsweep.tables.formatting import count, missing, number, ratio
 from vitsweep.tables.load import ordered
 from vitsweep.tables.scaling import cores_per_rank
 from vitsweep.tables.sentences import say
-from vitsweep.tables.stats import Claim
+from vitsweep.tables.stats import SURE, Claim
 from vitsweep.tables.sweep_tables import SweepTables
 
 TITLES = {
@@ -135,7 +135,8 @@ def draw_speedups(curves: DataFrame) -> Figure:
     styles = looks(some)
     bars = Bars(
         column="images_per_second_per_rank", note=_note, colour=lambda row: styles[row["series"]].colour,
-        sure=lambda row: not missing(row["efficiency"]),
+        sure=lambda row: not missing(row["efficiency"])
+        and (missing(row["claim"]) or row["claim"] in (*SURE, Claim.nothing)),
     )  # fmt: skip
     ranks = some["world_size"].map(lambda n: count(n, "rank"))
     return bars.draw(some, (ranks + " · " + some["series"]).tolist(), 8.8)
@@ -148,8 +149,8 @@ def _note(row: Series) -> str:
 
 
 GPU_SCALING = Chart(
-    "gpu_scaling", "Speedup by number of ranks", draw_speedups, table=several, reading=hollow,
-    varies=("world_size",), one_device=True,
+    "gpu_scaling", "Speedup by number of ranks", draw_speedups, table=several, reading=SCALING.reading,
+    varies=("world_size",), one_device=True, over_baseline=True,
 )  # fmt: skip
 
 # Throughput against the length of the sequence, one line per method.

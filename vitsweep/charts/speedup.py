@@ -55,6 +55,6 @@ def _note(row: Series) -> str:
 
 
 SPEEDUP = Chart(
-    "speedup", "Speedup over the baseline", draw, table=table_of, reading=say("whiskers"),
+    "speedup", "Speedup over the baseline", draw, table=table_of, over_baseline=True, reading=say("whiskers"),
     needs=("speedup",), least=2,
 )  # fmt: skip

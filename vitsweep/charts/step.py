@@ -80,7 +80,7 @@ def optimizer_steps(cells: DataFrame) -> DataFrame:
 def optimizers_alone(tables: SweepTables) -> DataFrame:
     """Return optimizer steps of cells that change nothing else, where there are two or more."""
     changed = with_changes(tables.settings)
-    alone = changed[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
+    alone = changed.loc[[all(c.startswith("optimizer=") for c in s) for s in changed["changes"]]]
     if alone["optimizer_ms"].notna().sum() < 2:
         return NOTHING
     table = optimizer_steps(alone.assign(match=name_parts(alone)["match"]))
@@ -113,7 +113,7 @@ OPTIMIZER_STEP = Chart(
 # Bytes sent per rank and step: counted by purpose, and what the formula says.
 
 MIB = 2.0**20
-COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#aa4499", "#bbbbbb"), strict=True))
+COLOURS = dict(zip(PURPOSES, ("#4477aa", "#88ccee", "#117733", "#aa4499", "#bbbbbb"), strict=True))
 
 
 def sent(tables: SweepTables) -> DataFrame:

@@ -12,6 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, METRICS
@@ -24,7 +25,7 @@ from vitsweep.tables.formatting import (
     shortened,
     span,
 )
-from vitsweep.tables.names import CHOICES, series_names, varying_columns
+from vitsweep.tables.names import CHOICES, name_parts, series_names, varying_columns
 from vitsweep.tables.render import baseline_line, common_settings, tally_of
 from vitsweep.tables.stats import Claim
 from vitsweep.tables.sweep_tables import SweepTables
@@ -134,7 +135,23 @@ def title(axes: Axes, text: str) -> None:
 
 
 WIDEST_LINE = 100
-"""Characters of a line of a legend."""
+"""Characters of a line of a legend, and of what a chart is compared with."""
+
+
+def name_baseline(figure: Figure, cells: DataFrame, drawn: DataFrame) -> None:
+    """Write above a chart what `baseline` stands for in it; nothing where its baselines share no setting.
+
+    Args:
+        figure: the chart.
+        cells: all cells or settings of the sweep.
+        drawn: the rows of the chart; of a single baseline what it shares with its cells is named too.
+    """
+    drawn_over = drawn.get("baseline_cell_id", Series(dtype=object)).dropna().unique()
+    shared = [str(name_parts(cells)["match"][cells["cell_id"] == b].max()) for b in drawn_over]
+    told = [*baseline_line(cells), *(shared if len(shared) == 1 else ())]
+    text = textwrap.fill(" · ".join(filter(None, told)), WIDEST_LINE)
+    if text:
+        figure.suptitle(text, x=0.01, ha="left", color=QUIET, size=9)
 
 
 def legend(axes: Axes, title: str = "") -> None:
@@ -183,10 +200,16 @@ def height(num_rows: int) -> float:
 
 
 def freeze_layout(figure: Figure) -> Figure:
-    """Return the figure with its layout computed once, however often it is saved."""
-    if engine := figure.get_layout_engine():
-        engine.execute(figure)  # where a value ends behind its bar follows from a first layout
-    figure.draw_without_rendering()
+    """Return the figure with its layout computed once, however often it is saved.
+
+    A `$` in a name is a letter, and begins no formula.
+    """
+    with matplotlib.rc_context({"text.parse_math": False}):  # of ticks that are made now
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)  # where a value ends behind its bar follows from a first layout
+        figure.draw_without_rendering()
     figure.set_layout_engine(None)  # "none" would leave a placeholder that is laid out anew
     return figure
 
@@ -235,6 +258,7 @@ class Chart:
         draw: table -> figure.
         table: tables of a sweep -> the table that is drawn; empty where there is nothing to draw.
         reading: its caption, of `tables/sentences.yaml`; may depend on the table.
+        over_baseline: it compares with a baseline, which is named above it.
         needs: columns of which so many cells as `least` have all.
         varies: columns that have several values among the cells.
         num_varied: least number of settings that distinguish the cells.
@@ -247,6 +271,7 @@ class Chart:
     _: KW_ONLY
     table: Callable[[SweepTables], DataFrame] = lambda tables: tables.settings
     reading: str | Callable[[DataFrame], str] = ""
+    over_baseline: bool = False
     needs: tuple[str, ...] = ("cell_id",)
     least: int = 1
     varies: tuple[str, ...] = ()
@@ -363,7 +388,13 @@ def fastest(
 
 
 def caption(cells: DataFrame) -> str:
-    """Return device, versions, what all cells share, dates, how cells ended, and which flags are set."""
+    """Return the `conditions` of cells, and which validity flags are set."""
+    cells = checked_cells(cells)
+    return " · ".join([conditions(cells), *flags(cells[cells["status"] == Status.measured])])
+
+
+def conditions(cells: DataFrame) -> str:
+    """Return device, versions, what all cells share, dates, and how cells ended."""
     cells = checked_cells(cells)
     measured = cells[cells["status"] == Status.measured]
     parts = [
@@ -378,7 +409,6 @@ def caption(cells: DataFrame) -> str:
         ),
         dates(measured),
         tally_of(cells),
-        *flags(measured),
     ]
     return " · ".join(part for part in parts if part)
 

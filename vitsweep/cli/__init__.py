@@ -66,7 +66,7 @@ _CORE = {
     "plan": "list cells with state and predictions; runs nothing",
     "status": "show jobs and cells of a submitted sweep, or list all sweeps",
     "collect": "write parquet and CSV files anew, and show the table",
-    "report": "write one HTML page of a sweep",
+    "report": "write one HTML page of a sweep, which a browser prints to PDF",
     "retry": "run cells again that were not measured",
     "cancel": "end the jobs of a sweep; what was measured is kept",
     "pack": "put the files of a sweep's cells into one; every verb reads it",
@@ -106,6 +106,7 @@ class Options(ArgumentParser):
     """
 
     def __init__(self, verb: Verb, description: str = "") -> None:
+        self.verb = verb
         super().__init__(
             prog=f"python -m vitsweep {verb.name}",
             description=description or f"{verb.summary[:1].upper()}{verb.summary[1:]}.",
@@ -180,6 +181,11 @@ class Options(ArgumentParser):
         there = self._option_string_actions
         meant = did_you_mean(option, there, str, fits=there.__contains__) if option else ""
         text = f"{message[:1].upper()}{message[1:]}{meant}"
+        if option and "did you mean" not in meant:
+            text += f" `{self.verb.name}`: {self.verb.summary}."
+        lacking = message.partition("are required: ")[2].split(", ")
+        asked = [a for a in self._actions if {*a.option_strings} & {*lacking}]
+        text += "".join(f"\n`{a.option_strings[0]} {a.metavar}`: {a.help}." for a in asked)
         raise VitsweepError(f"{text}\n{self.format_usage().strip()}")
 
 

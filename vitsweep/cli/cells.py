@@ -106,7 +106,11 @@ def read_line(arguments: Sequence[str], options: Collection[str] = ()) -> Line:
         elif word in QUIET:
             line.is_quiet = True
         elif flag in CONFIG_FLAGS:
-            setattr(line, CONFIG_FLAGS[flag], value if equals else next(words, ""))
+            given = value if equals else next(words, "")
+            if not given or given.startswith("-"):
+                what = "FOLDER" if CONFIG_FLAGS[flag] == "config_dir" else "NAME"
+                raise VitsweepError(f"`{word}` names nothing: type `{flag} {what}`.")
+            setattr(line, CONFIG_FLAGS[flag], given)
         elif word.startswith("-") and flag not in (*HYDRA_FLAGS, *SHORT_FLAGS):
             follows = "" if equals else next(words, "")
             is_value = follows and not follows.startswith("-") and "=" not in follows
@@ -168,15 +172,11 @@ def finish(session: Session) -> int:
     Raises:
         SweepStopped: the user stopped it.
     """
-    from vitsweep.api.functions import measured, search_limits  # pandas, for which no mistake waits
+    if session.searches:
+        return int(session.searches.finish(session))
 
-    if searches := session.searches:
-        from vitsweep.cli.summary import summarize_limits
+    from vitsweep.api.functions import measured  # pandas, for which no mistake waits
 
-        found = search_limits(session, searches)
-        summarize_limits(session, searches.key)
-        ended = all(not search.failure for search in found)
-        return ExitCode.ok if ended else ExitCode.not_all_measured
     with measured(session) as result:
         # loads the charts, for which no mistake waits
         from vitsweep.cli.summary import summarize
@@ -227,7 +227,10 @@ def _refuse_words(arguments: Sequence[str]) -> None:
         if word in VERBS:
             rest = " ".join(a for a in arguments if a != word)
             raise VitsweepError(f"The verb comes first: `python -m vitsweep {word} {rest}`.")
-        if hint := _hint(word):
+        if is_override(before) and _composer().takes(whole := f"{before},{word}"):
+            raise VitsweepError(f"`{before} {word}`: values are separated by commas: `{whole}`.")
+        follows = arguments[place + 1 : place + 2] if word.endswith(":") else ()
+        if hint := _hint("".join((word, *follows))):
             raise VitsweepError(f"`{word}` {hint}")
         rest = " ".join(other for other in arguments if other != word)
         raise VitsweepError(
@@ -244,13 +247,13 @@ def _refuse_words(arguments: Sequence[str]) -> None:
 
 def _hint(word: str) -> str:
     """Say what a group or a key without a value lacks; nothing of another word."""
-    key, colon, value = word.replace("/", ":", 1).partition(":")
+    key, colon, value = re.sub(" *[:/] *", ":", word, count=1).partition(":")
     group = key.lstrip("+").partition(".")[0]
     if group not in groups():
         return ""
     if colon and _composer().takes(f"{key}={value}"):
         return f"is no override; did you mean `{key}={value}`?"
-    typed = f"type `{word}=...`; " if key == group else ""  # a key may not exist
+    typed = f"type `{key}=...`; " if key == group else ""  # a key may not exist
     return f"has no value: {typed}`python -m vitsweep show {group}` lists what there is."
 
 

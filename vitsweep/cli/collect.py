@@ -11,7 +11,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import record_unfinished, unfinished
 from vitsweep.extras import each
 from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
-from vitsweep.report.answer import answers
+from vitsweep.report.answer import answers, best_cells
 from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
 from vitsweep.tables.formatting import count
@@ -77,9 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         if typed.columns:
             cells = ranked(tables.cells.assign(cell=cell_names(tables.cells)))
             shown = cells[named_columns(cells, _names(typed))]
-        print_json(
-            sweep=store.name, folder=store.root, answers=answers(tables), cells=rows_of(shown)
-        )
+        found = {"answers": answers(tables), "best": best_cells(tables)}
+        print_json(sweep=store.name, folder=store.root, **found, cells=rows_of(shown))
     return 0
 
 

@@ -235,8 +235,8 @@ def _launch_stock(launcher: Launcher, cells: Sequence[ComposedCell], config: Dic
         if type(error).__name__ != "FailedJobError" and "srun" not in str(error):
             raise
         raise BadValueError(
-            f"submitit did not run the cells: {str(error).splitlines()[0]}. Run them here "
-            "(`hydra/launcher=local`), or see what `sinfo` says."
+            f"submitit did not run the cells: {str(error).splitlines()[0]}. Use "
+            "`hydra/launcher=slurm`, vitsweep's own, on a cluster, or `hydra/launcher=local` here."
         ) from error
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
+from vitsweep import extras
 from vitsweep.api.sweep import load
 from vitsweep.cli import VERBS, Options
-from vitsweep.extras import OPTIONS, option
 
 
 def add_options(options: Options) -> None:
     """Add what may follow the verb."""
     options.add_sweep()
-    if "report --latex" in OPTIONS:
+    if "report --latex" in extras.OPTIONS:
         options.flag("--latex", help="write the table and a paragraph of method as LaTeX instead")
 
 
@@ -19,5 +19,6 @@ def run(arguments: Sequence[str]) -> int:
     asked = VERBS["report"].read(arguments)
     sweep = load(asked.sweep)
     wants_latex = getattr(asked, "latex", False)
-    print(*(option("report --latex")(sweep.folder) if wants_latex else [sweep.report()]), sep="\n")
+    paths = extras.option("report --latex")(sweep.folder) if wants_latex else [sweep.report()]
+    print(*paths, sep="\n")
     return 0

@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Console
 
 from vitsweep.api.functions import Row, collected, rows_of, submitted_rows
-from vitsweep.api.session import Session
 from vitsweep.console import open_console, print_lines, was_terminated
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged
 from vitsweep.extras import each
@@ -14,13 +13,10 @@ from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.freeze import command_line
 from vitsweep.report.answer import answers, next_command, search_result
 from vitsweep.report.html import write_report
-from vitsweep.report.views import collect
 from vitsweep.results.record import Status
-from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.results.trackers import mirror
 from vitsweep.tables.formatting import count
-from vitsweep.tables.limits import limit_answer, limits, limits_text
 from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable, TextTable
@@ -47,6 +43,10 @@ def summarize(
         ImpossibleCellError: every cell is refused.
     """
     if result.submitted:
+        if tracker and tracker.get("mode", "none") != "none":
+            progress.print(
+                "W&B gets the cells from the same command, typed again when the jobs have ended."
+            )
         return submitted_rows(result.plan)
     store, (tables, mine), console = result.store, collected(result), open_console()
     console.print()
@@ -60,8 +60,8 @@ def summarize(
         for below in each(tables.features, "below"):
             console.print(below(tables))
         stopped = [f"Stopped after {result.reached}."] if result.interrupted else []
-        after = "" if stopped else next_command(mine, command_line())
-        said = said or [*stopped, *answers(tables, mine), *filter(None, [after])]
+        after = "" if stopped else next_command(tables.settings_of(mine), command_line(), mine)
+        said = said or [*answers(tables, mine), *stopped, *filter(None, [after])]
     print_lines(console, empty_metrics(tables.runs))
     if damaged := read_damaged(store.root):
         console.print(
@@ -81,16 +81,3 @@ def summarize(
         console.print(mirror(store, named_rows(mine), tracker, said))
     print_lines(console, said)
     return rows_of(mine, result.plan)
-
-
-def summarize_limits(session: Session, key: str) -> None:
-    """Show the largest value of `key` that each cell of a search could train with."""
-    store, console = Store(session.settings.path), open_console()
-    tables = collect(store)
-    table = limits(tables.cells, key)
-    console.print()
-    console.print(TextTable(limits_text(table, key), f"Limits of sweep {store.name}"))
-    console.print(limit_answer(table, key))
-    print_lines(console, empty_metrics(tables.runs))
-    if session.settings.report and not was_terminated() and (table["fits"] > 0).any():
-        console.print(f"Report: {write_report(tables)}", soft_wrap=True)

@@ -30,6 +30,23 @@ def gather_replicated(x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
     return _GatherReplicated.apply(x, axis, group)
 
 
+def copy_to_tensor_parallel(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return a replicated tensor (f) whose gradient each rank has a part of: backward is an all-reduce."""
+    return _CopyToTensorParallel.apply(x, group)
+
+
+class _CopyToTensorParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        own = gradient.clone(memory_format=torch.contiguous_format)  # others may read it too
+        return primitives.start_sum(own, ctx.group)(), None
+
+
 class _GatherFromSequenceParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
@@ -91,6 +108,10 @@ class Replicated:
         """Return all tokens."""
         return x
 
+    def beside_tokens(self, x: Tensor) -> Tensor:
+        """Return a tensor without tokens as it meets those outside: every rank gets its whole gradient."""
+        return x
+
     def start_sum(self, partial: Tensor) -> Finish:
         """Begin to sum partial products of all tokens, in place; return what waits for the sum."""
         return primitives.start_sum(partial, self.group)
@@ -119,6 +140,10 @@ class TokenSharded:
             check_share(x, self.axis, self.length, self.group)
         whole = primitives.all_gather(x, self.axis, self.group)
         return whole if self.length is None else whole.narrow(self.axis, 0, self.length)
+
+    def beside_tokens(self, x: Tensor) -> Tensor:
+        """Return a tensor without tokens as it meets own ones: its gradient is summed over the ranks."""
+        return copy_to_tensor_parallel(x, self.group)
 
     def start_sum(self, partial: Tensor) -> Finish:
         """Start a reduce-scatter of partial products; return a function that waits for own tokens' sum."""

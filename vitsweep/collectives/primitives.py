@@ -72,7 +72,25 @@ def view_like(buffer: Tensor, like: Tensor, start: int) -> Tensor:
     return part.view(like.shape)
 
 
-Purpose = Literal["parameter", "gradient", "activation", "unattributed"]
+def lacking_everywhere(
+    lacks: Sequence[bool], device: torch.device, group: ProcessGroup | None
+) -> list[int]:
+    """Return which of some things no rank has, where each says what it lacks; every rank calls it.
+
+    A rank that lacks nothing knows the answer, and does not wait for the exchange on a GPU.
+
+    Args:
+        lacks: of this rank, equally many on all.
+        device: on which ranks exchange.
+        group: of the ranks; None stands for all.
+    """
+    everywhere = torch.tensor(lacks, dtype=torch.uint8).to(device, non_blocking=True)
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        dist.all_reduce(everywhere, dist.ReduceOp.MIN, group=group)
+    return everywhere.nonzero().flatten().tolist() if any(lacks) else []
+
+
+Purpose = Literal["parameter", "gradient", "optimizer", "activation", "unattributed"]
 
 _purpose: ContextVar[Purpose | None] = ContextVar("purpose", default=None)
 

@@ -31,6 +31,7 @@ from vitsweep.composition.hydra import (
     unknown_choice,
     unknown_key,
 )
+from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import GROUPS
 from vitsweep.spec.from_yaml import cell_from_tree
@@ -45,7 +46,7 @@ Tree = dict[str, Any]
 
 OUTSIDE_THE_CELL = ("sweep", "tracker", "metric", "machine")
 """Top-level nodes of the configuration that no cell has: where results go, and what defaults are."""
-NAMED_ONLY = ("batch", "recipe", *GROUPS)
+NAMED_ONLY = ("batch", "objective", "recipe", *GROUPS)
 """Groups in which the name of a choice decides nothing besides its values."""
 
 
@@ -232,6 +233,7 @@ ANY_MACHINE = Machine(device="cuda", cores_per_node=8, devices_per_node=8)
 def _refused(tree: Tree) -> str:
     """Return which values of a tree are wrong on any machine; "" where none is."""
     try:
+        sweep_settings(tree)
         cell_from_tree(resolve(tree, ANY_MACHINE))
     except VitsweepError as error:
         return str(error)
@@ -320,7 +322,8 @@ class Composer:
                 each = product(*first, *values[len(rest) :])
                 parsed = [self.parse(texts) for texts in islice(each, 8)]
                 refused = "".join(_refused(self._named(*self._composed(p))) for p in parsed)
-                return not any("." in (k := key_of(t)) and f"`{k}=" in refused for t in typed)
+                named = (key_of(t) for t in typed if "/" not in t)  # a folder may be missing yet
+                return not any("." in key and f"`{key}=" in refused for key in named)
         return False
 
     @property

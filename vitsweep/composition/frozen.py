@@ -1,5 +1,6 @@
 """What to type for a frozen cell: as this user typed it, or written anew from what somebody else froze."""
 
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import cache
@@ -18,6 +19,8 @@ from vitsweep.spec.resources import Machine
 
 OF_THE_MACHINE = ("resources.cores_per_node", "resources.devices_per_node", "mesh.replicate")
 """Settings that nobody types: they follow from the machine and from the others."""
+_OLD_WORDS = {r"^sweep\.objective=": "sweep.rank_by=", r"^model\.(loss(_count)?)=": r"++model.\1="}
+"""What was typed otherwise when a cell was frozen -> what composes it now, with its id."""
 
 
 def typed_words(
@@ -49,7 +52,9 @@ def typed_words(
     words = {}
     for cell_id, (document, is_own) in frozen.items():
         if is_own:
-            words[cell_id] = [str(word) for word in document["overrides"]]
+            words[cell_id] = document["overrides"]
+            for old, new in _OLD_WORDS.items():
+                words[cell_id] = [re.sub(old, new, word) for word in words[cell_id]]
             continue
         words[cell_id] = words_of(foreign[cell_id], exactly=exactly)
         noted = baselines.get(cell_id, "")

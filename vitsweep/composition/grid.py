@@ -1,9 +1,11 @@
 """The grid: from a command line to its cells. Grammar as in Hydra, expansion by vitsweep."""
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
+from math import prod
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -30,6 +32,8 @@ from vitsweep.spec.from_yaml import title_of
 AUTO = "auto"
 """`sweep.name` of a command that leaves the name to vitsweep."""
 
+MANY_CELLS, MOST_VALUES = 10_000, 1_000_000
+"""To compose and check more cells takes minutes; more values of one key are refused."""
 MOST_KEYS = 6
 """More keys than this are counted instead of named."""
 
@@ -202,12 +206,14 @@ def _axis(override: Override, composer: Composer) -> Axis:
             f"`{text}`: an interval has no list of values. Use `range(...)` or `choice(...)`."
         )
     try:
-        values = [(each,) for each in hydra.axis_texts(override)]
+        values = [(each,) for each in islice(hydra.axis_texts(override), MOST_VALUES + 1)]
         if set(values) == {(f"{key}=null",)}:
             # `cli.hydra_detour` names it twice, since Hydra refuses `choice(null)`
             values = values[:1]
     except ValueError as error:  # of Python's `range`
         raise BadValueError(f"`{text}` cannot be enumerated: {error}.") from error
+    if len(values) > MOST_VALUES:
+        raise BadValueError(f"`{text}` has more than {MOST_VALUES:,} values: sweep over fewer.")
     if not values:
         group = override.key_or_group
         has = f"; `{group}` has {', '.join(f'`{o}`' for o in composer.options(group))}"
@@ -235,6 +241,7 @@ def expand(
     overrides: Sequence[str],
     composer: Composer | None = None,
     of_machine: Callable[[Tree], Tree] = lambda sweep: sweep,
+    say: Callable[[str], object] = lambda said: None,
 ) -> list[ComposedCell]:
     """Return the cells of a command line, each once, in the order of Hydra's own sweeper.
 
@@ -246,6 +253,7 @@ def expand(
         overrides: as typed after `python -m vitsweep -m`; those of Hydra's own node are left out.
         composer: shares what is composed between calls.
         of_machine: gives the node `sweep` the part of it that is for a machine.
+        say: is told how many cells there are, where it takes long to compose them.
 
     Raises:
         BadValueError: an override is wrong; the text names it as typed and the valid ones.
@@ -262,6 +270,10 @@ def expand(
     factors = zipped(list(axes.values()), settings.zip)
     _refuse_repeated(factors)
     cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
+    if (number := len(cells) * prod(len(axis.values) for axis in factors)) > MANY_CELLS:
+        say(
+            f"{number:,} cells are composed and checked first; Ctrl-C ends that, and nothing is written."
+        )
     typed_keys = {axis.key for axis in typed_axes}
     typed_baseline = _TypedBaseline(sweep, own, typed_keys, composer)
     products = product(cells, *(axis.values for axis in factors))
@@ -293,8 +305,8 @@ def _refuse_equal(typed: Sequence[Axis], cells: Sequence[ComposedCell]) -> None:
 def _refuse_repeated(axes: Sequence[Axis]) -> None:
     """Refuse an axis that holds a value more than once: its cells would silently be one."""
     for axis in axes:
-        for value in dict.fromkeys(axis.values):
-            if (times := axis.values.count(value)) > 1:
+        for value, times in Counter(axis.values).items():
+            if times > 1:
                 raise BadValueError(
                     f"`{' '.join(value)}` is named {times} times, and a cell is one cell however often it is "
                     "named. Name each value once; `measurement.blocks=N` repeats every cell."
@@ -320,7 +332,7 @@ def _sweep_overrides(axes: Sequence[Axis]) -> list[str]:
     return [text for axis in own for text in axis.values[0]]
 
 
-OF_THE_GRID = ("axes", "cells", "zip", "by_machine", "published")
+OF_THE_GRID = ("axes", "cells", "zip", "by_machine", "published", "reference")
 """Settings of a sweep that make its grid or explain it, and that no cell has."""
 
 
@@ -360,7 +372,7 @@ class _TypedBaseline:
         if isinstance(self.named, Mapping) and "sweep.match" in typed_keys:
             own_sections = {*sweep["match"]}
             self.named = {k: v for k, v in self.named.items() if _section(k) not in own_sections}
-        fixed = self._mapping(self.named)
+        fixed = baseline_settings(self.named, composer)
         self.sizes = {k: v for k, v in fixed.items() if _section(k) not in GROUPS}
 
     def of(self, parts: Sequence[Sequence[str]]) -> Any:
@@ -371,29 +383,30 @@ class _TypedBaseline:
             for o in self.composer.parse(text for part in parts for text in part)
             if sections and root_of(o) in sections and o.get_key_element() in self.typed_keys
         }
-        found = self._mapping(self.named) | typed if typed else self.named
+        found = baseline_settings(self.named, self.composer) | typed if typed else self.named
         for override in self.told:
             key, value = override.key_or_group.removeprefix(f"{BASELINE}."), override.value()
             if key != BASELINE:
-                found = self._mapping(found) | {key: value}
+                found = baseline_settings(found, self.composer) | {key: value}
             elif value is None or not self.sizes:
                 found = value
             else:
-                found = self.sizes | typed | self._mapping(value)
+                found = self.sizes | typed | baseline_settings(value, self.composer)
         return found
 
-    def _mapping(self, setting: Any) -> dict[str, Any]:
-        """Return `sweep.baseline` as a mapping, however it is written."""
-        setting = tuple(setting) if isinstance(setting, list) else setting
-        parsed = self.composer.parse(_as_overrides(setting) or ())
-        return {o.get_key_element(): o.value() for o in parsed}
+
+def baseline_settings(setting: Any, composer: Composer) -> dict[str, Any]:
+    """Return `sweep.baseline` as a mapping, however it is written."""
+    setting = tuple(setting) if isinstance(setting, list) else setting
+    parsed = composer.parse(_as_overrides(setting) or ())
+    return {o.get_key_element(): o.value() for o in parsed}
 
 
 def _section(key: str) -> str:
     return key.lstrip("+").partition(".")[0]
 
 
-ALWAYS_THE_CELLS_OWN = ("measurement", "recipe", "seed")
+ALWAYS_THE_CELLS_OWN = ("measurement", "objective", "recipe", "seed")
 """A baseline is measured and trained the same way as its cell, whatever `sweep.match` says."""
 
 

@@ -9,8 +9,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
+from importlib import resources
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +26,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
@@ -34,6 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from vitsweep.composition import spelling
 from vitsweep.errors import BadValueError
 from vitsweep.spec.menu import choices, conf_dir
 from vitsweep.words import did_you_mean, gone
@@ -152,21 +155,31 @@ def _listed(names: Iterable[str]) -> str:
 class _Confined(ConfigSource):
     """Finds no file outside of the folders of the search path, be it named by `..` or by a link.
 
-    A file that is no YAML is named with its line.
+    A file that is no YAML is named with its line. Each is parsed once, and again when it has changed: Hydra
+    reads the same hundred files for each composition.
     """
+
+    read: ClassVar[dict[tuple[object, ...], Any]] = {}
 
     def is_config(self, config_path: str) -> bool:
         """Whether there is such a file, without `..` in its name."""
         return ".." not in Path(config_path).parts and super().is_config(config_path)
 
     def load_config(self, config_path: str) -> Any:
-        """Read a file.
+        """Return a file's content, which Hydra changes.
 
         Raises:
-            BadValueError: it is no YAML.
+            BadValueError: it is no YAML, or sets something of a launcher that YAML reads as something else.
         """
+        name = self._normalize_file_name(config_path)
+        key = (self.provider, self.full_path(), name, *self.state(name))
+        if key not in self.read:
+            self.read[key] = self._parsed(config_path, name)
+        return deepcopy(self.read[key])
+
+    def _parsed(self, config_path: str, name: str) -> Any:
         try:
-            return super().load_config(config_path)
+            found = super().load_config(config_path)
         except MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             is_tab = "'\\t'" in str(error.problem)
@@ -174,6 +187,10 @@ class _Confined(ConfigSource):
             raise BadValueError(
                 f"`{config_path}` in `{self.path}` is no YAML, line {line}: {why}."
             ) from error
+        if config_path.startswith(spelling.LAUNCHERS) or "hydra" in found.config:
+            read: Any = OmegaConf.to_container(found.config, resolve=False)
+            spelling.require_spelling(config_path, read, self.text(name))
+        return found
 
 
 class FileConfigSource(_Confined, file_config_source.FileConfigSource):
@@ -181,17 +198,48 @@ class FileConfigSource(_Confined, file_config_source.FileConfigSource):
 
     roots: ClassVar[set[str]] = set()
 
+    def available(self) -> bool:
+        """Whether the folder is there.
+
+        Raises:
+            BadValueError: it is not, and was named.
+        """
+        if not super().available() and self.provider.startswith("hydra.searchpath"):
+            raise BadValueError(
+                f"`hydra.searchpath` names `{self.path}`, which is no folder: correct it, or leave it out."
+            )
+        return super().available()
+
     def is_config(self, config_path: str) -> bool:
         """Whether the folder, or one that was asked before, holds the file."""
         self.roots.add(os.path.join(os.path.realpath(self.path), ""))
         name = os.path.join(self.path, self._normalize_file_name(config_path))
         return super().is_config(config_path) and os.path.realpath(name).startswith((*self.roots,))
 
+    def text(self, file: str) -> str:
+        """Return the text of a file."""
+        return Path(self.path, file).read_text(encoding="utf-8")
+
+    def state(self, file: str) -> tuple[int, ...]:
+        """Return what changes with the content of a file; nothing where there is none."""
+        with suppress(OSError):
+            found = os.stat(os.path.join(self.path, file))
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return ()
+
 
 class ImportlibResourcesConfigSource(
     _Confined, importlib_resources_config_source.ImportlibResourcesConfigSource
 ):
     """YAML in installed packages; named likewise."""
+
+    def text(self, file: str) -> str:
+        """Return the text of a file."""
+        return resources.files(self.path).joinpath(file).read_text(encoding="utf-8")
+
+    def state(self, file: str) -> tuple[int, ...]:
+        """Return nothing: what is installed stays."""
+        return ()
 
 
 @cache
@@ -279,7 +327,7 @@ def compose_sweep(loader: ConfigLoader, config_name: str, overrides: Sequence[st
         return loader.load_configuration(
             config_name, list(overrides), RunMode.MULTIRUN, from_shell=False
         )
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise BadValueError(
             hydra_error_sentence("The overrides cannot be composed", error)
         ) from error
@@ -392,9 +440,18 @@ def parse_overrides(texts: Iterable[str], loader: ConfigLoader | None = None) ->
 @lru_cache(maxsize=100_000)
 def _parsed(text: str, loader: ConfigLoader | None) -> Override:
     try:
-        return parse(text, loader)
+        override = parse(text, loader)
     except HydraException as error:
         raise BadValueError(_unreadable(text)) from error
+    key, word, value = override.get_key_element(), text.partition("=")[2], override.value()
+    if isinstance(value, ChoiceSweep):
+        values = spelling.swept_as_spelled(key_of(key), word, value.list)
+        is_same = values == value.list
+        return override if is_same else parse(sweep_override(key, values), loader)
+    if override.is_sweep_override() or override.is_delete():
+        return override
+    spelled = spelling.as_spelled(key_of(key), word, value)
+    return override if spelled is None else parse(value_override(key, spelled), loader)
 
 
 def key_of(text: str) -> str:
@@ -407,6 +464,11 @@ def _unreadable(text: str) -> str:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
         return f"`{text}` is no override: type `key=value`, such as `precision=O1`."
+    if "(" in key:
+        return (
+            f"`{text}` cannot be read: a key comes first, as in `'optimizer=glob(adamw_*)'`; "
+            "`'sweep.zip=[[sharding,precision]]'` lets keys advance together."
+        )
     if value[:1] in ("[", "{"):
         return (
             f"`{text}` cannot be read: brackets must close, and a text in a list or section that holds "

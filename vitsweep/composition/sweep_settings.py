@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,13 +62,14 @@ class SweepSettings:
     axes: dict[str, Any]
     cells: tuple[str | list[Any], ...]
     published: tuple[dict[str, Any], ...]
+    reference: str | None
     by_machine: dict[str, dict[str, Any]]
     limit: LimitSettings
     only: Literal["fits"] | None
     max_gpu_hours: Annotated[float, Gt(0)] | None
     try_anyway: bool
     search: Literal["grid", "race"]
-    objective: Literal["throughput", "throughput_per_cost"]
+    rank_by: Literal["throughput", "throughput_per_cost"]
     memory_limit_gib: Annotated[float, Gt(0)] | None
     keep_model: bool
     indifference: Annotated[float, Gt(0), Lt(1)]
@@ -112,7 +114,7 @@ def _checked(node: str) -> SweepSettings:
     problems += [
         f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
         for key, unused in extras.ABSENT.items()
-        if getattr(settings, key) != unused
+        if attrgetter(key)(settings) != unused
     ]
     for key, place in extras.CHECKS.items():
         if value := getattr(settings, key):

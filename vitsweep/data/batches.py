@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import weakref
@@ -9,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitsweep.errors import VitsweepError
 from vitsweep.files import make_socket_folder
+from vitsweep.interpreters import like_this_one
 from vitsweep.spec.data import Batches
 from vitsweep.spec.generators import named_seed
 
@@ -133,13 +136,22 @@ class DeviceBatches(Batches):
         test: Images,
         sampler: ReplicaSampler,
         prepare: Callable[[Tensor], Tensor] = lambda images: images,
+        texts: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """`prepare` is applied to the images of each batch (resizing)."""
+        """Open parts that lie on the device.
+
+        Args:
+            train: images to train on.
+            test: held-out images.
+            sampler: which of them are whose.
+            prepare: what is done to the images of each batch (resizing).
+            texts: (N, L, width), and (N,), how many of the L vectors are text: what labels are numbers of.
+        """
         self.num_train, self.num_test = train.num_images, test.num_images
         self._train, self._test = train, test
-        self._sampler, self._prepare = sampler, prepare
+        self._sampler, self._prepare, self._texts = sampler, prepare, texts
 
-    def train(self, epoch: int, first: int = 0) -> Iterator[Pair]:
+    def train(self, epoch: int, first: int = 0) -> Iterator[Any]:
         """Yield the micro-batches of one epoch; its order is copied to the device once."""
         order = torch.from_numpy(self._sampler.train(self.num_train, epoch))
         order = order.to(self._train.images.device)
@@ -147,14 +159,18 @@ class DeviceBatches(Batches):
         for index in range(first, len(order)):
             yield self._batch(self._train, order[index])
 
-    def test(self) -> Iterator[Pair]:
+    def test(self) -> Iterator[Any]:
         """Yield this replica's held-out images."""
         for indices in self._sampler.test(self.num_test):
             yield self._batch(self._test, torch.from_numpy(indices).to(self._test.images.device))
 
-    def _batch(self, source: Images, indices: Tensor) -> Pair:
+    def _batch(self, source: Images, indices: Tensor) -> Any:
         images, labels = source.take(indices)
-        return self._prepare(images), labels
+        images = self._prepare(images)
+        if self._texts is None:
+            return images, labels
+        vectors, lengths = self._texts
+        return {"image": images, "text": vectors[labels], "text_length": lengths[labels]}
 
 
 # Processes that read ahead, started so that they can neither hang nor outlive their rank.
@@ -166,13 +182,18 @@ class DeviceBatches(Batches):
 
 
 START_METHOD = "forkserver"
+SHARED_MEMORY, MIB = "/dev/shm", 2**20
+"""Where workers leave tensors for their rank."""
+MOST_SECONDS = 5.0
+"""For the fork server to report how a worker ended whose connection broke."""
 
 
 def start_fork_server() -> None:
     """Let the server import torch while the rank builds its model."""
     forkserver.set_forkserver_preload(["torch", "vitsweep.data.image_loader"])
     make_socket_folder()
-    forkserver.ensure_running()
+    with like_this_one():
+        forkserver.ensure_running()
 
 
 def begin_worker(worker: int) -> None:
@@ -286,10 +307,35 @@ class LoaderBatches(Batches, Generic[Batch]):
             generator=torch.Generator().manual_seed(named_seed(self._sampler.seed, "loader")),
             **(workers if self._num_workers else {}),
         )
-        return iter(loader)
+        return _while_workers_live(iter(loader))
 
     def _there(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
+
+
+def _while_workers_live(reads: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield what workers read.
+
+    Raises:
+        VitsweepError: a worker died; the text says by which signal.
+    """
+    try:
+        yield from reads
+    except (RuntimeError, ConnectionError, EOFError) as error:  # which give a process id at most
+        workers = getattr(reads, "_workers", ())
+        if not isinstance(error, RuntimeError):  # a worker that dies is reported a little later
+            connection.wait([worker.sentinel for worker in workers], timeout=MOST_SECONDS)
+        code = next(filter(None, (worker.exitcode for worker in workers)), 0)
+        if not code:
+            raise
+        end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
+        shared = shutil.disk_usage(SHARED_MEMORY)
+        raise VitsweepError(
+            f"A worker process that reads data {end}. The kernel sends SIGKILL where memory runs out, and "
+            f"SIGBUS where `{SHARED_MEMORY}` is full, of which {shared.free // MIB:,} of "
+            f"{shared.total // MIB:,} MiB are free: use fewer `data.num_workers` or less "
+            "`data.prefetch_batches`, or a container with more shared memory (`--shm-size`)."
+        ) from error
 
 
 class Request(NamedTuple):

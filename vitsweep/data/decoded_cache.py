@@ -29,6 +29,7 @@ import psutil
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitsweep.control_group import allowed_cores
 from vitsweep.data.folder_files import Files
 from vitsweep.errors import BadValueError
 from vitsweep.spec.data import PixelCache
@@ -359,7 +360,7 @@ def _decoded_in_order(
 ) -> Iterator[NDArray[np.uint8] | str]:
     """Yield what `_pixels` returns for each file; threads on all cores of this process are ahead."""
     Image.preinit()  # threads would register Pillow's formats at the same time
-    num_threads = len(os.sched_getaffinity(0))
+    num_threads = allowed_cores()
     ahead: deque[Future[NDArray[np.uint8] | str]] = deque()
     with ThreadPoolExecutor(num_threads) as pool:
         for row in range(len(files)):

@@ -1,6 +1,7 @@
 """What lies in a folder of images in ImageNet's layout: its classes and files, as their names say."""
 
 import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -103,9 +104,15 @@ def files(folder: str, split: str) -> Files:
     found = _folders(root)
     strangers = [name for name in found if name not in label_of]
     if strangers:
+        letters = {unicodedata.normalize("NFC", name) for name in classes}
+        same = [name for name in strangers if unicodedata.normalize("NFC", name) in letters]
+        forms = (
+            " Its letters are those of a class in another Unicode form (NFC or NFD): rename it as in `train`."
+            * bool(same)
+        )
         raise BadValueError(
-            f"`data.folder={folder}`: `{split}/{strangers[0]}` is no class of `train` "
-            f"({len(strangers)} such folders)."
+            f"`data.folder={folder}`: `{split}/{(same or strangers)[0]}` is no class of `train` "
+            f"({len(strangers)} such folders).{forms}"
         )
     if not found and any(True for _ in _images(root)):
         raise BadValueError(
@@ -116,6 +123,28 @@ def files(folder: str, split: str) -> Files:
     counts = [len(part) for part in per_class]
     labels = np.repeat([label_of[name] for name in found], counts).astype(np.int64)
     return Files(str(root), classes, np.array(names, dtype=np.bytes_), labels)
+
+
+def every_file(folder: str, split: str) -> Iterator[tuple[str, str]]:
+    """Yield path of each visible file of a split, and why it is left out, "" for an image of a class."""
+    root = Path(folder).expanduser() / split
+    if not root.is_dir():
+        return
+    with _scanned(root) as entries:
+        yield from ((e.path, "beside the class folders") for e in entries if _is_file(e))
+    for name in _folders(root):
+        for place, folders, names in os.walk(root / name):
+            folders[:] = (inner for inner in folders if inner[0] != ".")
+            for file in names:
+                if file[0] != ".":
+                    ending = os.path.splitext(file)[1].lower()
+                    why = "" if ending in SUFFIXES else ending or "without an ending"
+                    is_deeper = place != str(root / name)
+                    yield os.path.join(place, file), "in deeper folders" if is_deeper else why
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    return entry.name[0] != "." and entry.is_file()
 
 
 def _folders(root: Path) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ format wants. Files that are damaged in their midst are found by the ranks, whic
 import hashlib
 import os
 import time
+import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from vitsweep.data.damaged_images import DAMAGED_LIST, read_damaged, write_damaged
 from vitsweep.data.decoded_cache import decode, size_and_time
-from vitsweep.data.folder_files import Files, files
+from vitsweep.data.folder_files import SUFFIXES, Files, class_names, every_file, files
 from vitsweep.data.image_folder import ImageFolder
 from vitsweep.errors import BadValueError
 from vitsweep.files import cache_folder, read_bytes, write_cache_file
@@ -99,7 +101,8 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
         listed = others | {**seen.damaged}
     write_damaged(sweep, listed)
     place = f" All are named in `{sweep / DAMAGED_LIST}`."
-    if problems := [problem for data, seen in looks if (problem := seen.problem(data, place))]:
+    stays = place * (sweep / "commands.jsonl").exists()  # a new folder is removed again
+    if problems := [problem for data, seen in looks if (problem := seen.problem(data, stays))]:
         raise BadValueError("\n".join(problems))
     for _, seen in looks:
         if seen.damaged:
@@ -109,6 +112,65 @@ def check_images(cells: Iterable[CellSpec], sweep: Path) -> Iterator[str]:
                 f"{seen.num_looked} of {seen.num_images} files in {seen.folder} were looked at within "
                 f"{SCREENING_SECONDS:g} s; the next command goes on."
             )
+    yield from reading_notes(cells)
+
+
+# What is not read, or otherwise than it looks; no more is read, since cells would get other images.
+
+
+MOST_KINDS = 5
+"""So many kinds of files a message names."""
+MOST_OPENED = 200
+"""Images of a split whose EXIF is read, of all classes alike."""
+
+
+def reading_notes(cells: Iterable[CellSpec], seconds: float = SCREENING_SECONDS) -> Iterator[str]:
+    """Yield which files of the folders that cells read are left out, and what is read as it does not look.
+
+    Args:
+        cells: that may run.
+        seconds: longest time; then files are counted as far as they were seen.
+    """
+    until = time.monotonic() + seconds
+    for folder, split in _splits(cells):
+        place, least, num_rotated = f"`data.folder={folder}`", "", 0
+        left_out, opened = Counter[str](), Counter[str]()
+        of_class = max(1, MOST_OPENED // len(class_names(folder)))
+        for path, why in every_file(folder, split):
+            if time.monotonic() > until:
+                least = "at least "
+                break
+            if why:
+                left_out[why] += 1
+            elif opened.total() < MOST_OPENED and opened[os.path.dirname(path)] < of_class:
+                opened[os.path.dirname(path)] += 1
+                num_rotated += _is_rotated(path)
+        if left_out:
+            kinds = [f"{number} {why}" for why, number in left_out.most_common(MOST_KINDS)]
+            more = ", ..." * (len(left_out) > MOST_KINDS)
+            yield (
+                f"{place}: {least}{left_out.total()} files of `{split}` are left out ({', '.join(kinds)}"
+                f"{more}): images end in {', '.join(SUFFIXES)} and lie in `{split}/<class>/`."
+            )
+        if num_rotated:
+            yield (
+                f"{place}: {num_rotated} of {opened.total()} images of `{split}` that were opened have an "
+                "EXIF rotation: they are read as they are stored, not rotated."
+            )
+        forms = Counter(unicodedata.normalize("NFC", name) for name in class_names(folder))
+        if doubled := [name for name, number in forms.items() if number > 1 and split == "train"]:
+            yield (
+                f"{place}: `train/{doubled[0]}` is there in several Unicode forms (NFC and NFD), which are "
+                f"classes of their own ({len(doubled)} such names)."
+            )
+
+
+def _is_rotated(path: str) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.getexif().get(ExifTags.Base.Orientation, 1) > 1
+    except Exception:  # it is damaged, as the check of images says
+        return False
 
 
 def _splits(cells: Iterable[CellSpec]) -> dict[tuple[str, str], ImageFolder]:

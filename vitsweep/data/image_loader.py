@@ -51,9 +51,10 @@ class ImageReader(Dataset[Read]):
         files: of one split.
         side: of a cut, in pixels.
         crop_share: smallest share of the area when training, share of the shorter side in a test.
-        training: cut and mirror at random.
+        training: cut and mirror at random, unless `centred`.
         seed: decides the cuts, together with epoch and row.
         max_damaged: a request that meets more damaged images is given up: the run will fail.
+        centred: keep all of the shorter side, about the centre: an objective cuts on the device.
         decoded: the pixels of the split, where they are kept; None decodes the files.
     """
 
@@ -66,9 +67,11 @@ class ImageReader(Dataset[Read]):
         training: bool,
         seed: int,
         max_damaged: int,
+        centred: bool = False,
         decoded: DecodedImages | None = None,
     ) -> None:
         self.files, self.side, self.crop_share = files, side, crop_share
+        self.centred = centred
         self.training, self.seed, self.max_damaged = training, seed, max_damaged
         self.decoded = decoded
 
@@ -102,8 +105,9 @@ class ImageReader(Dataset[Read]):
         return None
 
     def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
-        if not self.training:
-            return cut(image, centre_box(*image.size, self.crop_share), self.side)
+        if self.centred or not self.training:
+            share = 1.0 if self.centred else self.crop_share
+            return cut(image, centre_box(*image.size, share), self.side)
         random = np.random.default_rng((self.seed, epoch, row))
         box = random_box(*image.size, self.crop_share, random)
         return cut(image, box, self.side, mirrored=bool(random.random() < 0.5))
@@ -189,7 +193,8 @@ class ImageFolderBatches(LoaderBatches[Read]):
         cache = cell.loader.pixel_cache
         self._decoded = {split: decoded_images(splits[split], cache) for split in decoded if cache}
         self._splits, self._crop_shares = splits, crop_shares
-        self._side = cell.batch.resolution_px
+        self._own_px = cell.objective.loaded_px(cell)
+        self._side = self._own_px or cell.batch.resolution_px
         self.num_train, self.num_test = len(splits["train"]), len(splits["val"])
         self.damage = {
             split: DamagedImages(len(found), max_damaged_share) for split, found in splits.items()
@@ -208,6 +213,7 @@ class ImageFolderBatches(LoaderBatches[Read]):
             training=training,
             seed=self._sampler.seed,
             max_damaged=self.damage[split].most,
+            centred=self._own_px is not None,
             decoded=self._decoded.get(split),
         )
 

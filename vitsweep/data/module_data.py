@@ -13,7 +13,7 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches, Data, image_count_conflicts
 from vitsweep.spec.from_yaml import imported_function, title_of, wrong_target
 from vitsweep.spec.generators import seeded_generators
-from vitsweep.spec.model_spec import refused_with_own_loss
+from vitsweep.spec.model_spec import needs_equal_parts
 
 if TYPE_CHECKING:
     from vitsweep.data.module_batches import Inspected
@@ -178,10 +178,10 @@ class ModuleData(Data):
             return
         if self.label is not None and self.label not in entries:
             yield f"`data.label={self.label}` is none of the entries: {gives}."
-        if self.label is None and (model.loss is None or cell.task.epochs):
+        if self.label is None and (cell.loss_function is None or cell.task.epochs):
             needs = (
                 "the cross entropy"
-                if model.loss is None
+                if cell.loss_function is None
                 else f"the accuracy of `task={cell.task.name}`"
             )
             yield f"{gives}, and {needs} needs labels: name their entry, as `data.label=label`."
@@ -190,8 +190,8 @@ class ModuleData(Data):
                 f"`recipe={cell.recipe.name}` augments pairs of images and labels, and {gives}: let the "
                 "dataset augment, and use `recipe=none`."
             )
-        if model.loss is None:
-            yield from refused_with_own_loss(cell, f"data.target={self.target}")
+        if cell.loss_function is None:
+            yield from needs_equal_parts(cell, f"data.target={self.target}")
 
     def split_sizes(self) -> tuple[int, int] | None:
         """As the factory's data sets say."""

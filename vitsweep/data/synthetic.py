@@ -58,8 +58,13 @@ class Synthetic(Data):
             count = min(num_images, self.num_distinct)
             return Images(*self.drawn(count, cell.batch.resolution_px, generator), num_images)
 
+        parts = part(self.num_train), part(self.num_test)
         sampler = ReplicaSampler.of(cell, world)
-        return DeviceBatches(part(self.num_train), part(self.num_test), sampler)
+        return DeviceBatches(*parts, sampler, texts=self.texts(generator))
+
+    def texts(self, generator: "Generator") -> "tuple[Tensor, Tensor] | None":
+        """Return what labels are numbers of, where they are: texts, and how long they are."""
+        return None
 
     def drawn(self, count: int, side_px: int, generator: "Generator") -> "tuple[Tensor, Tensor]":
         """Return images (count, C, side_px, side_px) and labels (count,), on the generator's device."""
@@ -86,3 +91,27 @@ class SyntheticVideo(Synthetic):
 
     def _frames(self) -> tuple[int, ...]:
         return self.num_channels, self.num_frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticLatents(SyntheticVideo):
+    """Normally distributed latents of videos with texts: what a diffusion transformer of videos reads.
+
+    A label is the number of one of `num_classes` texts, whose lengths are drawn once.
+
+    Attributes:
+        text_vectors: of the longest text; others have 1 to as many.
+        text_width: size of a vector.
+    """
+
+    text_vectors: Annotated[int, Gt(0)]
+    text_width: Annotated[int, Gt(0)]
+
+    def texts(self, generator: "Generator") -> "tuple[Tensor, Tensor]":
+        """Return texts (N, L, width) and their lengths (N,)."""
+        import torch
+
+        size, device = (self.num_classes, self.text_vectors, self.text_width), generator.device
+        vectors = torch.randn(size, generator=generator, device=device)
+        lengths = torch.randint(size[1], size[:1], generator=generator, device=device) + 1
+        return vectors, lengths

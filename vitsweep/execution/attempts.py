@@ -23,7 +23,7 @@ from vitsweep.execution.run_request import (
     read_cell,
     request_for,
 )
-from vitsweep.files import NAME, append_line, fits
+from vitsweep.files import NAME, append_line, fits, make_durable
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -31,6 +31,8 @@ from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, whole_checkpoi
 
 FILE = "attempts.jsonl"
 KILLED = "The command that ran it was killed."
+MOST_PID = 2**22
+"""Of Linux on 64 bits, proc_sys_kernel(5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def _is_whole(event: dict[str, Any]) -> bool:
     needed = ("event", "run_id", *(("attempt",) if event.get("event") == "start" else ()))
     ids = event.get("run_id", ""), event.get("name", event.get("run_id", ""))
-    return fits(event, _KINDS, needed) and all(map(NAME.fullmatch, ids))
+    return (
+        fits(event, _KINDS, needed)
+        and all(map(NAME.fullmatch, ids))
+        and 0 < (event.get("pid") or 1) <= MOST_PID
+        and all(type(code) in (int, type(None)) for code in event.get("exit_codes", ()))
+    )
 
 
 def attempts(store: Store, cell_id: str) -> list[Attempt]:
@@ -146,6 +153,8 @@ def append_start(request: RunRequest, cell: CellSpec) -> None:
     append_event(
         request, "start", ranks=cell.resources.world_size, pid=os.getpid(), **codes, **place
     )
+    if cell.task.epochs:  # by this line a later attempt finds its checkpoints
+        make_durable(request.folder.parent.parent / FILE)
 
 
 def _this_node() -> str:

@@ -25,6 +25,7 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -32,11 +33,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitsweep.errors import VitsweepError
+from vitsweep.interpreters import find_here
 from vitsweep.spec.cell_spec import CellSpec
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 EVERY_RANK = f"{PACKAGE_FOLDER.name}.execution.worker"
-LEFT_OUT = {"console", "errors", "files", "foreign", "rates", "results", "words"}
+LEFT_OUT = {"console", "errors", "files", "foreign", "interpreters", "rates", "results", "words"}
 """Rooms of the package that a rank uses to write, to say and to compare, never to train or to time."""
 
 REQUIRED = frozenset(
@@ -84,6 +86,9 @@ def code_of(cell: CellSpec, known: Known | None = None) -> CellCode:
     known = {} if known is None else known
     classes = (cls.__module__ for cls in _classes(cell))
     own = (*cell.model.code_modules, *cell.data.code_modules)
+    for module in own:
+        with suppress(ImportError):  # why it cannot run is said where it is imported
+            find_here(module)
     modules = {EVERY_RANK, *classes, *own}
     for module in modules - known.keys():
         found = ((name, path, _version(path)) for name, path in _reached(module).items())
@@ -152,7 +157,8 @@ def _reached(module: str) -> dict[str, str]:
         new = imports.names - seen
         seen |= new
         waiting += sorted(new)
-        for missing in () if inside else sorted(filter(_is_missing, imports.needed)):
+        optional = {n for n in imports.needed if n.partition(".")[0] not in REQUIRED}
+        for missing in () if inside else sorted(n for n in optional if _place_of(n) is None):
             _say_missing(path, missing)
     return found
 
@@ -265,10 +271,6 @@ def _imported(path: str, version: _Version, module: str) -> _Imports:
         needed |= set() if is_tried else modules
     parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 1)}
     return _Imports(frozenset(parents | names), frozenset(needed))
-
-
-def _is_missing(name: str) -> bool:
-    return name.partition(".")[0] not in REQUIRED and _place_of(name) is None
 
 
 def _parsed(path: str) -> ast.Module:

@@ -16,7 +16,7 @@ from typing import Any
 from vitsweep.data.damaged_images import list_damaged
 from vitsweep.errors import VitsweepError, storage_error
 from vitsweep.execution.run_request import RunRequest
-from vitsweep.files import read_text, remove, write_atomically
+from vitsweep.files import open_safely, read_text, remove, write_atomically
 from vitsweep.foreign import foreign
 from vitsweep.results.record import RunRecord, Status, recorded_samples
 from vitsweep.results.store import Store
@@ -170,6 +170,31 @@ def _failure_of_exit_code(rank: int, code: int) -> RunFailure:
     return RunFailure(status, f"Rank {rank} was ended by {name}{hint}.", rank)
 
 
+LOG_PART_BYTES = 4 * 2**20
+"""Of a rank's log its first and its last so many are kept."""
+
+
+def cut_logs(folder: Path) -> None:
+    """Leave out the midst of long logs, with a line that says so; what cannot be cut stays.
+
+    Args:
+        folder: of an attempt whose ranks have ended.
+    """
+    for log in folder.glob("rank*.log"):
+        with suppress(OSError), open(open_safely(log, os.O_RDWR), "r+b") as file:
+            begin = os.fstat(file.fileno()).st_size - LOG_PART_BYTES
+            if begin > LOG_PART_BYTES:
+                file.seek(begin)
+                end = file.read()
+                file.seek(LOG_PART_BYTES)
+                left_out = begin - LOG_PART_BYTES
+                file.write(
+                    f"\n[{left_out} bytes were left out here when the run had ended]\n".encode()
+                )
+                file.write(end)
+                file.truncate()
+
+
 def remove_working_files(request: RunRequest) -> None:
     """Remove rank 0's draft of the record and empty logs after a run that was measured."""
     remove(request.folder / RECORD_DRAFT)
@@ -250,14 +275,16 @@ def classify(error: BaseException) -> tuple[Status, str]:
     import torch
 
     from vitsweep.cell import DivergedError, StoppedError
-    from vitsweep.training.faults import WrongResultError
+    from vitsweep.proof.faults import WrongResultError
 
     if failed := storage_error(error):
         name = f" (`{failed.filename}`)" if failed.filename else ""
         return Status.killed, f"The run could not read or write its files: {failed.strerror}{name}."
     name, text, where = _own_words(error)
     first_line = _essence(text) + where
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or _is_allocation_failure(text):
+    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    lacking = any(part in text for part in OUT_OF_MEMORY + OUT_OF_MEMORY_UNDER_LIMIT * limited)
+    if lacking or isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return Status.out_of_memory, first_line
     if isinstance(error, DivergedError):
         return Status.diverged, text
@@ -301,11 +328,6 @@ def _essence(text: str) -> str:
     while rest and first[-1:] not in ".:!?" and rest[0][:1].islower():  # DDP's break lines anywhere
         first = f"{first.rstrip()} {rest.pop(0).strip()}"
     return (f"{first} {rest[-1]}" if rest and "NCCL" in first else first)[:500]
-
-
-def _is_allocation_failure(text: str) -> bool:
-    limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    return any(part in text for part in OUT_OF_MEMORY + OUT_OF_MEMORY_UNDER_LIMIT * limited)
 
 
 def _peak_memory() -> dict[str, float | None]:

@@ -17,39 +17,13 @@ from typing import Any, Protocol
 
 import psutil
 
+from vitsweep.control_group import num_oom_kills
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd, killed_for_memory, read_failure
 from vitsweep.execution.process import main_module_left_alone
 from vitsweep.files import make_socket_folder, write_atomically
+from vitsweep.interpreters import like_this_one, variables
 from vitsweep.spec.cell_spec import CellSpec
-
-# Kills by the kernel because the memory of this process's control group ran out.
-
-
-PROC, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-
-
-def num_oom_kills() -> int | None:
-    """Return how many processes of this control group the kernel has killed for their memory.
-
-    The counter is `oom_kill` of `memory.events` (version 2), or of `memory.oom_control` (version 1).
-
-    Returns:
-        None where the system does not say.
-    """
-    with suppress(OSError, ValueError, KeyError):
-        lines = PROC.read_text(encoding="utf-8").splitlines()
-        groups = {names: path.lstrip("/") for _, names, path in (li.split(":", 2) for li in lines)}
-        of_memory = next((names for names in groups if "memory" in names.split(",")), "")
-        file = (
-            ROOT / "memory" / groups[of_memory] / "memory.oom_control"
-            if of_memory
-            else ROOT / groups[""] / "memory.events"
-        )
-        pairs = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
-        return int(dict(pairs)["oom_kill"])
-    return None
-
 
 PRELOADED = "vitsweep.execution.preloaded"
 """Imported once by the fork server, so that ranks need not."""
@@ -117,7 +91,7 @@ class LocalRanks:
     ) -> None:
         self._ranks, self._folder = list(ranks), folder
         self._oom_kills = num_oom_kills()
-        make_socket_folder()  # before the ranks, whose loaders then use it too
+        sockets = make_socket_folder()  # before the ranks, whose loaders then use it too
         self._handles: list[psutil.Process] = []  # which find ranks by pid and start time
         self._processes: list[BaseProcess] = [
             context.Process(target=target, args=(*arguments, rank, local_rank), daemon=True)
@@ -126,7 +100,7 @@ class LocalRanks:
         try:
             if isinstance(context, ForkServerContext):
                 start_fork_server()
-            with main_module_left_alone(), variables(environment or {}):
+            with main_module_left_alone(), variables(environment or {}), like_this_one():
                 for process in self._processes:
                     process.start()
                     with suppress(psutil.NoSuchProcess):  # it has ended already
@@ -138,8 +112,14 @@ class LocalRanks:
                 f"({error}). Its own words, if it had any, stand above; the kernel kills it where memory "
                 "runs out. What was measured is kept: the same command goes on."
             ) from error
-        except BaseException:
+        except BaseException as error:
             self.kill()
+            if isinstance(error, FileNotFoundError) and not sockets.is_dir():
+                raise VitsweepError(
+                    f"The processes of the ranks cannot be started: `{sockets}`, in which they meet, was "
+                    "removed while the command ran, as cleaners of temporary folders do. What was measured "
+                    "is kept: the same command goes on; `TMPDIR=DIR` chooses another place."
+                ) from error
             raise
 
     def wait(self, seconds: float) -> None:
@@ -211,35 +191,23 @@ def start_fork_server() -> None:
     if quiet not in filters:
         os.environ["PYTHONWARNINGS"] = f"{filters},{quiet}".lstrip(",")
     make_socket_folder()
-    resource_tracker.ensure_running()  # before, because its start unblocks SIGINT again
+    with like_this_one():
+        resource_tracker.ensure_running()  # before, because its start unblocks SIGINT again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        with like_this_one():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that start inside the block."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def context_for(cell: CellSpec) -> Context:
     """Ranks with variables of their own start from a fresh interpreter: the fork server has begun without.
 
-    All others are forked before they compile: the server has neither threads nor a compiler's processes.
+    So do those that are compared with them (`measurement.start`). All others are forked before they compile:
+    the server has neither threads nor a compiler's processes.
     """
-    if cell.runtime.rank_environment:
+    if cell.runtime.rank_environment or cell.measurement.start == "spawned":
         return multiprocessing.get_context("spawn")
     return fork_server()
 

@@ -2,8 +2,9 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vitsweep.results.provenance import require_trust
@@ -58,7 +59,7 @@ class RunRequest:
         digest: SHA-256 of the settings of the cell that the command froze; a worker runs no others.
         metrics: definitions of the user's columns, see `results.user_metrics`.
         init_method: rendezvous of the ranks (`file://...` or `tcp://host:port`); "" before there is one.
-        measurement: fields of `measurement` that belong to the command, not to the frozen cell;
+        of_command: settings that belong to the command, not to the frozen cell (`CellSpec.of_command`);
             `supervise` fills them in.
         proved: how the cell was proved equal to reference training earlier, or "".
         proved_exactly: how a cell that differs in its precision alone was, by the same command, or "".
@@ -79,7 +80,7 @@ class RunRequest:
     digest: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     init_method: str = ""
-    measurement: dict[str, Any] = field(default_factory=dict)
+    of_command: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     proved: str = ""
     proved_exactly: str = ""
     environment: dict[str, object] = field(default_factory=dict)
@@ -194,22 +195,23 @@ def frozen_document(
     }
 
 
-def read_cell(store: Store, cell_id: str, measurement: Mapping[str, Any] | None = None) -> CellSpec:
+def read_cell(
+    store: Store, cell_id: str, of_command: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> CellSpec:
     """Build the spec of a frozen cell.
 
     Args:
         store: of the sweep.
         cell_id: the cell.
-        measurement: fields of `measurement` that belong to the command that runs the cell (see
-            `Measurement.of_command`); those of the command that froze it where not given.
+        of_command: settings that belong to the command that runs the cell (`CellSpec.of_command`); those of
+            the command that froze it where not given.
 
     Raises:
         VitsweepError: somebody else froze the cell, it holds free text, and there is no `--trust`.
     """
     document, is_own = store.frozen_by(cell_id)
+    tree = document["cell"]
     if not is_own:
-        require_trust(store.cell(cell_id), free_text(document["cell"]))
-    cell = cell_from_tree(document["cell"])
-    if not measurement:
-        return cell
-    return replace(cell, measurement=replace(cell.measurement, **measurement))
+        require_trust(store.cell(cell_id), free_text(tree))
+    given = {group: {**tree.get(group, {}), **of_group} for group, of_group in of_command.items()}
+    return cell_from_tree({**tree, **given})

@@ -16,7 +16,13 @@ from vitsweep.execution.attempts import (
     broken_off_trainings,
 )
 from vitsweep.execution.code_hash import MOST_FILES, CellCode, changed_files, code_of
-from vitsweep.execution.outcome import NO_INSTRUMENTS, failure_of, publish, remove_working_files
+from vitsweep.execution.outcome import (
+    NO_INSTRUMENTS,
+    cut_logs,
+    failure_of,
+    publish,
+    remove_working_files,
+)
 from vitsweep.execution.rank_processes import (
     LocalRanks,
     Ranks,
@@ -31,7 +37,7 @@ from vitsweep.extras import INSTRUMENTS
 from vitsweep.files import remove
 from vitsweep.results.record import SCREENING, RunRecord, Status, time_to_begin
 from vitsweep.results.store import Store
-from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.cell_spec import CellSpec, twin_settings
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, read_info, whole_checkpoints
 
@@ -103,6 +109,7 @@ def supervise(
         ranks.kill()
         codes = [end.exit_code for end in ranks.ends()]
         append_event(request, "end", exit_codes=codes, in_time=in_time, saved_step=saved_step)
+        cut_logs(request.folder)
     finished = set(codes) == {0}  # even where the time was over before that was known
     failure = None if finished else failure_of(ends, in_time, cell.measurement.timeout_min)
     record = publish(request, cell, failure)
@@ -124,7 +131,7 @@ def _completed(request: RunRequest, cell: CellSpec) -> RunRequest:
     return replace(
         request,
         trainings=trainings,
-        measurement=cell.measurement.of_command,
+        of_command=cell.of_command,
         environment=facts | request.environment | {"code_hash": code_hash},
     )
 
@@ -245,11 +252,13 @@ class Runner:
             self.store,
             run,
             attempt,
-            proved=self.proof(run.cell_id, code.hash),
-            proved_exactly=self._proved_exactly.get(cell.id_without("precision"), ""),
+            proved=self.proof(cell, code.hash),
+            proved_exactly=self._proved_exactly.get(_id_of_proof(cell), ""),
             earlier=earlier_folders(self.store, run, attempt) if same_code else (),
             environment={**self.executor.facts, **purpose, "code_hash": code.hash},
-            instruments=self._instrumented[run.cell_id] < MIN_BLOCKS or _asks_for_more(cell),
+            instruments=self._instrumented[run.cell_id] < MIN_BLOCKS
+            or bool(cell.task.epochs)
+            or any(getattr(cell.measurement, key) for key in ("trace", *INSTRUMENTS)),
         )
 
     def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
@@ -300,12 +309,12 @@ class Runner:
             self._instrumented[request.cell_id] += has_all
             proved = self._proved[request.cell_id] = str(record.validity.get("proved") or "")
             if proved:
-                self._proved_exactly[cell.id_without("precision")] = proved
+                self._proved_exactly[_id_of_proof(cell)] = proved
         return record
 
-    def proof(self, cell_id: str, code_hash: str) -> str:
+    def proof(self, cell: CellSpec, code_hash: str) -> str:
         """Return how the equality of a cell was proved in an earlier run of the same code, or ""."""
-        if cell_id not in self._proved:
+        if (cell_id := cell.cell_id) not in self._proved:
             found = [""]
             with suppress(VitsweepError):  # of a later version than this job runs
                 found += [
@@ -314,15 +323,15 @@ class Runner:
                     if run.status == Status.measured
                     and run.validity.get("proved")
                     and run.environment.get("code_hash") == code_hash
+                    and twin_settings(run.spec) == cell.twin
                 ]
             self._proved[cell_id] = found[-1]
         return self._proved[cell_id]
 
 
-def _asks_for_more(cell: CellSpec) -> bool:
-    """Tell whether each run of a cell has an instrument of its own, or trains."""
-    keys = ("trace", *INSTRUMENTS)
-    return bool(cell.task.epochs) or any(getattr(cell.measurement, key) for key in keys)
+def _id_of_proof(cell: CellSpec) -> str:
+    """Return what is equal for cells that are proved alike but for their precision."""
+    return f"{cell.id_without('precision')} {cell.twin}"
 
 
 def _edited(files: Sequence[str]) -> VitsweepError:

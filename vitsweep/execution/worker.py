@@ -56,7 +56,7 @@ def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     try:
         log_to(request.folder / f"rank{rank}.log")
         store = Store(request.sweep_folder, {request.cell_id: request.digest})
-        cell = read_cell(store, request.cell_id, request.measurement)
+        cell = read_cell(store, request.cell_id, request.of_command)
         _set_up(cell, local_rank)
         with joined_process_group(cell, rank, local_rank, request.init_method) as world:
             draft = request.folder / RECORD_DRAFT
@@ -82,6 +82,7 @@ def run_rank_in_process(request: RunRequest, cell: CellSpec, rank: int, local_ra
     from vitsweep.collectives.primitives import from_first
 
     _set_up(cell, local_rank)
+    cell = replace(cell, measurement=replace(cell.measurement, start="spawned"))
     with joined_process_group(cell, rank, local_rank, request.init_method) as world:
         name = from_first(f"in-place-{secrets.token_hex(4)}")
         request = replace(request, run_id=name, block=name)

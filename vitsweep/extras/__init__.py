@@ -8,6 +8,7 @@ names none of them (`tests/extras/test_law.py`).
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from vitsweep.errors import VitsweepError
 if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.compare.measure import ComparisonResult as ComparisonResult
     from vitsweep.extras.compare.measure import compare as _compare
+    from vitsweep.extras.guard.check import check as check
+    from vitsweep.extras.guard.check import is_checking as is_checking
+    from vitsweep.extras.guard.guard import Guard as Guard
     from vitsweep.extras.judge.measured import measured as measured
     from vitsweep.extras.take_home.apply import Applied as Applied
     from vitsweep.extras.take_home.apply import apply as apply
@@ -48,10 +52,15 @@ class Feature:
             `published`, the value to mark, and `published_by`, its source.
         below: a function of the tables that returns what a terminal shows below the cells.
         checks: keys of `sweep` -> functions of their value that say why it is refused.
+        facts: keys of `sweep` -> functions of the plan and their value: what the line of a command keeps.
         rounds: value of `sweep.search` -> a class that chooses the blocks of a command: a
             `planning.rounds.AddedRounds`.
         result: of such a command, a function of the sweep's tables that returns a
             `report.answer.SearchResult`, or None.
+        searches: a key of `sweep` -> a function of the session whose key is set that returns what composes
+            other cells from the rows of those before: `first()` are the cells of the first round,
+            `measure(session)` runs all rounds, and `finish(session)` shows the result and returns the exit
+            code. Without `rounds`, `result` is that of such a search.
         admission: a module that is asked of cells before they run: `admitted` (a plan without those that are
             refused, with the reasons), and `minutes` of their runs.
         columns: of a plan: a function that returns its rows with more columns, and lines to print below.
@@ -73,8 +82,10 @@ class Feature:
     marks: str = ""
     below: str = ""
     checks: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
     result: str = ""
+    searches: dict[str, str] = field(default_factory=dict)
     admission: str = ""
     columns: str = ""
     options: dict[str, str] = field(default_factory=dict)
@@ -135,19 +146,28 @@ KNOWN: dict[str, Feature] = {
         },
         names={"Applied": "apply:Applied", "apply": "apply:apply"},
     ),
+    "guard": Feature(
+        needs=("take_home",),
+        names={
+            "Guard": "guard:Guard",
+            "check": "check:check",
+            "is_checking": "check:is_checking",
+        },
+    ),
     "bundle": Feature(
         needs=("compare",),
         verbs={
             "bundle": "write a sweep as one archive that another laboratory can check",
             "reproduce": "check a bundle, and measure its claims on this machine",
         },
+        options={"sweep.reference=BUNDLE": "archive:extract"},
     ),
     "pareto": Feature(
         charts={"pareto": "memory"},
     ),
     "curves": Feature(
         recorded="training",
-        charts={"training_curves": "accuracy"},
+        charts={"accuracy": "pareto", "training_curves": "accuracy"},
     ),
     "latex": Feature(
         options={"report --latex": "latex:write_latex"},
@@ -159,6 +179,25 @@ KNOWN: dict[str, Feature] = {
         marks="shown:marked",
         below="shown:below",
         checks={"published": "figures:problems"},
+        facts={"published": "figures:kept"},
+    ),
+    "reference": Feature(
+        recorded="reference",
+        section="shown:section",
+        heading="Beside records of the same kind of GPU",
+        below="shown:ReferenceTable",
+        checks={"reference": "records:problems"},
+        facts={"reference": "records:kept"},
+        options={"doctor": "shown:ReferenceTable"},
+        settings={"reference": None},
+    ),
+    "limit": Feature(
+        recorded="limit",
+        section="shown:section",
+        heading="Limits",
+        searches={"limit.key": "search:Searches.of"},
+        result="shown:result",
+        settings={"limit.key": None},
     ),
     "race": Feature(
         methods={"race": "table:race_of"},
@@ -167,7 +206,7 @@ KNOWN: dict[str, Feature] = {
         heading="Race",
         rounds={"race": "rounds:RaceRounds"},
         result="result:result",
-        settings={"objective": "throughput", "memory_limit_gib": None, "confirm": 5},
+        settings={"rank_by": "throughput", "memory_limit_gib": None, "confirm": 5},
     ),
 }
 """Every feature by the name of its folder, in the order in which it is shown."""
@@ -201,8 +240,13 @@ INSTRUMENTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.in
 ROUNDS = {word: f"{n}.{place}" for n, f in FEATURES.items() for word, place in f.rounds.items()}
 """Value of `sweep.search` -> what chooses the blocks, the feature first."""
 
-RESULTS = {word: f"{n}.{f.result}" for n, f in FEATURES.items() for word in f.rounds}
-"""Value of `sweep.search` -> the target of what says its result."""
+SEARCHES = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.searches.items()}
+"""Key of `sweep` -> the target of what composes the cells of each round, the feature first."""
+
+RESULTS = {
+    word: f"{n}.{f.result}" for n, f in FEATURES.items() for word in (*f.rounds, *f.searches)
+}
+"""Value of `sweep.search`, or the key of a search -> the target of what says its result."""
 
 SEARCHED = {
     (key, word): unused
@@ -214,6 +258,9 @@ SEARCHED = {
 
 CHECKS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.checks.items()}
 """Key of `sweep` -> the target of what says why its value is refused."""
+
+FACTS = {key: f"{n}.{at}" for n, f in FEATURES.items() for key, at in f.facts.items()}
+"""Key of `sweep` -> the target of what the line of a command keeps of it."""
 
 ADMISSION = tuple(f"{n}.{f.admission}" for n, f in FEATURES.items() if f.admission)
 """Modules that are asked of cells before they run."""
@@ -241,10 +288,16 @@ def option(name: str) -> Any:
     return load(OPTIONS[name])
 
 
+def facts(plan: Any, settings: Any) -> dict[str, Any]:
+    """Return what the line of a command keeps of its settings of `sweep`, by their keys."""
+    told = {key: value for key in FACTS if (value := getattr(settings, key))}
+    return {key: load(FACTS[key])(plan, value) for key, value in told.items()}
+
+
 def load(place: str) -> Any:
     """Import what a feature adds: `feature.module:attribute`."""
     module, _, attribute = place.partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+    return attrgetter(attribute)(import_module(f"{__name__}.{module}"))
 
 
 def each(names: Iterable[str], hook: str) -> Iterator[Any]:

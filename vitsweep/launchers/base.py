@@ -7,18 +7,19 @@ and name the class in a YAML of `hydra/launcher`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
 
 from vitsweep import extras
 from vitsweep.composition.sweep_settings import SweepSettings
+from vitsweep.files import remove, remove_empty
 from vitsweep.planning.blocks import within_minutes
 from vitsweep.planning.freeze import code_state, command_line, freeze
 from vitsweep.planning.pending import CellState, ResumeState, print_notices
 from vitsweep.planning.rounds import AddedRounds, Rounds, grid
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, all_refused
 from vitsweep.results.provenance import masked_word
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held
@@ -91,20 +92,30 @@ class PreparedSweep:
 
 @contextmanager
 def prepared(request: LaunchRequest) -> Iterator[PreparedSweep]:
-    """Lock the sweep folder, and freeze the cells in it.
+    """Lock the sweep folder, and freeze the cells in it; where that is refused, no new folder stays.
 
     Raises:
-        BadValueError: a race cannot begin; nothing is written then.
+        BadValueError: a race cannot begin, or too many of the images that the cells would read are damaged.
+        ImpossibleCellError: every cell of a new sweep is refused.
         VitsweepError: the folder cannot be written.
     """
-    plan, store = request.plan, Store(request.settings.path)
-    if request.settings.search in extras.ROUNDS and not store.root.exists():
-        planned = PreparedSweep(store=store, plan=plan, code=code_state())
-        rounds_of(planned, request.settings)
+    store = Store(request.settings.path)
+    made = [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
     store = store.create()
-    request.console.print(f"{count(len(plan.entries), 'cell')} in {store.root}")
     with held(store, request.console):
-        yield frozen(store, request)
+        try:
+            request = admitted(store, request)
+            is_searched = request.settings.limit.key  # which tries other values then
+            if not (request.plan.runnable or store.commands() or is_searched):
+                raise all_refused(request.plan)
+            request.console.print(f"{count(len(request.plan.entries), 'cell')} in {store.root}")
+            yield frozen(store, request)
+        except BaseException:
+            if made and not store.commands():
+                remove(store.root)
+                for folder in made[1:]:
+                    remove_empty(folder)
+            raise
 
 
 def rounds_of(
@@ -146,10 +157,10 @@ def expected_minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, 
 
 
 def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: Console) -> None:
-    """Say which cells are measured anew or not repeated, and what else is to be known.
+    """Say which cells are measured or frozen anew or not repeated, and what else is to be known.
 
     Raises:
-        BadValueError: too many of the images that the cells would read are damaged.
+        VitsweepError: a cell that would run is frozen for another device.
     """
     store = sweep.store
     again = f"`vitsweep retry {store.name}` runs them again"
@@ -157,18 +168,24 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
         ended = ",".join(sorted({str(run.status) for run in state.not_measured.values()}))
         again = f"`sweep.retry=[{ended}]` at the end of the command measures them again"
     print_notices(state, sweep.plan, store, again, console)
-    coming = [e.spec for e in sweep.plan.runnable if state.cell_state(e) is CellState.runnable]
-    if any(cell.data.decodes_files for cell in coming):
-        from vitsweep.data.folder_look import check_images  # loads Pillow
-
-        for line in check_images(coming, store.root):
-            console.print(line)
+    for entry in coming_cells(sweep.plan, state):
+        store.digest(entry.cell_id)
+    if num := len(store.refrozen):
+        are = "cell is" if num == 1 else "cells are"
+        console.print(
+            f"{num} {are} frozen anew: `cell.yaml` was damaged, of another cell, or of somebody else."
+        )
     if rounds.notice:
         console.print(rounds.notice)
 
 
-def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
-    """Freeze the cells, without the lock where several processes run cells of one sweep at once."""
+def coming_cells(plan: SweepPlan, state: ResumeState) -> list[PlannedCell]:
+    """Return the cells of a plan of which something runs."""
+    return [e for e in plan.runnable if state.cell_state(e) is CellState.runnable]
+
+
+def admitted(store: Store, request: LaunchRequest) -> LaunchRequest:
+    """Leave out, or refuse, what the time or the memory of the command does not allow."""
     plan, machine, settings = request.plan, request.machine, request.settings
     if settings.minutes is not None and settings.search == "grid":
         plan = within_minutes(plan, settings.minutes)
@@ -176,8 +193,27 @@ def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
     for module in extras.ADMISSION if is_asked else ():
         admit = extras.load(f"{module}:admitted")
         plan = admit(plan, settings, request.console, machine, store)
-    code = code_state()
+    return replace(request, plan=plan)
+
+
+def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
+    """Freeze the cells, without the lock where several processes run cells of one sweep at once.
+
+    Raises:
+        BadValueError: see `prepared`.
+    """
+    plan, settings = request.plan, request.settings
+    sweep = PreparedSweep(store=store, plan=plan, code=code_state())
+    reads_files = any(entry.spec.data.decodes_files for entry in plan.runnable)
+    if reads_files or settings.search in extras.ROUNDS:
+        rounds = rounds_of(sweep, settings, chosen_by=request.rounds)
+        coming = [e.spec for e in coming_cells(plan, rounds.state(()))] if reads_files else []
+        if any(cell.data.decodes_files for cell in coming):
+            from vitsweep.data.folder_look import check_images  # loads Pillow
+
+            for line in check_images(coming, store.root):
+                request.console.print(line)
     command = request.command or command_line()
     facts = {"hydra": [masked_word(word) for word in request.hydra], **request.facts}
-    freeze(store, plan, settings, code, request.metrics, command=command, **facts)
-    return PreparedSweep(store=store, plan=plan, code=code)
+    freeze(store, plan, settings, sweep.code, request.metrics, command=command, **facts)
+    return sweep

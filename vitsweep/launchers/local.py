@@ -23,6 +23,7 @@ from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
     PreparedSweep,
+    admitted,
     announce,
     frozen,
     prepared,
@@ -225,7 +226,8 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     request = LaunchRequest(
         plan=plan, machine=machine, settings=settings, console=console, hydra=composer.words
     )
-    sweep = frozen(open_store(settings), request)
+    store = open_store(settings)
+    sweep = frozen(store, admitted(store, request))
     _run(sweep, request)
     [cell_id] = [entry.cell_id for entry in sweep.plan.named]
     runs = list(sweep.store.runs(cell_id))

@@ -68,7 +68,7 @@ class SentBytes:
     """What one rank sends in one step.
 
     Attributes:
-        by_purpose: `parameter`, `gradient`, `activation`, `unattributed` -> bytes; empty where not counted.
+        by_purpose: one of `collectives.primitives.Purpose` -> bytes; empty where not counted.
         by_collective: `collective/purpose` -> calls and bytes.
         reason: why it was not counted, or "".
     """

@@ -18,6 +18,7 @@ import psutil
 import torch
 from torch import nn
 
+from vitsweep.control_group import allowed_cores
 from vitsweep.measure.communication import Observing
 from vitsweep.model.initialize import plain_name
 from vitsweep.rates.profile import cpu_half_precision, cpu_model, device_name
@@ -40,7 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "host_cores": os.cpu_count(),
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
         "host_allocator": host_allocator(),
-        "cores_allowed": len(os.sched_getaffinity(0)),
+        "cores_allowed": allowed_cores(),
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
 
@@ -163,9 +164,8 @@ class Compiled:
 
 def converted_layers(model: nn.Module) -> str | None:
     """Return the names of the linears that multiply in float8, blocks counted together; None for none."""
-    names = [
-        name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"
-    ]
+    kinds = ("Float8Linear", "Mxfp8Linear", "EmulatedMxfp8Linear")
+    names = [name for name, module in model.named_modules() if type(module).__name__ in kinds]
     found = Counter(re.sub(r"^(.*?blocks)\.\d+\.", r"\1.*.", plain_name(name)) for name in names)
     return ", ".join(f"{count} x {name}" for name, count in found.items()) or None
 

@@ -113,6 +113,10 @@ def _tensor_tracker() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._seen: WeakSet[torch.nn.Module] = WeakSet()
+            # its hooks on gradients keep that of every block's tokens until those of the context are there
+            modules: Any = self._mod_tracker
+            modules._fw_pre_hook = self._pre_fw_hook
+            modules._fw_post_hook = lambda *_: None
 
         def peak_bytes(self, device: torch.device) -> dict[str, int]:
             """Kind of tensor -> bytes at the moment of the largest sum."""
@@ -127,15 +131,6 @@ def _tensor_tracker() -> Any:
                     handles = RemovableHandle(OrderedDict()), RemovableHandle(OrderedDict())
                     self._param_to_grad_hook_handles.setdefault(frozen, handles)
                 self._track_module_params_and_buffers(module)
-
-        def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None:
-            pass
-
-        def _pre_bw_hook(self, module: Any, args: Any) -> None:
-            pass
-
-        def _post_bw_hook(self, module: Any, args: Any) -> None:
-            pass
 
     return TensorTracker()
 

@@ -30,6 +30,9 @@ UNMOVED = 0.01
 DRIFT_SHARE = 0.03
 """A trend that moves the step time by more than this share within a run counts as drift."""
 
+QUOTA_SHARE = 0.01
+"""As many threads as the quota has CPUs are held back now and then, for some 0.0004 of the time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
@@ -160,6 +163,8 @@ class RankSamples:
         compile_seconds: that it took for them; None where unknown.
         memory: memory columns of the record, GiB.
         memory_reason: why some of them are empty, or "".
+        throttled_seconds: for which a CPU quota held the rank's control group back in the window, summed
+            over cores; None where unknown.
         own_cpu_seconds: CPU time of the rank during the timed steps.
         environment: environment columns of the record.
         machine: equal for ranks that run on one kernel, whatever their nodes are called.
@@ -188,6 +193,7 @@ class RankSamples:
     extra: dict[str, Any] = field(default_factory=dict)
     first_gradients: list[float] = field(default_factory=list)
     unmoved_weights: dict[str, list[float]] = field(default_factory=dict)
+    throttled_seconds: float | None = None
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "RankSamples":
@@ -257,6 +263,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         validity={
             "oversubscribed": _oversubscribed(cell, ranks),
             "throttled": _any([rank.device_state.throttled for rank in ranks]),
+            "quota_throttled": _any([_is_held_back(rank) for rank in ranks]),
             "drifting": window.drifting,
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
@@ -347,6 +354,13 @@ def _refuse_mixed_devices(ranks: list[RankSamples]) -> None:
 def _any(values: Sequence[float | None]) -> bool | None:
     known = [value for value in values if value is not None]
     return any(known) if known else None
+
+
+def _is_held_back(rank: RankSamples) -> bool | None:
+    """Whether a CPU quota held a rank's control group back for more than `QUOTA_SHARE` of the window."""
+    if rank.throttled_seconds is None:
+        return None
+    return rank.throttled_seconds > QUOTA_SHARE * sum(rank.step_times_ms[rank.warmup_steps :]) / 1e3
 
 
 def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 from vitsweep.model.flops import (
     Pooling,
     num_parameters,
-    train_flops,
     train_flops_of_linears,
 )
 from vitsweep.model.module_spec import ModuleSpec
+from vitsweep.objectives.classification import Classification
 from vitsweep.rates.profile import published_peak
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import TransformerSpec
@@ -34,7 +34,7 @@ def float8_share(cell: CellSpec) -> float:
     if not isinstance(cell.precision, Float8) or isinstance(cell.model, ModuleSpec):
         return 1.0
     converted = train_flops_of_linears(*_shape(cell), cell.precision.converts)
-    return converted / train_flops(*_shape(cell), cell.attention.attention_pattern)
+    return converted / _flops_and_parameters(cell)[0]
 
 
 def dtype_beside_float8(cell: CellSpec) -> str:
@@ -64,7 +64,7 @@ def throughput(cell: CellSpec, step_time_ms: float) -> dict[str, float | None]:
     return {
         "images_per_second": images_per_second,
         "images_per_second_per_rank": images_per_second / world,
-        "tokens_per_second": images_per_second * cell.num_tokens if cell.num_tokens else None,
+        "tokens_per_second": images_per_second * cell.objective.tokens_per_image(cell) or None,
         "step_time_ms": step_time_ms,
         "num_parameters": float(parameters),
         "model_flops_per_image": float(flops),
@@ -91,7 +91,7 @@ def utilization(
     peak, share = attainable(cell, peaks), float8_share(cell)
     if share < 1.0:
         source += f", of {share:.1%} of the FLOPs, the others in {beside}"
-    is_traced = isinstance(cell.model, ModuleSpec)
+    is_traced = cell.objective.train_flops(cell) is None
     mfu = tflops_per_rank / peak if tflops_per_rank is not None and peak else None
     return {"mfu": mfu}, {
         "peak_tflops": peak,
@@ -103,12 +103,16 @@ def utilization(
 
 def _flops_and_parameters(cell: CellSpec) -> tuple[int, int]:
     """Return the FLOPs of one image, forward and backward, and the number of parameters."""
-    if isinstance(cell.model, ModuleSpec):
+    if isinstance(cell.model, ModuleSpec) and isinstance(cell.objective, Classification):
         from vitsweep.model.user_module import counted  # loads torch
 
         return counted(cell.model, cell.batch.resolution_px)
-    shape, pattern = _shape(cell), cell.attention.attention_pattern
-    return train_flops(*shape, pattern), num_parameters(*shape)
+    flops = cell.objective.train_flops(cell)
+    if flops is None:
+        from vitsweep.objectives.counted import counted as counted_step
+
+        return counted_step(cell)
+    return flops, num_parameters(*_shape(cell))
 
 
 def _shape(cell: CellSpec) -> tuple[TransformerSpec, int, Pooling]:

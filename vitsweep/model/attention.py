@@ -60,11 +60,8 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if callable(getattr(m, "attend", None))]
 
 
-# Along which axes a model's tokens lie, and which blocks attend along which of them.
-
-
 class TokenAxis(NamedTuple):
-    """An axis of the residual stream.
+    """An axis along which tokens lie.
 
     Attributes:
         axis: its index, from the front.
@@ -73,20 +70,3 @@ class TokenAxis(NamedTuple):
 
     axis: int
     length: int
-
-
-def token_axes(model: nn.Module) -> tuple[TokenAxis, ...]:
-    """Return the axes between which blocks alternate; an image ViT has one."""
-    if hasattr(model, "token_axes"):
-        return model.token_axes  # type: ignore[return-value]
-    axis = 1 if model.batch_first else 0
-    return (TokenAxis(axis, model.num_tokens),)  # type: ignore[arg-type]
-
-
-def attentions_along(model: nn.Module, axis: int) -> list[Attention]:
-    """Return the attention of all blocks that attend along `axis`."""
-    return [
-        block.attention
-        for block in model.blocks  # type: ignore[union-attr]
-        if getattr(block, "axis", axis) == axis
-    ]

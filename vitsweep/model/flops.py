@@ -19,7 +19,7 @@ kernel, one of which computes q k^T again, where the mathematics has four.
 from collections.abc import Callable
 from typing import Literal
 
-from vitsweep.spec.model_spec import MultiDimSpec, TransformerSpec, ViTSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.technique import SOFTMAX, AttentionPattern
 
 Pooling = Literal["token", "mean"]
@@ -32,9 +32,9 @@ def forward_flops(
     attention_pattern: AttentionPattern = SOFTMAX,
 ) -> int:
     """FLOPs of one image, forward."""
-    blocks = _blocks_flops(spec, resolution_px, pooling, attention_pattern)
+    blocks = blocks_flops(spec, resolution_px, pooling, attention_pattern)
     head = 2 * spec.width * spec.num_classes
-    return _patch_flops(spec, resolution_px) + blocks + head
+    return patch_flops(spec, resolution_px) + blocks + head
 
 
 def train_flops(
@@ -49,7 +49,7 @@ def train_flops(
     gradient, so that the patch embedding has only the second.
     """
     forward = forward_flops(spec, resolution_px, pooling, attention_pattern)
-    return 3 * forward - _patch_flops(spec, resolution_px)
+    return 3 * forward - patch_flops(spec, resolution_px)
 
 
 def train_flops_of_linears(
@@ -63,31 +63,20 @@ def train_flops_of_linears(
         pooling: of the classifier.
         chosen: (outputs, inputs) -> whether a linear counts.
     """
-    width, hidden = spec.width, spec.mlp_width
-    linears = (
-        (3 * width, width),
-        (width, width),
-        ((spec.mlp_matrices - 1) * hidden, width),
-        (width, hidden),
+    numbers = sum(
+        outputs * inputs for outputs, inputs in spec.block_linears if chosen(outputs, inputs)
     )
-    numbers = sum(outputs * inputs for outputs, inputs in linears if chosen(outputs, inputs))
     tokens = spec.num_tokens(resolution_px, pooling)
     return _of_computed_images(spec, 6 * tokens * spec.depth * numbers)
 
 
 def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) -> int:
     """Count the parameters; the position embedding makes them depend on the resolution."""
+    if (own := spec.own_parameters()) is not None:
+        return own
     width = spec.width
-    if isinstance(spec, MultiDimSpec):  # a position for each index along each of two axes
-        frames = spec.frames_per_patch
-        vectors = sum(spec.grid(resolution_px))
-    else:
-        assert isinstance(spec, ViTSpec)
-        frames = 1
-        vectors = (
-            2 * spec.has_class_token(pooling) + spec.registers + spec.num_patches(resolution_px)
-        )
-    filters = spec.in_channels * spec.patch_px**2 * width * frames
+    vectors = spec.num_learned_vectors(resolution_px, pooling)
+    filters = spec.in_channels * spec.patch_px**2 * width * spec.frames_per_patch
     norms = 1 if spec.parallel_branches else 2
     attention = (4 * width + 4) * width
     mlp = (
@@ -101,13 +90,13 @@ def num_parameters(spec: TransformerSpec, resolution_px: int, pooling: Pooling) 
     return filters + (vectors + 3) * width + blocks + head
 
 
-def _blocks_flops(
+def blocks_flops(
     spec: TransformerSpec, resolution_px: int, pooling: Pooling, attention_pattern: AttentionPattern
 ) -> int:
+    """FLOPs of one image in the blocks, forward: linears that see tokens, and self-attention."""
     tokens, width = spec.num_tokens(resolution_px, pooling), spec.width
-    linears = (
-        2 * tokens * spec.depth * (4 * width * width + spec.mlp_matrices * width * spec.mlp_width)
-    )
+    numbers = sum(outputs * inputs for outputs, inputs in spec.block_linears)
+    linears = 2 * tokens * spec.depth * numbers
     if attention_pattern.linear:
         into_and_out_of_states = 4 * tokens * spec.depth * width * (width // spec.num_heads)
         return _of_computed_images(spec, linears + into_and_out_of_states)
@@ -130,6 +119,7 @@ def _pairs(
     return sum(tokens // length * attention_pattern.pairs(length) for length in lengths)
 
 
-def _patch_flops(spec: TransformerSpec, resolution_px: int) -> int:
+def patch_flops(spec: TransformerSpec, resolution_px: int) -> int:
+    """FLOPs of embedding the patches of one image, forward."""
     pixels = (resolution_px // spec.patch_px * spec.patch_px) ** 2 * spec.frames_per_input
     return 2 * pixels * spec.in_channels * spec.width

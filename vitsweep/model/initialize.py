@@ -125,6 +125,22 @@ def draw_weights(model: Any) -> None:
         _fill(parameter, module.part_of(own, whole) if split else whole)
 
 
+@torch.no_grad()
+def draw_zeros(model: nn.Module, seed: int) -> nn.Module:
+    """Draw trained tensors with two axes or more that are all zero: no gradient passes them.
+
+    Args:
+        model: whole, on the host, before anything wraps it.
+        seed: with the name of a tensor it fixes the numbers, which are normal with standard deviation 0.02.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.ndim > 1 and not parameter.any():
+            generator = named_generator(seed, name)
+            drawn = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+            parameter.copy_(0.02 * drawn)
+    return model
+
+
 def named_generator(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
     """Return a generator whose numbers follow from a seed and a name."""
     return torch.Generator(device).manual_seed(named_seed(seed, name))
@@ -214,7 +230,7 @@ def drop_after_embedding(
         image_by_image: pick them by a slow loop.
     """
     vit: Any = model
-    pick = _picked_one_by_one if image_by_image else _picked
+    pick = _picked_one_by_one if image_by_image else picked_rows
 
     def drop(embedding: Any, inputs: object, tokens: Tensor) -> Tensor:
         if not embedding.training:
@@ -235,7 +251,8 @@ def drop_after_embedding(
     return model
 
 
-def _picked(x_BTD: Tensor, places_BK: Tensor) -> Tensor:
+def picked_rows(x_BTD: Tensor, places_BK: Tensor) -> Tensor:
+    """Return tokens (B, K, D) of those (B, T, D), at the places of each image."""
     images, length, _ = x_BTD.shape
     starts = torch.arange(images, device=x_BTD.device).unsqueeze(1) * length
     rows = (places_BK + starts).flatten()

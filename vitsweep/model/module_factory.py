@@ -1,13 +1,12 @@
 """A factory of an `nn.Module` of the user's: its settings, and how it is called."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Gt
 
-from vitsweep.spec.from_yaml import Word, imported_function, title_of
+from vitsweep.spec.from_yaml import Word, built, imported_function, targets_in, title_of
 from vitsweep.spec.generators import kept_generators, seeded_generators, set_generators
 from vitsweep.spec.model_spec import ModelSpec
 
@@ -20,11 +19,12 @@ class ModuleFactory(ModelSpec):
 
     Attributes:
         target: path of the factory, `package.module.function`, called with keyword arguments.
-        arguments: of the factory.
+        arguments: of the factory; a mapping with `_target_` is what the function that it names returns.
         shape_arguments: argument of the factory -> what it is given of the cell: `num_classes`,
             `in_channels` or `resolution_px`.
         passes_name: give the factory `model.name` as its argument `name`.
-        blocks: path of what the module stacks, such as `encoder.layers`; `*` stands for any name.
+        blocks: path of what the module stacks, such as `encoder.layers`, or several; `*` stands for any
+            letters.
             `auto` takes the list of equal modules with most parameters. Sharding, recomputation and
             compilation work on these.
         output: where in what the module returns the logits are: the key of a dict, the index in a tuple
@@ -34,13 +34,7 @@ class ModuleFactory(ModelSpec):
         twin_arguments: arguments of the small module on which techniques are proved, over
             `arguments`; dropout must be off in it.
         twin_side_px: side of the images of that proof; null for that of the cell.
-        loss: path of a function (outputs, batch) -> mean loss, instead of the cross entropy. `outputs`
-            are what `output` names, float32 or better; `batch` is the pair (images, labels), or the mapping
-            that `data` gives. Over micro-batches and replicas its mean is taken, unless there is a
-            `loss_count`.
-        loss_count: path of a function (batch) -> over how many values of a micro-batch `loss` is a sum, a
-            number or a tensor of one. The loss of a step is the sum over all micro-batches of all replicas,
-            divided by their count; null for a `loss` that returns a mean.
+        loss, loss_count: `objective.target` and `objective.count` of cells from before there were objectives.
         twin_batch: path of a function (num_images, resolution_px, seed) -> mapping of tensors, such as
             `data` gives where it gives mappings: for the proof and the count of FLOPs.
         package: whose version is part of the cell; null for a module whose source is hashed.
@@ -54,7 +48,7 @@ class ModuleFactory(ModelSpec):
         hash=False
     )
     passes_name: bool
-    blocks: str
+    blocks: str | tuple[str, ...]
     output: str | int | None
     seams: tuple[Literal["attend"], ...]
     twin_arguments: dict[str, Any] = field(hash=False, metadata={"identity": False})
@@ -68,6 +62,8 @@ class ModuleFactory(ModelSpec):
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""
     draws_by_itself: ClassVar[bool] = True
+    draws_its_weights: ClassVar[bool] = True
+    may_lack_gradients: ClassVar[bool] = True
 
     @property
     def typed(self) -> str:
@@ -85,7 +81,7 @@ class ModuleFactory(ModelSpec):
     def code_modules(self) -> tuple[str, ...]:
         """Modules of all functions; of an installed package the version is compared instead."""
         target = None if self.package else self.target
-        named = (target, self.loss, self.loss_count, self.twin_batch)
+        named = (target, self.loss, self.loss_count, self.twin_batch, *targets_in(self.arguments))
         return tuple(path.rpartition(".")[0] for path in named if path)
 
     @property
@@ -101,22 +97,6 @@ class ModuleFactory(ModelSpec):
         """
         assert self.target is not None, "refused when the cell was made"
         return imported_function(self.target)
-
-    def own_loss(self) -> "Callable[[Any, Any], Any] | None":
-        """Import the loss.
-
-        Raises:
-            Exception: whatever importing its module raises, or there is no such name in it.
-        """
-        return imported_function(self.loss) if self.loss else None
-
-    def own_count(self) -> "Callable[[Any], Any] | None":
-        """Import the count of the loss.
-
-        Raises:
-            Exception: whatever importing its module raises, or there is no such name in it.
-        """
-        return imported_function(self.loss_count) if self.loss_count else None
 
     def example(self, num_images: int, resolution_px: int, seed: int) -> Any:
         """Call `twin_batch`, where it is set.
@@ -145,7 +125,7 @@ class ModuleFactory(ModelSpec):
         named = {"name": self.name} if self.passes_name else {}
         with kept_generators():
             set_generators(torch.initial_seed())
-            return factory(**named, **(given | self.arguments))
+            return factory(**named, **(given | built(self.arguments)))
 
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
         """One image."""

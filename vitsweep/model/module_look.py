@@ -3,6 +3,7 @@
 import inspect
 import random
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from vitsweep.model.block import blocks_of
+from vitsweep.model.block import NORMS, blocks_of
+from vitsweep.model.initialize import plain_name
 from vitsweep.spec.generators import kept_generators
 from vitsweep.world import process_flags_kept
 
@@ -31,19 +34,27 @@ class Look:
         outputs: what the module returned.
         error: what the pass raised.
         draws: paths of the modules that drew random numbers, or classes of those without a path.
+        drawn_by: by what: `dropout`, whatever its class, or functions.
+        carried: buffers that the forward pass writes from its inputs, and on which its outputs depend.
         written: buffers that the forward pass wrote inside blocks, running statistics of norms left out.
         rewritten: parameters that the forward pass wrote or replaced.
         unused: trained parameters that got no gradient.
         matrices: weights with two axes in blocks.
         uncalled: blocks whose `forward` was not called.
         tied: names of each parameter that lies in several blocks, or in one and outside of all.
-        unshardable: parameters without an axis, or of complex numbers.
+        unshardable: parameters without an axis or a number, or of complex numbers.
+        of_complex: trained parameters of complex numbers.
+        strided: parameters that are not contiguous.
+        tied_to_norms: names of parameters that lie in norms and outside of them.
+        alike: names of weights and buffers that differ in the name of a wrapper alone (`plain_name`).
         logits: shape of the logits for two images, or what was returned instead.
     """
 
     outputs: Any = None
     error: Exception | None = None
     draws: tuple[str, ...] = ()
+    drawn_by: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -51,15 +62,26 @@ class Look:
     matrices: int = 0
     uncalled: tuple[str, ...] = ()
     unshardable: tuple[str, ...] = ()
+    of_complex: tuple[str, ...] = ()
+    strided: tuple[str, ...] = ()
+    tied_to_norms: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
     logits: tuple[int, ...] | str = ()
 
 
 def inputs_of(module: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those entries of a batch that a module's `forward` names; all where it takes any."""
+    """Return those entries of a batch that a module's `forward` names; all where it takes any.
+
+    An `image` that it does not name is its first argument, whatever that is called.
+    """
     parameters = inspect.signature(module.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(batch)
-    return {name: value for name, value in batch.items() if name in parameters}
+    found = {name: value for name, value in batch.items() if name in parameters}
+    first = next(iter(parameters), None)
+    if "image" in batch.keys() - parameters.keys() and first and first not in batch:
+        found[first] = batch["image"]
+    return found
 
 
 @kept_generators()
@@ -78,24 +100,39 @@ def look_at(
         loss: (outputs, batch) -> loss; without it the sum of the outputs is taken.
         device: where it runs.
     """
-    tied = tuple(_ties(module))
+    number_of = {part: i for i, block in enumerate(blocks_of(module)) for part in block.modules()}
+    in_norms: dict[nn.Module, int] = {m: 0 for m in module.modules() if isinstance(m, NORMS)}
     inside = {p for block in blocks_of(module) for p in block.parameters()}
     matrices = sum(p.ndim == 2 for p in inside)
-    unshardable = tuple(n for n, p in module.named_parameters() if not p.ndim or p.is_complex())
-    still = Look(tied=tied, matrices=matrices, unshardable=unshardable)
+    weights = dict(module.named_parameters())
+    plain = Counter(map(plain_name, module.state_dict()))
+    still = Look(
+        tied=tuple(_ties(module, number_of)),
+        tied_to_norms=tuple(name for names in _ties(module, in_norms) for name in names),
+        alike=tuple(name for name in module.state_dict() if plain[plain_name(name)] > 1),
+        matrices=matrices,
+        unshardable=tuple(
+            n for n, p in weights.items() if not (p.ndim and p.numel()) or p.is_complex()
+        ),
+        of_complex=tuple(n for n, p in weights.items() if p.is_complex() and p.requires_grad),
+        strided=tuple(n for n, p in weights.items() if not p.is_contiguous()),
+    )
     if batch is None:
         return still
     module = module.to(device)
     buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
-    weights = {name: (p, p.untyped_storage()) for name, p in module.named_parameters()}
-    drawn = _Drawn(module)
+    stored = {name: (p, p.untyped_storage()) for name, p in module.named_parameters()}
     batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
+    drawn = _Drawn(module, batch)
     try:
         before = _host_states()
         with drawn:
             outputs = outputs_of(module, batch)
         now = _host_states()
-        draws = (*drawn.paths, *(name for name in now if now[name] != before[name]))
+        hosts = {name: name for name in now if now[name] != before[name]}
+        draws = drawn.draws | hosts
+        read = drawn.sources(outputs)
+        carried = [n for n, b in module.named_buffers() if n in read and INPUTS in drawn.sources(b)]
         trained = [loss(outputs, batch)] if loss else [p.sum() for p in differentiable(outputs)]
         if trained:
             torch.stack(trained).sum().backward()
@@ -108,16 +145,18 @@ def look_at(
     held = dict(module.named_parameters())
     replaced = tuple(
         name
-        for name, (parameter, storage) in weights.items()
+        for name, (parameter, storage) in stored.items()
         if held.get(name) is not parameter or parameter.untyped_storage()._cdata != storage._cdata
     )
-    in_place = (n for n, (_, storage) in weights.items() if storage._cdata in drawn.written)
+    in_place = (n for n, (_, storage) in stored.items() if storage._cdata in drawn.written)
     blocks = set(blocks_of(module))
     uncalled = tuple(n for n, m in module.named_modules() if m in blocks and n not in drawn.called)
     return replace(
         still,
         outputs=outputs,
-        draws=draws,
+        draws=tuple(draws),
+        drawn_by=tuple(dict.fromkeys(draws.values())),
+        carried=tuple(carried),
         written=tuple(_written_in_blocks(module, buffers)),
         rewritten=tuple(dict.fromkeys((*replaced, *in_place))),
         unused=unused,
@@ -128,7 +167,7 @@ def look_at(
 def _host_states() -> dict[str, object]:
     """Return the states of generators of which torch knows nothing."""
     numbers: Any = np.random.get_state()
-    return {"Python's `random`": random.getstate(), "`numpy.random`": (*numbers[1], numbers[2:])}
+    return {"random": random.getstate(), "numpy.random": (*numbers[1], numbers[2:])}
 
 
 def shapeless(module: nn.Module) -> list[str]:
@@ -150,15 +189,29 @@ def listed(names: tuple[str, ...] | list[str]) -> str:
     return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
 
 
-class _Drawn(TorchDispatchMode):
-    """Notes which modules run and draw random numbers, and what is written."""
+INPUTS = "inputs"
+DROPOUTS = ("dropout", "droppath", "dropblock", "stochasticdepth")
+"""Parts of the names of classes that draw by a rate, which an argument sets."""
 
-    def __init__(self, module: nn.Module) -> None:
+
+class _Drawn(TorchDispatchMode):
+    """Notes which modules run and draw random numbers, what is written, and what depends on what.
+
+    Attributes:
+        draws: path of a module -> by what it drew last.
+        called: paths of the modules that ran.
+        written: storages.
+    """
+
+    def __init__(self, module: nn.Module, batch: Any) -> None:
         super().__init__()
-        self.paths: dict[str, None] = {}
+        self.draws: dict[str, str] = {}
         self.called: set[str] = set()
-        self.written: set[int] = set()  # storages
-        self._outermost = type(module).__name__
+        self.written: set[int] = set()
+        self._sources: dict[StorageWeakRef, frozenset[str]] = {}
+        for name, value in {INPUTS: batch, **dict(module.named_buffers())}.items():
+            self._sources |= dict.fromkeys(_storages(value), frozenset({name}))
+        self._kinds = {path: type(part).__name__ for path, part in module.named_modules()}
         self._stack: list[str] = []
         self._handles = [
             handle
@@ -169,6 +222,11 @@ class _Drawn(TorchDispatchMode):
             )
         ]
 
+    def sources(self, value: Any) -> frozenset[str]:
+        """Return on what the tensors of a value depend: `INPUTS`, and buffers as they were before."""
+        none = frozenset[str]()
+        return none.union(*(self._sources.get(storage, none) for storage in _storages(value)))
+
     def _enter(self, path: str) -> None:
         self.called.add(path)
         self._stack.append(path)
@@ -177,24 +235,32 @@ class _Drawn(TorchDispatchMode):
         self._stack.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        path = self._stack[-1] if self._stack else ""
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.paths[path or self._outermost] = None
+        path, name = self._stack[-1] if self._stack else "", func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in name:
+            kind = self._kinds[path]
+            is_dropout = any(word in kind.lower() for word in DROPOUTS)
+            self.draws[path or kind] = "dropout" if is_dropout else name
+        # in training a batch norm does not read its running statistics
+        read = self.sources(args[:1] if "batch_norm" in name else (args, kwargs))
         results = func(*args, **(kwargs or {}))
-        if func._schema.is_mutable:
-            arguments = func._schema.arguments
-            given = dict(zip((a.name for a in arguments), args, strict=False)) | (kwargs or {})
-            writes = [
-                given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write
-            ]
-            held = (t.untyped_storage() for t in tree_leaves(writes) if isinstance(t, Tensor))
-            self.written.update(storage._cdata for storage in held)
+        arguments = func._schema.arguments
+        given = dict(zip((a.name for a in arguments), args, strict=False)) | (kwargs or {})
+        writes = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+        self.written.update(storage.cdata for storage in _storages(writes))
+        for storage in _storages((results, writes)):
+            self._sources[storage] = self._sources.get(storage, read) | read
         return results
 
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
+
+
+def _storages(value: Any) -> Iterator[StorageWeakRef]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            yield StorageWeakRef(leaf.untyped_storage())
 
 
 def logits_of(outputs: Any) -> Any:
@@ -208,10 +274,8 @@ def differentiable(outputs: Any) -> list[Tensor]:
     return [t for t in tree_leaves(parts) if isinstance(t, Tensor) and t.requires_grad]
 
 
-def _ties(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    units = {
-        part: number for number, block in enumerate(blocks_of(module)) for part in block.modules()
-    }
+def _ties(module: nn.Module, units: Mapping[nn.Module, int]) -> Iterator[tuple[str, ...]]:
+    """Yield the names of each parameter that lies in several units, or in one and outside of all."""
     found: dict[nn.Parameter, dict[str, int]] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from vitsweep.model.module_factory import ModuleFactory
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.from_yaml import wrong_function, wrong_target
-from vitsweep.spec.model_spec import refused_with_own_loss
+from vitsweep.spec.from_yaml import wrong_target
 
 OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
     "classifier": ("token", "chooses among tokens"),
@@ -18,6 +17,8 @@ OF_TRANSFORMERS: Mapping[str, tuple[str, str]] = {
     "pipeline_parallel": ("none", "deals out transformer blocks"),
 }
 """Group -> its default choice, which does nothing here, and what all others do."""
+IN_SEAM = "`sdpa_math`, `sdpa_flash`, `sdpa_efficient` or `sdpa_cudnn_first`"
+"""Choices of `attention` of which `replaces_attend_alone` holds, but for the default one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,14 @@ class ModuleSpec(ModuleFactory):
             if getattr(cell, group).needs_transformer
         }
         if "attention" in reasons:
-            if "attend" in self.seams and cell.attention.replaces_attend_alone:
-                del reasons["attention"]
-            else:
+            said = reasons.pop("attention").removesuffix(".")
+            if not cell.attention.replaces_attend_alone:
+                known = f", or {IN_SEAM}, which can replace `self.attend`" if self.seams else ""
+                reasons["attention"] = f"{said}{known}."
+            elif "attend" not in self.seams:
                 reasons["attention"] = (
-                    f"{reasons['attention'][:-1]}, or let its attention modules call "
-                    "`self.attend(q, k, v)` and say so with `model.seams=[attend]`."
+                    f"{said}, or let its attention modules call `self.attend(q, k, v)` and say so with "
+                    "`model.seams=[attend]`."
                 )
         if not cell.layout.batch_first or cell.layout.channels_last:
             reasons["layout"] = (
@@ -63,32 +66,9 @@ class ModuleSpec(ModuleFactory):
             from vitsweep.model.user_module import problems, technique_problems
 
             fits = not any(cell.data.shape_faults(cell))  # else the model would be blamed
-            yield from problems(self, cell.batch.resolution_px, run=fits)
-            yield from self._loss_conflicts(cell)
+            yield from problems(self, cell, run=fits)
             if fits:
                 yield from technique_problems(self, cell)
-
-    def _loss_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        yield from wrong_function("model.loss", self.loss, "outputs and batch")
-        yield from wrong_function("model.loss_count", self.loss_count, "a batch")
-        if self.loss is None:
-            if self.loss_count:
-                yield (
-                    f"`model.loss_count={self.loss_count}` counts over what a `model.loss` sums, and there "
-                    "is none: name one, or leave it out."
-                )
-            return
-        yield from refused_with_own_loss(cell, "model.loss")
-        if cell.task.label_smoothing:
-            yield (
-                f"`task.label_smoothing={cell.task.label_smoothing:g}` is part of the cross entropy, which "
-                f"`model.loss={self.loss}` replaces: use `task.label_smoothing=0`."
-            )
-        if cell.task.epochs and cell.recipe.mixes:
-            yield (
-                f"`recipe={cell.recipe.name}` mixes images and labels for the cross entropy, which "
-                f"`model.loss={self.loss}` replaces: use `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
-            )
 
 
 EXAMPLES: Mapping[str, str] = {

@@ -1,9 +1,10 @@
 """Building a module of the user's, and finding what it stacks (needs torch)."""
 
+import fnmatch
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitsweep.errors import BadValueError
 from vitsweep.model.block import mark_blocks
+from vitsweep.model.initialize import WRAPPERS
 from vitsweep.model.module_factory import ModuleFactory
 from vitsweep.model.module_look import (
     Look,
@@ -27,7 +29,7 @@ from vitsweep.model.module_look import (
     shortened,
     shown,
 )
-from vitsweep.spec.from_yaml import wrong_function
+from vitsweep.spec.from_yaml import imported_function, wrong_function
 from vitsweep.spec.generators import set_generators
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ LAZY = "has parameters without a shape, in {}: pass one batch through it first."
 MOST_CANDIDATES = 8
 AUTO = "auto"
 
-_LOOKS: dict[tuple[str, int], tuple[tuple[str, ...], Look]] = {}
+_LOOKS: dict[tuple[str, int, str | None], tuple[tuple[str, ...], Look]] = {}
 
 
 def build_module(spec: ModuleFactory, resolution_px: int) -> nn.Module:
@@ -95,7 +97,8 @@ def _described(outputs: Any) -> str:
 
 def _called(spec: ModuleFactory, resolution_px: int) -> nn.Module:
     try:
-        factory = spec.factory()
+        with torch.device("cpu"):  # for constants of its module, which stay in the process
+            factory = spec.factory()
     except Exception as error:  # the module is the user's
         raise BadValueError(
             f"`model.target={spec.target}` cannot be imported ({type(error).__name__}: {error})."
@@ -138,17 +141,19 @@ def find_blocks(module: nn.Module, spec: ModuleFactory) -> list[nn.Module]:
     if spec.blocks == AUTO:
         largest = max(found, key=lambda path: _size(found[path]), default=None)
         return found[largest] if largest is not None else []
-    at_path = [m for name, m in module.named_modules() if fnmatchcase(name, spec.blocks) and name]
-    blocks = [child for container in at_path for child in _children(container)]
-    if not blocks:
-        fault = "holds no modules in" if at_path else "is no part of"
+    paths = (spec.blocks,) if isinstance(spec.blocks, str) else spec.blocks
+    named = {name: part for name, part in module.named_modules() if name}
+    at_path = {path: fnmatch.filter(named, path) for path in paths}
+    blocks = {p: [b for n in names for b in _children(named[n])] for p, names in at_path.items()}
+    if lacking := [path for path in paths if not blocks[path]]:
+        fault = "holds no modules in" if at_path[lacking[0]] else "is no part of"
         listed = ", ".join(
             f"`{path}` ({len(found[path])} x {type(found[path][0]).__name__})"
             for path in list(found)[:MOST_CANDIDATES]
         )
         there = f"it stacks modules at {listed}" if listed else "it stacks no modules of one class"
-        raise BadValueError(f"`model.blocks={spec.blocks}` {fault} `{spec.typed}`: {there}.")
-    return blocks
+        raise BadValueError(f"`model.blocks={lacking[0]}` {fault} `{spec.typed}`: {there}.")
+    return list(dict.fromkeys(chain.from_iterable(blocks.values())))
 
 
 def stacks(module: nn.Module) -> dict[str, list[nn.Module]]:
@@ -175,18 +180,19 @@ def _size(modules: list[nn.Module]) -> int:
     return sum(p.numel() for m in modules for p in m.parameters())
 
 
-def problems(spec: ModuleFactory, resolution_px: int, *, run: bool = True) -> tuple[str, ...]:
+def problems(spec: ModuleFactory, cell: "CellSpec", *, run: bool = True) -> tuple[str, ...]:
     """Build the module on `meta` and pass images through it; return what is wrong.
 
     A module that cannot be built or run on `meta` is built and run on the host.
 
     Args:
         spec: of the module.
-        resolution_px: side of the images.
+        cell: gives the side of the images, and a loss of the user's.
         run: pass images through it, and do not only build it.
     """
+    resolution_px = cell.batch.resolution_px
     if run:
-        return _looked_at(spec, resolution_px)[0]
+        return _looked_at(spec, resolution_px, cell.loss_function)[0]
     try:
         with as_it_was():
             without_weights(spec, resolution_px)
@@ -195,35 +201,46 @@ def problems(spec: ModuleFactory, resolution_px: int, *, run: bool = True) -> tu
     return ()
 
 
-def look_of(spec: ModuleFactory, resolution_px: int) -> Look:
-    """Return what one training pass shows; an empty `Look` where there was none."""
-    return _looked_at(spec, resolution_px)[1]
+def look_of(spec: ModuleFactory, resolution_px: int, loss: str | None = None) -> Look:
+    """Return what one training pass shows; an empty `Look` where there was none.
+
+    Args:
+        spec: of the module.
+        resolution_px: side of the images.
+        loss: path of a function of the user's.
+    """
+    return _looked_at(spec, resolution_px, loss)[1]
 
 
-def _looked_at(spec: ModuleFactory, resolution_px: int) -> tuple[tuple[str, ...], Look]:
-    key = spec.key, resolution_px
+def _looked_at(
+    spec: ModuleFactory, resolution_px: int, loss: str | None
+) -> tuple[tuple[str, ...], Look]:
+    key = spec.key, resolution_px, loss
     if key not in _LOOKS:
         try:
-            _LOOKS[key] = _look_anew(spec, resolution_px)
+            _LOOKS[key] = _look_anew(spec, resolution_px, loss)
         except BadValueError as error:
             _LOOKS[key] = (str(error),), Look()
     return _LOOKS[key]
 
 
 @as_it_was()
-def _look_anew(spec: ModuleFactory, resolution_px: int) -> tuple[tuple[str, ...], Look]:
+def _look_anew(
+    spec: ModuleFactory, resolution_px: int, path: str | None
+) -> tuple[tuple[str, ...], Look]:
     set_generators(0)
     module = without_weights(spec, resolution_px)
     wrong, look = list(_seam_problems(spec, module)), Look()
     if not wrong:
         on_meta = any(p.is_meta for p in module.parameters())
         batch = example_of(spec, 2, resolution_px)
-        is_function = spec.loss and not [*wrong_function("model.loss", spec.loss, "")]
-        loss = partial(_own_loss, spec) if is_function else None
+        loss = None
+        if path and not [*wrong_function("objective.target", path, "")]:
+            loss = partial(_own_loss, spec, path)
         look = look_at(module, batch, loss)
         if look.error and (not on_meta or "meta" in str(look.error).lower()):
             look = look_at(build_module(spec, resolution_px), batch, loss, "cpu")
-        wrong += _pass_problems(spec, look, batch)
+        wrong += _pass_problems(spec, look, batch, path)
     logits = () if look.outputs is None else _shape(logits_of(look.outputs))
     return tuple(wrong), replace(look, outputs=None, error=None, logits=logits)
 
@@ -268,12 +285,10 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
-def _own_loss(spec: ModuleFactory, outputs: Any, batch: Any) -> torch.Tensor:
-    """Compute `model.loss`; what it raises on `meta` is left as it is."""
+def _own_loss(spec: ModuleFactory, path: str, outputs: Any, batch: Any) -> torch.Tensor:
+    """Compute `objective.target`; what it raises on `meta` is left as it is."""
     try:
-        loss = spec.own_loss()
-        assert loss is not None
-        found = loss(outputs, batch)
+        found = imported_function(path)(outputs, batch)
         is_loss = isinstance(found, torch.Tensor) and not found.shape and found.requires_grad
         fault = "" if is_loss else f"returned {shown(found)}"
     except Exception as error:  # of the user's function, or of an operation that `meta` lacks
@@ -285,7 +300,7 @@ def _own_loss(spec: ModuleFactory, outputs: Any, batch: Any) -> torch.Tensor:
             f" (`model.output={spec.output}` of the model's)" if spec.output is not None else ""
         )
         raise BadValueError(
-            f"`model.loss={spec.loss}` {fault} for outputs {shown(outputs)}{of_output} and a batch "
+            f"`objective.target={path}` {fault} for outputs {shown(outputs)}{of_output} and a batch "
             f"{shown(batch)}, and it must return the mean loss, a tensor of one number that depends on the "
             "outputs."
         )
@@ -302,7 +317,7 @@ def _seam_problems(spec: ModuleFactory, module: nn.Module) -> Iterator[str]:
         )
 
 
-def _pass_problems(spec: ModuleFactory, look: Look, batch: Any) -> Iterator[str]:
+def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None) -> Iterator[str]:
     error, outputs = look.error, look.outputs
     is_mapping = isinstance(batch, Mapping)
     shape = "" if is_mapping else f"images {tuple(batch[0].shape)}"
@@ -315,7 +330,7 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any) -> Iterator[str]
             f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
             "`model.shape_arguments`."
         )
-    elif spec.loss is not None:
+    elif loss is not None:
         if not differentiable(outputs):
             yield (
                 f"`{spec.typed}` returned {_described(outputs)} for {given_to}, in which no tensor has a "
@@ -337,7 +352,7 @@ def _shape(outputs: Any) -> tuple[int, ...] | str:
 
 def technique_problems(spec: ModuleFactory, cell: "CellSpec") -> Iterator[str]:
     """Yield why techniques of a cell would compute something else of the module, or fail."""
-    wrong, look = _looked_at(spec, cell.batch.resolution_px)
+    wrong, look = _looked_at(spec, cell.batch.resolution_px, cell.loss_function)
     if wrong:
         return
     wanted = (2, spec.num_classes)
@@ -357,22 +372,44 @@ def technique_problems(spec: ModuleFactory, cell: "CellSpec") -> Iterator[str]:
         )
     if look.draws and proves:
         side = spec.twin_resolution_px or cell.batch.resolution_px
-        if drawn := look_of(spec.twin(1, spec.num_classes), side).draws:
+        twin = look_of(spec.twin(1, spec.num_classes), side, cell.loss_function)
+        # dropout without a module fills its mask by `bernoulli_`
+        may_be_dropout = bool({"dropout", "bernoulli_"} & {*twin.drawn_by})
+        ways = ["turn dropout off in `model.twin_arguments`"] * may_be_dropout
+        ways += ["draw them in the items of the data set"] * bool({*twin.drawn_by} - {"dropout"})
+        if twin.draws:
             yield (
-                f"`{spec.typed}` draws random numbers in training, in {listed(drawn)}, and so does its twin, "
-                "which could not be compared with reference training: turn dropout off in "
-                "`model.twin_arguments`, or use `measurement.prove=none`."
+                f"`{spec.typed}` draws random numbers in training, in {listed(twin.draws)} (by "
+                f"{listed(twin.drawn_by)}), and so does its twin, which could not be compared with reference "
+                f"training: {', '.join(ways)}, or use `measurement.prove=none`."
             )
+    if look.carried and proves and cell.mesh.data_parallel_size > 1:
+        yield (
+            f"`{spec.typed}` writes the buffers {listed(look.carried)} from its images and reads them in "
+            f"later steps: {cell.mesh.data_parallel_size} replicas, each with its own, compute other "
+            "results than one. Use one rank, `resources.ranks_per_node=1`, or `measurement.prove=none`."
+        )
 
 
 def look_problems(spec: ModuleFactory, cell: "CellSpec", look: Look) -> Iterator[str]:
     """Yield why techniques of a cell cannot take a module, from what was seen of it."""
+    if look.alike:
+        yield (
+            f"`{spec.typed}` has tensors whose names differ only in `{'`, `'.join(WRAPPERS)}`, which "
+            f"wrappers add, {listed(look.alike)}, so that vitsweep would take one for the other: rename one."
+        )
     if cell.sharding.shards_parameters:
         if look.unshardable:
             yield (
-                f"`sharding={cell.sharding.name}` cannot split parameters without an axis or of complex "
-                f"numbers, and `{spec.typed}` has {listed(look.unshardable)}: use `sharding=zero1` or `ddp`, "
-                "or give a number one axis and a complex tensor two real parts."
+                f"`sharding={cell.sharding.name}` cannot split parameters without axes or elements, or of "
+                f"complex numbers, and `{spec.typed}` has {listed(look.unshardable)}: use `sharding=zero1` "
+                "or `ddp`, or give a number one axis and a complex tensor two real parts."
+            )
+        if look.strided:
+            yield (
+                f"`sharding={cell.sharding.name}` cannot split parameters that are not contiguous in memory, "
+                f"and `{spec.typed}` has {listed(look.strided)}: call `contiguous()` where they are built, "
+                "or use `sharding=zero1` or `ddp`."
             )
         for names in look.tied:
             yield (
@@ -385,12 +422,32 @@ def look_problems(spec: ModuleFactory, cell: "CellSpec", look: Look) -> Iterator
                 f"`{spec.typed}` does not call {listed(look.uncalled)}: name in `model.blocks` modules whose "
                 "`forward` is called, or use `sharding=zero1`."
             )
-    if look.unused and cell.optimizer.keeps_gradient_views and cell.optimizer.weight_decay:
+    if look.unused and cell.optimizer.keeps_gradient_views:
         yield (
-            f"`optimizer={cell.optimizer.name}` updates all parameters of a buffer, and those of "
-            f"`{spec.typed}` without a gradient, {listed(look.unused)}, would decay: freeze them, or use "
-            "`optimizer=adamw_fused`."
+            f"`optimizer={cell.optimizer.name}` updates all parameters of a buffer alike, and those of "
+            f"`{spec.typed}` without a gradient, {listed(look.unused)}, would be updated: freeze them, or "
+            f"use `optimizer={cell.optimizer.instead}`."
         )
+    plan = cell.precision.plan()
+    if look.tied_to_norms and plan.norm_dtype != plan.param_dtype:
+        yield (
+            f"`precision={cell.precision.name}` keeps norms in {plan.norm_dtype} and all else in "
+            f"{plan.param_dtype}, and `{spec.typed}` has one parameter in a norm and outside of norms, "
+            f"{listed(look.tied_to_norms)}: use `precision=O1` or `bf16`, or untie them."
+        )
+    if look.of_complex:
+        scale, choice = plan.loss_scale, cell.optimizer
+        fused = choice.needs_transformer or getattr(choice, "implementation", None) == "fused"
+        for lacks, typed, plain in (
+            (scale is not None, f"precision.loss_scale={scale}", "precision.loss_scale=null"),
+            (fused, f"optimizer={choice.name}", "optimizer=adamw_foreach"),
+        ):
+            if lacks:
+                yield (
+                    f"`{typed}` needs kernels that torch has for real numbers alone, and `{spec.typed}` has "
+                    f"the complex parameters {listed(look.of_complex)}: use `{plain}`, or give each two real "
+                    "parts."
+                )
     if cell.optimizer.needs_transformer and not look.matrices:
         yield (
             f"`optimizer={cell.optimizer.name}` works on matrices of blocks, and `{spec.typed}` has none at "

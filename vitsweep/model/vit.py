@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitsweep.model.attention import Attention, TokenAxis
-from vitsweep.model.block import Block, BlockStack
+from vitsweep.model.block import Block, Context, Network, Stack
 from vitsweep.model.initialize import draw_transformer_weight, draw_weights
 from vitsweep.spec.model_spec import MultiDimSpec, ViTSpec
 
@@ -70,8 +70,13 @@ class Embedding(nn.Module):
             x = torch.cat([first, x], dim=token_axis)
         # Without `contiguous` the sum would keep the strides of the convolution, and so would the
         # residual stream through all blocks: every LayerNorm would copy.
-        x = x.contiguous() + (self.position if self.batch_first else self.position.unsqueeze(1))
+        position = self.position_of(x.shape[token_axis])
+        x = x.contiguous() + (position if self.batch_first else position.unsqueeze(1))
         return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
+
+    def position_of(self, length: int) -> Tensor:
+        """Return the positions (T, D) of images with so many tokens, registers left out."""
+        return self.position
 
     def _convolved(self, images_BCHW: Tensor) -> Tensor:
         """Return the tokens of all patches."""
@@ -107,7 +112,7 @@ class Embedding(nn.Module):
 # An `x` without axes is (B, T, D), or (T, B, D) where the batch comes second.
 
 
-class ViT(BlockStack):
+class ViT(Network):
     """Images (B, C, H, W) -> logits (B, num_classes).
 
     Args:
@@ -147,19 +152,20 @@ class ViT(BlockStack):
         )
         self.num_tokens = spec.num_tokens(resolution_px, pooling)
         self.num_prefix_tokens = self.embedding.num_prefix_tokens
-        self.blocks = nn.ModuleList(Block(spec, batch_first=batch_first) for _ in range(spec.depth))
-        self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.blocks = Stack(
+            (Block(spec, batch_first=batch_first) for _ in range(spec.depth)),
+            norm=norm,
+            axes=(TokenAxis(1 if batch_first else 0, self.num_tokens),),
+        )
+        self.norm = norm
         self.head = nn.Linear(spec.width, spec.num_classes)
         if channels_last:
             self.embedding.patch.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if not self.head.weight.is_meta:
             draw_weights(self)
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Embed, transform, read out."""
-        return self.read_out(self.transform(self.embedding(images_BCHW), self.blocks))
-
-    def read_out(self, x: Tensor) -> Tensor:
+    def read_out(self, x: Tensor, context: Context | None = None) -> Tensor:
         """Predict from the tokens of the last block."""
         x, token_axis = self.norm(x), 1 if self.batch_first else 0
         if self.pooling == "token":
@@ -194,8 +200,8 @@ class AxisBlock(nn.Module):
         """The attention of the block inside."""
         return self.block.attention  # type: ignore[return-value]
 
-    def forward(self, x_BXYD: Tensor) -> Tensor:
-        """Transform the tokens; the shape stays."""
+    def forward(self, x_BXYD: Tensor, context: Context | None = None) -> Tensor:
+        """Transform the tokens; the shape stays, and no context is read."""
         if self.axis == ALONG_Y:
             return self._apply_block(x_BXYD)
         return self._apply_block(x_BXYD.transpose(1, 2)).transpose(1, 2)
@@ -225,7 +231,7 @@ class GridEmbedding(nn.Module):
         return x_BXYD.contiguous() + self.position_x.unsqueeze(1) + self.position_y
 
 
-class MultiDimViT(BlockStack):
+class MultiDimViT(Network):
     """Videos or images -> logits (B, num_classes).
 
     Args:
@@ -238,24 +244,18 @@ class MultiDimViT(BlockStack):
         self.spec = spec
         self.draw = partial(draw_transformer_weight, layer_scale=spec.layer_scale or 1.0)
         self.embedding = GridEmbedding(spec, resolution_px)
-        self.blocks = nn.ModuleList(
-            AxisBlock(spec, ALONG_X if block % 2 else ALONG_Y) for block in range(spec.depth)
+        norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        x, y = spec.grid(resolution_px)
+        self.blocks = Stack(
+            (AxisBlock(spec, ALONG_X if block % 2 else ALONG_Y) for block in range(spec.depth)),
+            norm=norm,
+            axes=(TokenAxis(ALONG_X, x), TokenAxis(ALONG_Y, y)),
         )
-        self.norm = nn.LayerNorm(spec.width, eps=spec.norm_eps)
+        self.norm = norm
         self.head = nn.Linear(spec.width, spec.num_classes)
         if not self.head.weight.is_meta:
             draw_weights(self)
 
-    @property
-    def token_axes(self) -> tuple[TokenAxis, TokenAxis]:
-        """X and Y."""
-        x, y = self.embedding.grid
-        return TokenAxis(ALONG_X, x), TokenAxis(ALONG_Y, y)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Embed, transform along Y and X in turn, read out."""
-        return self.read_out(self.transform(self.embedding(inputs), self.blocks))
-
-    def read_out(self, x_BXYD: Tensor) -> Tensor:
+    def read_out(self, x_BXYD: Tensor, context: Context | None = None) -> Tensor:
         """Predict from the mean over all tokens."""
         return self.head(self.norm(x_BXYD).mean(dim=(ALONG_X, ALONG_Y)))

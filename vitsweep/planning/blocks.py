@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import expm1, inf, sqrt
+from math import sqrt
 
 import numpy as np
 from pandas import DataFrame
@@ -28,7 +28,8 @@ from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.blocks import log_ratios, log_throughput_per_block
-from vitsweep.tables.stats import LEVEL, POWER, assigned, noncentrality, widening
+from vitsweep.tables.formatting import count
+from vitsweep.tables.stats import POWER, assigned, least_blocks, minimum_detectable_effect
 
 RUN_PARTS = 4
 """A run takes about as long as four windows: start and proof, warm-up, window, memory and phases."""
@@ -458,9 +459,6 @@ def training_seconds(cell: CellSpec, step_time_ms: float) -> float | None:
 
 # What blocks can show before they run: the smallest difference that they would reveal.
 
-WIDER = 0.25
-"""Independent blocks have the power of intervals at a correlation of this / sqrt(blocks): 78 to 83 % of
-differences are found where 80 % are promised, with 12 to 40 blocks and 1 to 16 cells (simulated)."""
 ASSUMED_LOG_RATIO_SD = 0.05
 """Standard deviation of a log ratio between blocks where nothing was measured yet: 5 %."""
 
@@ -482,30 +480,6 @@ class Noise:
 
     log_ratio_sd: float = ASSUMED_LOG_RATIO_SD
     num_ratios: int = 0
-
-
-def minimum_detectable_effect(num_blocks: int, num_comparisons: int, log_ratio_sd: float) -> float:
-    """Return the smallest relative difference that is claimed with a probability of `POWER`.
-
-    A claim needs a two-sided p-value of Student's t over blocks below 0.05 / `num_comparisons`: the
-    first and strictest step of Holm's adjustment, so that the claim is made whatever the other
-    cells show. The test statistic of a true log ratio d has a noncentral t distribution with
-    noncentrality d sqrt(n) / sd (Cohen, Statistical Power Analysis, 1988, chapter 2). From 12 blocks on the
-    interval is wider, although nothing correlates (`stats.widening`).
-
-    Args:
-        num_blocks: blocks that hold the cell and its baseline.
-        num_comparisons: cells that are compared with the same baseline.
-        log_ratio_sd: standard deviation of the log ratio between blocks.
-
-    Returns:
-        0.1 where a cell must be 10 % faster; infinity below three blocks, which give no interval.
-    """
-    if num_blocks < MIN_BLOCKS:
-        return inf
-    distance = noncentrality(num_blocks - 1.0, LEVEL / num_comparisons, POWER)
-    error = log_ratio_sd * widening(WIDER / sqrt(num_blocks), num_blocks) / sqrt(num_blocks)
-    return expm1(distance * error)
 
 
 def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> Noise:
@@ -540,11 +514,10 @@ def noise_of(runs: Iterable[RunRecord], baselines: Mapping[str, str | None]) -> 
 
 def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
     """Return a sentence about what the sweep can show; empty where it compares nothing."""
-    compared = [e for e in plan.runnable if e.baseline_id not in (None, e.cell_id)]
+    compared, family = _compared(plan)
     if not compared:
         return ""
     num_blocks = min(entry.spec.measurement.blocks for entry in compared)
-    family = max(Counter(entry.baseline_id for entry in compared).values())
     if num_blocks < MIN_BLOCKS:
         return (
             f"measurement.blocks={num_blocks} gives no interval, so no difference can be shown: use "
@@ -560,12 +533,27 @@ def describe_detectable_effect(plan: SweepPlan, noise: Noise) -> str:
         if noise.num_ratios
         else "assumed: this sweep has measured too little yet"
     )
-    cells = "1 cell" if family == 1 else f"{family} cells"
+    cells = count(family, "cell")
     return (
         f"{num_blocks} blocks detect a difference of {shown(num_blocks)} ({100 * POWER:.0f} % power, "
         f"{cells} compared); {more} blocks detect {shown(more)}. Standard deviation of a ratio "
         f"between blocks: {_percent(noise.log_ratio_sd)} ({source})."
     )
+
+
+def describe_least_blocks(plan: SweepPlan) -> str:
+    """Return a sentence on the blocks that an any-look interval needs; empty where nothing is compared."""
+    compared, family = _compared(plan)
+    if not compared:
+        return ""
+    least = least_blocks(family)
+    return f"Nothing is claimed of a cell before {least} blocks ({count(family, 'cell')} compared)."
+
+
+def _compared(plan: SweepPlan) -> tuple[list[PlannedCell], int]:
+    """Return the cells that have a baseline, and the most that have one in common."""
+    compared = [e for e in plan.runnable if e.baseline_id not in (None, e.cell_id)]
+    return compared, max(Counter(e.baseline_id for e in compared).values(), default=0)
 
 
 def _percent(value: float) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from vitsweep import extras
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.console import captured
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
@@ -43,7 +44,8 @@ _TYPED = tuple(sys.argv)  # Hydra is given other arguments later
 def command_line() -> str:
     """Return the command as typed, without secrets, quoted so that it can be typed again."""
     program = Path(_TYPED[0])
-    typed = "python -m vitsweep" if program.name == "__main__.py" else program.name
+    python = f"python {'-P ' * sys.flags.safe_path}-m vitsweep"
+    typed = python if program.name == "__main__.py" else shlex.quote(program.name)
     return " ".join([typed, *(shlex.quote(masked_word(word)) for word in _TYPED[1:])])
 
 
@@ -191,7 +193,7 @@ def freeze(
             "limit": asdict(settings.limit),
             "search": settings.search,
             "replicate": settings.replicate,
-            **({"published": list(settings.published)} if settings.published else {}),
+            **extras.facts(plan, settings),
             "cells": [entry.cell_id for entry in plan.named],
             "baselines": plan.baselines,
             **({"metrics": new} if new else {}),

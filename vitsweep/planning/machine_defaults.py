@@ -1,7 +1,7 @@
-"""What follows from the machine where nothing is typed: model, data, images, and the part of a named sweep.
+"""What follows from the machine where nothing is typed: sizes, precision, and the part of a named sweep.
 
-The group `machine` holds the sizes; `sweep.by_machine` of a named sweep holds its parts. Cells name what they
-get from here among their overrides, so that they are the same cells wherever these are typed.
+The group `machine` holds sizes and precision; `sweep.by_machine` of a named sweep holds its parts. Cells name
+what they get from here among their overrides, so that they are the same cells wherever these are typed.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from annotated_types import Gt, Le
 
 from vitsweep.composition.composer import BASELINE, ComposedCell, Composer, Tree, root_of
-from vitsweep.composition.grid import AUTO, expand, named
-from vitsweep.composition.hydra import key_of, unknown_choice
+from vitsweep.composition.grid import AUTO, baseline_settings, expand, merge_overrides, named
+from vitsweep.composition.hydra import key_of, unknown_choice, value_override
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.closed_memory import Sizes, memory
@@ -24,7 +24,6 @@ from vitsweep.rates.profile import device_name, free_gpu_gib
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.menu import choices, comment
-from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import HERE, Machine
 
 GROUP = "machine"
@@ -33,6 +32,8 @@ FOR_CPUS = "_nano"
 LARGE_DATA = ("synthetic", "image_folder")
 """Data with which the models of a GPU are trained where nothing else is typed."""
 OF_THE_BATCH = ("batch", "batch.images_per_step", "batch.scope")
+FLOAT32 = ("fp32", "O0", "tf32")
+"""Precisions of float32: who names one has chosen whether TF32 is used."""
 Says = Callable[[SweepPlan], str]
 """Returns what follows from the machine, of the plan of the cells, in a sentence; "" where nothing does."""
 
@@ -46,6 +47,7 @@ class MachineSizes:
     data: str | None
     images_per_rank: tuple[Annotated[int, Gt(0)], ...]
     memory_share: Annotated[float, Gt(0), Le(1)]
+    precision: str | None
 
 
 def machine_sizes(node: Mapping[str, Any]) -> MachineSizes:
@@ -76,7 +78,10 @@ class _Typed:
 
 
 def cells_for(
-    overrides: Sequence[str], composer: Composer, machine: Machine
+    overrides: Sequence[str],
+    composer: Composer,
+    machine: Machine,
+    say: Callable[[str], object] = lambda said: None,
 ) -> tuple[list[ComposedCell], Tree, Says]:
     """Return the cells of a command line on a machine.
 
@@ -84,6 +89,7 @@ def cells_for(
         overrides: as typed after `python -m vitsweep -m`, without those of Hydra's own node.
         composer: composes cells.
         machine: node on which they will run.
+        say: see `expand`.
 
     Returns:
         The cells; the node `sweep` of the command; what says what follows from the machine.
@@ -98,15 +104,14 @@ def cells_for(
         parts.append(_part(sweep, typed))
         return parts[-1][0]
 
-    cells = expand(typed.overrides, composer, part)
+    cells = expand(typed.overrides, composer, part, say)
     sized, too_large = _sized(cells, typed)
     [(sweep, has_part)] = parts
-    sweep = sweep | {key: sized[0].tree["sweep"][key] for key in ("name", "baseline")}
+    chosen, precision = _with_precision(sized, typed)
+    sweep = sweep | {key: chosen[0].tree["sweep"][key] for key in ("name", "baseline")}
     follows = has_part or sized is not cells
-    for_cpus = "" if follows else _for_cpus(cells, typed)
-    if for_cpus:
-        return sized, sweep, lambda plan: for_cpus
-    return sized, sweep, partial(_sentence, typed if follows else None, too_large)
+    others = ("" if follows else _for_cpus(cells, typed), precision)
+    return chosen, sweep, partial(_sentence, typed if follows else None, too_large, others)
 
 
 def _for_cpus(cells: Sequence[ComposedCell], typed: _Typed) -> str:
@@ -123,7 +128,7 @@ def _for_cpus(cells: Sequence[ComposedCell], typed: _Typed) -> str:
 def with_sizes(
     cells: list[ComposedCell], overrides: Sequence[str], composer: Composer, machine: Machine
 ) -> tuple[list[ComposedCell], Says]:
-    """Return composed cells with the sizes of a machine, and what says them, see `cells_for`.
+    """Return composed cells with sizes and precision of a machine, and what says them, see `cells_for`.
 
     Args:
         cells: of one command.
@@ -133,7 +138,9 @@ def with_sizes(
     """
     typed = _typed(overrides, composer, machine)
     sized, too_large = _sized(cells, typed)
-    return sized, partial(_sentence, typed if sized is not cells else None, too_large)
+    chosen, precision = _with_precision(sized, typed)
+    follows = sized is not cells
+    return chosen, partial(_sentence, typed if follows else None, too_large, (precision,))
 
 
 def _typed(overrides: Sequence[str], composer: Composer, machine: Machine) -> _Typed:
@@ -271,22 +278,57 @@ def _specs(cells: Sequence[ComposedCell], typed: _Typed) -> list[CellSpec]:
 
 def _gib(specs: Sequence[CellSpec], images: int | None) -> float | None:
     """Return the GiB of the largest cell by the memory formula; None where it knows none."""
-    if not all(isinstance(spec.model, TransformerSpec) for spec in specs):
+    if not all(spec.model.has_memory_formula for spec in specs):
         return None
     if images:
         specs = [replace(s, batch=replace(s.batch, images_per_step=images)) for s in specs]
     return max((memory(Sizes.of(spec)).peak / 2**30 for spec in specs), default=0.0)
 
 
+# Precision.
+
+
+def _with_precision(cells: list[ComposedCell], typed: _Typed) -> tuple[list[ComposedCell], str]:
+    """Return the cells with the machine's precision where nobody chose one of float32, and what says it."""
+    precision, composer = typed.sizes.precision, typed.composer
+    if not (
+        precision and typed.machine.has_tf32 and composer.default_choices["precision"] == "fp32"
+    ):
+        return cells, ""
+    found = []
+    for cell in cells:
+        sweep, keys = cell.tree["sweep"], {key_of(text) for text in cell.overrides}
+        baseline = baseline_settings(sweep["baseline"], composer)
+        is_named = "precision" in keys
+        if (
+            (is_named and cell.choices["precision"] in FLOAT32)
+            or any(key.startswith("precision.") for key in keys)
+            or any(key.partition(".")[0] == "precision" for key in baseline)
+            or "resources.device=cpu" in cell.overrides
+        ):
+            return cells, ""
+        added: tuple[str, ...] = () if is_named else (f"precision={precision}",)
+        if sweep["baseline"] is not None and "precision" not in sweep["match"]:
+            baseline |= {"precision": precision}
+            added += (value_override(BASELINE, baseline),)
+        composed = composer.compose(merge_overrides([cell.overrides, added], composer))
+        own = composed.tree["sweep"] | {"name": sweep["name"]}
+        found.append(replace(composed, tree=composed.tree | {"sweep": own}))
+    return (
+        found,
+        f"`precision={precision}` where none is named, `precision=fp32` for float32 without TF32",
+    )
+
+
 # The line that says it.
 
 
-def _sentence(typed: _Typed | None, too_large: str, plan: SweepPlan) -> str:
+def _sentence(typed: _Typed | None, too_large: str, others: Sequence[str], plan: SweepPlan) -> str:
     from vitsweep.tables.formatting import span  # pandas, for which no mistake waits
 
     specs = [entry.spec for entry in plan.runnable]
     if not typed or not specs:
-        return ""
+        return "; ".join(filter(None, others))
     names = dict.fromkeys(_title(entry.composed.choices["model"]) for entry in plan.named)
     ranks = span((spec.resources.world_size for spec in specs), str)
     scope = ""
@@ -294,11 +336,12 @@ def _sentence(typed: _Typed | None, too_large: str, plan: SweepPlan) -> str:
         scope = " per rank" if specs[0].batch.scope == "per_replica" else " in all"
     pixels = span((spec.batch.resolution_px for spec in specs), str)
     images = span((spec.batch.images_per_step for spec in specs), str)
-    others = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
-    return (
+    sizes = " or ".join(f"`{GROUP}={name}`" for name in choices(GROUP) if name != typed.sizes.name)
+    said = (
         f"{ranks} x {_device(typed.machine)}: {', '.join(names)}, {pixels} px, {images} images{scope}"
-        f"{f' ({too_large})' * bool(too_large)}; {others} chooses other sizes"
+        f"{f' ({too_large})' * bool(too_large)}; {sizes} chooses other sizes"
     )
+    return "; ".join((said, *filter(None, others)))
 
 
 def _title(model: str) -> str:

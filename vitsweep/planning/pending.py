@@ -26,6 +26,7 @@ from typing import Any
 
 from rich.console import Console
 
+from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.execution.code_hash import MOST_FILES, changed_files
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
@@ -37,7 +38,9 @@ from vitsweep.results.record import (
     Status,
 )
 from vitsweep.results.store import Store
-from vitsweep.spec.measurement import MIN_BLOCKS
+from vitsweep.spec.cell_spec import flatten, twin_settings
+from vitsweep.spec.measurement import MIN_BLOCKS, OF_COMMAND
+from vitsweep.spec.menu import choices, content_of
 from vitsweep.tables.blocks import share_nodes
 from vitsweep.tables.valid_runs import DISQUALIFYING
 
@@ -111,14 +114,14 @@ def usable_runs(
             found.screened += [run] if is_own else []
             continue
         wanted, is_measured = entry.spec.measurement, run.status == Status.measured
-        lacks_trace = wanted.traced_steps > 0 and is_measured and "trace" not in run.samples
-        if lacks_trace or _had_less_time(run, entry):
+        traced = run.spec.get("measurement.traced_steps", inf) if "trace" in run.samples else 0
+        if (is_measured and traced < wanted.traced_steps) or _had_less_time(run, entry):
             continue
         if is_measured and not is_own:
             found.other_code[cell_id] = code
         if not is_own and not accepts_any_code:
             continue
-        if is_measured and wanted.prove != "none" and not run.validity.get("proved"):
+        if is_measured and wanted.prove != "none" and not _is_proved(run, entry):
             found.unproved.append(cell_id)
             continue
         found._accepted.setdefault(cell_id, {}).setdefault(code, []).append(run)
@@ -142,6 +145,11 @@ def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
         == entry.spec.resources.device
         and of_run.split(".")[:2] == torch_version.split(".")[:2]
     )
+
+
+def _is_proved(run: RunRecord, entry: PlannedCell) -> bool:
+    """Tell whether the cell was proved on the small module that the command names."""
+    return bool(run.validity.get("proved")) and twin_settings(run.spec) == entry.spec.twin
 
 
 def _had_less_time(run: RunRecord, entry: PlannedCell) -> bool:
@@ -192,6 +200,7 @@ class ResumeState:
         accepted_code: the same for cells that count as measured nevertheless; the hash is "" where
             the records are from before runs named their code.
         unproved: cells that were measured without the proof that this command wants.
+        lacking: cells that count as measured -> overrides typed for it that none of its runs had.
     """
 
     missing_blocks: dict[str, int]
@@ -203,6 +212,7 @@ class ResumeState:
     accepted_code: Mapping[str, str] = field(default_factory=dict)
     unproved: tuple[str, ...] = ()
     first: frozenset[str] = frozenset()
+    lacking: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def cell_state(self, entry: PlannedCell) -> CellState:
         """Return what the command does with a cell."""
@@ -284,6 +294,7 @@ def resume_state(
     beside = {plan.entries[cell_id].baseline_id for cell_id in missing} - missing.keys()
     again = missing.keys() | beside
     other = before.other_code
+    kept = [] if of_this_command else [e for e in plan.runnable if e.cell_id not in again]
     return ResumeState(
         missing,
         not_measured,
@@ -294,6 +305,7 @@ def resume_state(
         accepted_code={c: h for c, h in other.items() if c not in again and c not in not_measured},
         unproved=tuple(cell_id for cell_id in before.unproved if cell_id in again),
         first=frozenset(first - {run.cell_id for run in measured}),
+        lacking={e.cell_id: typed for e in kept if (typed := _lacking(e, before))},
     )
 
 
@@ -396,6 +408,41 @@ def _lacks_trace(entry: PlannedCell, runs: Iterable[RunRecord]) -> bool:
     )
 
 
+HAVE_RULES = {*OF_COMMAND} - {"fewest_steps", "start"}
+"""Fields of `measurement` that say which runs count, see `usable_runs`."""
+
+
+def _lacking(entry: PlannedCell, before: UsableRuns) -> list[str]:
+    """Return the overrides, of settings outside of the id, that no run of a measured cell had.
+
+    What a file of the user's sets counts as if it were typed.
+    """
+    of_command = entry.spec.of_command
+    known = {f"{group}.{name}" for group, part in of_command.items() for name in part}
+    known -= {f"measurement.{name}" for name in HAVE_RULES}
+    typed = {t: ".".join(key_of(t).split(".")[:2]) for t in entry.composed.overrides}
+    for group in {"task", "model"} & of_command.keys():
+        choice = getattr(entry.spec, group).name
+        menu = content_of(group, choice) if choice in choices(group) else {}
+        for name, value in of_command[group].items():
+            if value not in (None, {}, menu.get(name)) and f"{group}.{name}" not in typed.values():
+                typed[value_override(f"{group}.{name}", value)] = f"{group}.{name}"
+    runs = [run for some in before.by_code(entry.cell_id).values() for run in some]
+    specs = [run.spec for run in runs if run.status == Status.measured]
+    if not specs or not known & {*typed.values()}:
+        return []
+    asked = flatten(entry.spec)
+    return [
+        text
+        for text, key in typed.items()
+        if key in known and all(_below(key, asked) != _below(key, spec) for spec in specs)
+    ]
+
+
+def _below(key: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if f"{k}.".startswith(f"{key}.") and v is not None}
+
+
 def _num_missing(
     entry: PlannedCell,
     plan: SweepPlan,
@@ -459,6 +506,12 @@ def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str
         lines.append(
             f"{_cells(state.unproved)} measured again, because the earlier runs lack the proof that "
             "this command wants (`measurement.prove=twin`)."
+        )
+    if state.lacking:
+        typed = dict.fromkeys(f"`{text}`" for texts in state.lacking.values() for text in texts)
+        lines.append(
+            f"{_cells(state.lacking)} measured without {', '.join(typed)}: the records stay as they are; "
+            "`sweep.remeasure=true` at the end of the command measures with it."
         )
     if state.not_measured:
         lines.append(

@@ -14,6 +14,7 @@ from vitsweep.planning.blocks import (
     BalancedOrder,
     Block,
     block_of,
+    describe_least_blocks,
     members_of_blocks,
     repeated_runs,
     runs_per_cell,
@@ -162,13 +163,18 @@ class _Grid:
     def notice(self) -> str:
         """That nothing is missing; or how many screening runs and others come."""
         if not self._screenings:
-            return self._notice
+            return self._notice or self._first_claim
         minutes, first = self._settings.minutes, count(len(self._screenings), "screening run")
         runs = runs_per_cell(self._plan, self.state(()).missing_blocks, self._size).total()
         then = (
             f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
         )
-        return f"{first} first, one short run per cell, then {then}."
+        return f"{first} first, one short run per cell, then {then}. {self._first_claim}".rstrip()
+
+    @property
+    def _first_claim(self) -> str:
+        """After how many blocks something can be claimed, where the command looks at its intervals."""
+        return describe_least_blocks(self._plan) if self.is_bounded else ""
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured: its records only grow, and it asks thrice a block."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vitsweep.composition.composer import OUTSIDE_THE_CELL, ComposedCell, Composer, Tree
 from vitsweep.composition.grid import baseline_of
@@ -11,9 +11,8 @@ from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.code_hash import CellCode, Known, code_of
 from vitsweep.spec.cell_spec import GROUPS, OPTIMIZER_FIELDS, CellSpec, flatten
 from vitsweep.spec.from_yaml import cell_from_tree
-from vitsweep.spec.measurement import Measurement
 from vitsweep.spec.menu import plain_choice
-from vitsweep.spec.resolve import ranks_per_node, resolve
+from vitsweep.spec.resolve import AUTO, ranks_per_node, resolve
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.spec.rules import conflicts, lacking_here
 from vitsweep.training.checkpoint_files import resume_conflicts
@@ -103,20 +102,39 @@ def make_sweep_plan(
             problems += str(error).splitlines()
             continue
         if (other := entries.setdefault(entry.cell_id, entry)) is not entry:
-            problems += _length_problems(entry.spec.measurement, other.spec.measurement)
+            problems += _two_values(entry.spec.of_command, other.spec.of_command)
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
-    return SweepPlan(_with_baselines(entries, machine, known, baseline_of))
+    return SweepPlan(_with_start(_with_baselines(entries, machine, known, baseline_of)))
 
 
-def _length_problems(one: Measurement, other: Measurement) -> Iterator[str]:
-    """Yield why the same cell cannot be measured in two ways by one command."""
-    for name, value in one.of_command.items():
-        if (before := other.of_command[name]) != value:
-            yield (
-                f"`measurement.{name}` is both {before} and {value}: it says how a cell is measured, and "
-                "makes no other. Type one value, or a command for each with its own `sweep.name=NAME`."
-            )
+def _with_start(entries: dict[str, PlannedCell]) -> dict[str, PlannedCell]:
+    """Resolve `measurement.start`: cells of one baseline start alike, spawned where one has to be."""
+
+    def started(entry: PlannedCell) -> PlannedCell:
+        if entry.spec.measurement.start != AUTO:
+            return entry
+        is_spawned = (entry.baseline_id or entry.cell_id) in spawned
+        start: Literal["forked", "spawned"] = "spawned" if is_spawned else "forked"
+        tree = entry.tree | {"measurement": entry.tree["measurement"] | {"start": start}}
+        measurement = replace(entry.spec.measurement, start=start)
+        return replace(entry, tree=tree, spec=replace(entry.spec, measurement=measurement))
+
+    spawned = {
+        e.baseline_id or e.cell_id for e in entries.values() if e.spec.runtime.rank_environment
+    }
+    return {cell_id: started(entry) for cell_id, entry in entries.items()}
+
+
+def _two_values(one: Tree, other: Tree) -> Iterator[str]:
+    """Yield which settings that make no other cell a command gives two values."""
+    for group, settings in one.items():
+        for name, value in settings.items():
+            if (before := other[group][name]) != value:
+                yield (
+                    f"`{group}.{name}` is both {before} and {value}: it makes no other cell. Type one value, "
+                    "or a command for each with its own `sweep.name=NAME`."
+                )
 
 
 def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:

@@ -142,9 +142,9 @@ class Profile(Checked):
         return (self["memory_gib"] - self["reserved_gib"]) * 2**30
 
     @property
-    def has_tf32(self) -> bool:
-        """Whether the device is known to multiply float32 as TF32."""
-        return "tf32" in self.peak_tflops
+    def has_tf32(self) -> bool | None:
+        """Whether the device multiplies float32 as TF32; None where its driver decides (AMD)."""
+        return "tf32" in self.peak_tflops and (not self.title.startswith("AMD ") or None)
 
 
 def profile_names() -> list[str]:

@@ -1,7 +1,9 @@
 """The answer of a sweep: one rule says which cell is fastest, whatever shows it; and what to type next."""
 
+import shlex
 from collections.abc import Hashable, Iterator
-from math import ceil, log
+from contextlib import suppress
+from math import ceil, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,24 +11,28 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep import extras
+from vitsweep.errors import VitsweepError
 from vitsweep.rates.profile import profile_of
 from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables import formatting
 from vitsweep.tables.accuracy import WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
-from vitsweep.tables.formatting import count, missing, number, percent, ratio
-from vitsweep.tables.limits import limit_answer
+from vitsweep.tables.formatting import count, missing, number, percent, plain, ratio
 from vitsweep.tables.names import name_parts, varying_columns
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import further, may_be_drift, screened, timed_apart, windows_of
 from vitsweep.tables.stats import (
     LEVEL,
     MIN_BLOCKS,
+    POWER,
     Claim,
     adjusted,
+    any_look_half_width,
     contrast,
     estimate,
+    half_width,
+    minimum_detectable_effect,
     samples,
 )
 from vitsweep.tables.sweep_tables import SweepTables
@@ -47,13 +53,14 @@ LESS_ACCURATE = 0.02
 """A cell whose top-1 is lower than its baseline's by more than this is not called the winner."""
 LEAST_DIFFERENCE = 0.02
 """Smaller differences are not worth the blocks that would show them."""
-CLEAR = 1.01
-"""Lower end of a speedup's interval above which no further block is named."""
 NEAR_SCREENING = 0.5
 """Ratio of a screening run above which a cell got no block only because the time of the command was over."""
 UNMOVED = "unmoved_weights"
 MOST_BLOCKS = 60
-SURER = "To be surer: `{}`."
+"""A difference that takes more blocks is not decided in a day's work."""
+FIRST_BLOCKS = 5
+"""Of a command whose noise is unknown: those of `measurement=standard`."""
+UNDECIDED = (Claim.no_difference_shown, Claim.too_few_blocks, "too few repetitions")
 MOST_NAMES = 3
 """Cells that are named where no difference is shown between several."""
 MOST_GROUPS = 4
@@ -62,13 +69,28 @@ MOST = 8
 """The sentences are limited to this many baselines; the table shows all."""
 
 
-def question(cells: DataFrame, replicated: str = "") -> str:
-    """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice."""
-    groups = [c.replace("_", " ") for c in varying_columns(cells) if c != replicated]
+def question(cells: DataFrame, replicated: str = "", limit_key: str = "") -> str:
+    """Return a question for a sweep that has none (`sweep.question`); repetitions are no choice.
+
+    Nor is what baselines differ in, such as the number of ranks: each of its values has an answer.
+    """
+    model = formatting.distinct(cells, "model") or "the model"
+    if limit_key:
+        return f"How large may {limit_key} be for {model}?"
+    varying = [c for c in varying_columns(cells) if c != replicated]
+    ids = cells.reindex(columns=["cell_id", "baseline_cell_id"])
+    bases = cells[ids["cell_id"] == ids["baseline_cell_id"]]
+    apart = [c for c in varying if bases[c].astype(str).nunique() > 1]
+    chosen, scales = [c for c in varying if c not in apart], "world_size" in apart
+    if scales and not chosen:
+        return f"How does {model} scale from {formatting.span(bases['world_size'], plain)} ranks?"
+    several = (chosen, apart) if chosen else (varying, [])
+    groups, by = ([c.replace("_", " ") for c in some] for some in several)
     kind = "combination" if len(groups) > 1 else "setting"
     what = f"{kind} of {', '.join(groups)}" if groups else kind
     what = "combination of techniques" if len(groups) > MOST_GROUPS else what
-    return f"Which {what} trains {formatting.distinct(cells, 'model') or 'the model'} fastest?"
+    each = f", by {', '.join(by) if len(by) <= MOST_GROUPS else 'setting'}" if by else ""
+    return f"Which {what} trains {model} fastest{each}{', and scales best' * scales}?"
 
 
 class SearchResult(NamedTuple):
@@ -84,28 +106,31 @@ class SearchResult(NamedTuple):
 
 def search_result(tables: SweepTables) -> SearchResult | None:
     """Return the result of what chose the rounds of the latest command; None of a grid."""
-    search = tables.commands[-1].get("search") if tables.commands else "grid"
+    latest = tables.commands[-1] if tables.commands else {}
+    has_limit = (latest.get("limit") or {}).get("key")
+    search = "limit.key" if has_limit else latest.get("search")
     if search not in extras.RESULTS:
         return None
     found: SearchResult | None = extras.load(extras.RESULTS[search])(tables)
     return found
 
 
-def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
+def answers(
+    tables: SweepTables, cells: DataFrame | None = None, with_estimate: bool = True
+) -> list[str]:
     """Return the result of a sweep in one sentence per baseline, or one where there is none.
 
     Of the cells of one baseline whose claim is `faster`, the one with the highest lower end is named. It is
     fastest where its paired ratio to each other one excludes 1 (Holm over them); the others are named with
-    it. Where none is `faster`, those that are `probably faster` are named; else no cell is. A cell that lost
-    accuracy is no winner. A higher estimate that is not shown is named as such.
+    it. Where none is `faster`, no cell is named. A cell that lost accuracy is no winner. A higher estimate
+    that is not shown is named as such.
 
     Args:
         tables: of one sweep.
         cells: some of its rows, such as those of one command; by default all, or the result of its
             search.
+        with_estimate: where nothing is shown, name the highest estimate, which a paper does not.
     """
-    if cells is None and tables.limit_key:
-        return [limit_answer(tables.limits, tables.limit_key)]
     if cells is None and (result := search_result(tables)):
         return result.lines
     cells = tables.cells if cells is None else cells
@@ -117,19 +142,85 @@ def answers(tables: SweepTables, cells: DataFrame | None = None) -> list[str]:
     on = measured["device"].astype(object).map(lambda device: f" on {device}" if several else "")
     placed = measured.assign(name=measured["name"].astype(object) + on)
     lost = _without_speedups(placed, compared)
+    curves = scaled(tables, cells)
     if compared.empty:
-        return [_fastest(placed), *lost][:MOST]
+        return [_fastest(placed), *lost, *curves][:MOST]
     keys = row_keys(compared, "baseline_cell_id")
     where = len({key[1:] for key in keys}) > 1
     without = measured[measured["speedup"].isna()]
     top = without["images_per_second"].groupby(row_keys(without, "baseline_cell_id")).max()
-    found = []
+    found, warned = [], dict[str, None]()
     for key, group, leaders, base in _settings(tables, cells, measured):
         is_topped = bool(top.get(key, 0) > group["images_per_second"].max())
-        found.append(_over_baseline(group, leaders, base, where, is_topped))
-    if len(lost) + len(found) > MOST:
-        return [*[*found, *lost][: MOST - 1], winners(tables, cells)[0]]
-    return [*lost, *found]
+        found.append(_over_baseline(group, leaders, base, where, is_topped, with_estimate))
+        named = leaders if len(leaders) or not with_estimate else _highest(group).to_frame().T
+        warned |= {
+            f"{row['name']}: {w}.": None for _, row in named.iterrows() if (w := _warning(row))
+        }
+    said = [*found, *lost]
+    if len(said) > MOST:
+        said = [*filter(None, [winners(tables, cells)[0]]), *said][:MOST]
+    return [*said, *curves, *[*warned][:MOST]]
+
+
+def scaled(tables: SweepTables, cells: DataFrame) -> list[str]:
+    """Return one sentence per scaling curve: throughput over its smallest world, and efficiency.
+
+    At most `MOST` curves; none over several devices, or over repetitions.
+    """
+    if tables.replicate_key or "world_size" not in cells or cells["world_size"].nunique() < 2:
+        return []
+    with suppress(VitsweepError):  # several devices
+        points = tables.scaling.sort_values("world_size", kind="stable")
+        larger = points["world_size"] > points["reference_world_size"]
+        asked = points[larger & points["cell_id"].isin(cells["cell_id"])]
+        curves = asked.groupby(["scaling", "curve"], sort=False)
+        return [_curve(str(name), some.to_dict("records")) for (_, name), some in curves][:MOST]
+    return []
+
+
+def _curve(name: str, points: list[dict[Hashable, Any]]) -> str:
+    """Return the sentence of a curve; what is noted of several of its points stands at its end."""
+    scaling, _, of = name.partition(" · ")
+    first = count(int(points[0]["reference_world_size"]), "rank")
+    known = [p for p in points if not missing(p["efficiency"])]
+    sizes = [p["efficiency_family_size"] for p in known if not missing(p["efficiency_claim_low"])]
+    most = int(max(sizes, default=1))
+    said = "; ".join(map(_point, points)) + f" (corrected for {most} efficiencies)" * (most > 1)
+    notes = dict.fromkeys(p["efficiency_note"] for p in known if p["efficiency_note"])
+    said = "; ".join([said, *notes])
+    return say("scaled", scaling=scaling.capitalize(), curve=of, first=first, points=said)
+
+
+def _point(point: dict[Hashable, Any]) -> str:
+    """Return the throughput of a point of a curve, and its efficiency with the interval among all."""
+    size = ratio(point["relative_throughput"], claim=Claim.baseline)
+    told = {"size": size, "ranks": count(int(point["world_size"]), "rank")}
+    if missing(point["efficiency"]):
+        return say("no_efficiency", why=point["efficiency_note"], **told)
+    ends = (point[f"efficiency{end}"] for end in ("", "_claim_low", "_claim_high"))
+    return say("efficiency", efficiency=ratio(*ends).replace("x ", " "), **told)
+
+
+def best_cells(tables: SweepTables) -> list[dict[str, Any]]:
+    """Return what `answers` says of each baseline as data: the named cells, or the highest estimate.
+
+    Returns:
+        One object per baseline: `baseline_cell_id`, `cell_ids` of the cells that are shown to be fastest
+        (none where nothing is shown), and `best`, with `cell_id`, `claim`, `speedup`, the interval of the
+        claim and the number of cells among which it holds (`claim_low, claim_high, family_size`). Empty
+        where a search has a result of its own.
+    """
+    if search_result(tables):
+        return []
+    measured, _ = _measured(tables, tables.cells)
+    found = []
+    for _, group, leaders, _ in _settings(tables, tables.cells, measured):
+        best = leaders.iloc[0] if len(leaders) else _highest(group)
+        facts = ["cell_id", "claim", "speedup", "claim_low", "claim_high", "family_size"]
+        named = {"cell_ids": leaders["cell_id"].tolist(), "best": best[facts].to_dict()}
+        found.append({"baseline_cell_id": best["baseline_cell_id"]} | named)
+    return found
 
 
 def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, DataFrame]:
@@ -145,7 +236,7 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
         interval, and `result` with what `answers` says of it. Settings in which nothing could be compared
         come last.
     """
-    if cells is None and (tables.limit_key or search_result(tables)):
+    if cells is None and search_result(tables):
         return "", DataFrame()
     cells = tables.cells if cells is None else cells
     if cells.empty:
@@ -164,16 +255,16 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     rows += [_not_compared(some, several) for _, some in others]
     if not found or len(rows) < 2:
         return "", DataFrame()
-    shown = sum((leaders["claim"] == Claim.faster).any() for _, _, leaders, _ in found)
+    shown = sum(len(leaders) > 0 for _, _, leaders, _ in found)
     return say("settings_shown", shown=shown, all=len(rows)), DataFrame(rows).astype(str)
 
 
 def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -> dict[str, str]:
     """Return the row of one setting in `winners`."""
     first = leaders.iloc[0] if len(leaders) else _highest(group)
-    label = "probably" if len(leaders) else "less accurate" if first["lost_accuracy"] else "highest"
+    label = "less accurate" if first["lost_accuracy"] else _place(first)
     name = f"none ({label}: {first['name']})"
-    if first["claim"] == Claim.faster and len(leaders):
+    if len(leaders):
         name = first["name"]
         if len(leaders) > 1:
             name += f" (no difference shown: {_listed(leaders['name'].iloc[1:])})"
@@ -211,13 +302,21 @@ def _measured(tables: SweepTables, cells: DataFrame) -> tuple[DataFrame, DataFra
 def _settings(
     tables: SweepTables, cells: DataFrame, measured: DataFrame
 ) -> Iterator[tuple[Hashable, DataFrame, DataFrame, Series]]:
-    """Yield per baseline its key, the cells compared with it, those that are named, and its row."""
+    """Yield per baseline its key, the cells compared with it, those that are named, and its row.
+
+    Baselines that a cell is shown to beat come first, then those whose named cell has the highest lower end.
+    """
     compared = measured[measured["compared"]]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
+    found = []
     for key, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
         base = bases.get(key, UNKNOWN)
         group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
-        yield key, group, _leaders(group, cells, tables.runs), base
+        leaders = _leaders(group, cells, tables.runs)
+        low = (leaders if len(leaders) else group)["claim_low"].max()
+        order = leaders.empty, float("inf") if missing(low) else -low
+        found.append((order, (key, group, leaders, base)))
+    yield from (setting for _, setting in sorted(found, key=lambda pair: pair[0]))
 
 
 # The rule: which cells are named.
@@ -240,7 +339,7 @@ def _leaders(group: DataFrame, cells: DataFrame, runs: DataFrame) -> DataFrame:
     )
     shown = fair[fair["claim"] == Claim.faster]
     if len(shown) < 2:
-        return shown if len(shown) else fair[fair["claim"] == Claim.probably_faster]
+        return shown
     logs, row = _logs(shown, cells, runs)
     for place in shown.index:
         others = shown.drop(place)
@@ -296,7 +395,8 @@ def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
             found.loc[row, [*of_both]] = [*of_both.values()]
     p_holm = adjusted(found["p_value"].to_numpy(float))[0]
     window = dict(zip(logs[ROW], logs["window"], strict=True))
-    timed = [timed_apart(window[row], window[leader], "the first") for row in found.index]
+    own = window.get(leader, nan)
+    timed = [timed_apart(window.get(row, nan), own, "the first") for row in found.index]
     is_drift = may_be_drift(found.assign(timed=timed), "speedup_low", "speedup_high")
     return found.assign(is_apart=(p_holm < LEVEL) & ~is_drift).set_index(others.index)
 
@@ -305,7 +405,12 @@ def _apart(logs: DataFrame, leader: float, others: Series) -> DataFrame:
 
 
 def _over_baseline(
-    group: DataFrame, leaders: DataFrame, base: Series, where: bool, is_topped: bool
+    group: DataFrame,
+    leaders: DataFrame,
+    base: Series,
+    where: bool,
+    is_topped: bool,
+    with_estimate: bool,
 ) -> str:
     """Return the answer for the cells of one baseline.
 
@@ -315,6 +420,7 @@ def _over_baseline(
         base: the baseline.
         where: add sweep and device.
         is_topped: some cell without a speedup has a higher throughput.
+        with_estimate: name the highest estimate where nothing is shown.
     """
     first = leaders.iloc[0] if len(leaders) else group.iloc[0]
     name = str(base.get("name", ""))
@@ -322,15 +428,11 @@ def _over_baseline(
     against += _without_tf32(group, base)
     against += f" on {first['device']} (sweep {first['sweep']})" if where else ""
     if leaders.empty:
-        return _nothing_shown(group, base, against)
+        return _nothing_shown(group, base, against, with_estimate)
     higher = group[(group["speedup"] > first["speedup"]) & ~group.index.isin(leaders.index)]
     higher = higher[(higher["claim"] != Claim.faster) | higher["lost_accuracy"]]
-    is_probable = first["claim"] == Claim.probably_faster
-    what = "probably faster" if is_probable else "fastest"
-    if len(leaders) > 1 and not is_probable:
-        what += ", statistically indistinguishable"
-    if len(higher) or is_topped:
-        what = what.replace("fastest", "the fastest shown")
+    what = "the fastest shown" if len(higher) or is_topped else "fastest"
+    what += ", statistically indistinguishable" if len(leaders) > 1 else ""
     names = f"{_listed(leaders['name'])} {'is' if len(leaders) == 1 else 'are'}"
     told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
     text = say("named", size=_sizes(leaders), **told)
@@ -344,21 +446,27 @@ def _without_tf32(group: DataFrame, base: Series) -> str:
     return f" ({say('without_tf32')})" if device and device.has_tf32 else ""
 
 
-def _nothing_shown(group: DataFrame, base: Series, against: str) -> str:
+def _nothing_shown(group: DataFrame, base: Series, against: str, with_estimate: bool) -> str:
     """Return the sentence where no cell is named: the highest estimate, and why it shows nothing."""
     faster = _less_accurate(group)
     if len(faster):
-        return say("none_shown", base=against, best=_unnamed(faster, base)[2:])
+        return say("none_shown", base=against, best=_unnamed(faster, base))
+    if not with_estimate:
+        return say("none_shown", base=against, best="")
     best = _highest(group)
     estimate = f"{_size(best)}, {_rates(best, base)}{_accuracy(best, base)}"
-    told = {"name": best["name"], "which": "the highest", "others": ""}
+    told = {"name": best["name"], "which": f"the {_place(best)}", "others": ""}
     text = say("estimate", size=estimate, why=_claimed(best) + _notes(best), **told)
-    return say("none_shown", base=against, best=text)
+    return say("none_shown", base=against, best=f"; {text}")
+
+
+def _place(best: Series) -> str:
+    """Return which estimate is the highest of the cells, where that of the baseline is 1."""
+    return "highest" if best["speedup"] >= 1 else "next highest"
 
 
 def _less_accurate(group: DataFrame) -> DataFrame:
-    faster = group["claim"].isin([Claim.faster, Claim.probably_faster])
-    return group[group["lost_accuracy"] & faster]
+    return group[group["lost_accuracy"] & (group["claim"] == Claim.faster)]
 
 
 def _highest(group: DataFrame) -> Series:
@@ -371,7 +479,8 @@ def _highest(group: DataFrame) -> Series:
 def _claimed(row: Series) -> str:
     claim = str(row["claim"])
     if row["claim"] == Claim.no_difference_shown and row["block_noise"] > NOISY:
-        claim += f", {say('noisy', noise=100 * row['block_noise'])}"
+        unit = row.get("replicated", "block")
+        claim += f", {say('noisy', noise=100 * row['block_noise'], unit=unit)}"
     return claim
 
 
@@ -404,9 +513,13 @@ def _accuracy(row: Series, base: Series) -> str:
 
 
 def _notes(row: Series) -> str:
-    """What belongs to the ratio: missing blocks, other code, another size, weights that never moved."""
-    unmoved = FLAGS[UNMOVED].caption if row.get(UNMOVED) in (True,) else ""
-    return "".join(f"; {note}" for note in (further(row), unmoved) if note)
+    """What belongs to the ratio: missing blocks, other code, another size."""
+    return f"; {note}" if (note := further(row)) else ""
+
+
+def _warning(row: Series) -> str:
+    """What belongs to the training of a cell that is named: weights that never moved."""
+    return FLAGS[UNMOVED].caption if row.get(UNMOVED) in (True,) else ""
 
 
 def _size(row: Series) -> str:
@@ -417,12 +530,14 @@ def _size(row: Series) -> str:
     if missing(row["speedup_high"]):
         blocks = f" over {over}" if row["num_pairs"] > 0 else ""
         return f"{ratio(row['speedup'])}{blocks}"
-    size, ends = row["family_size"], (row["claim_low"], row["claim_high"])
-    if missing(ends[0]) or missing(size):
-        size, ends = 1, (row["speedup_low"], row["speedup_high"])
-    noun = "setting" if "replicated" in row else "cell"
-    corrected = f" (corrected for {size:.0f} {noun}s)" if size > 1 else ""
-    return f"{ratio(row['speedup'], *ends)} over {over}{corrected}"
+    size, noun = row["family_size"], "setting" if "replicated" in row else "cell"
+    cells = f"{size:.0f} {noun}s" if not missing(size) and size > 1 else ""
+    if missing(row["claim_high"]) and cells:  # of so few blocks an any-look interval is infinite
+        return (
+            f"{ratio(row['speedup'], claim=Claim.baseline)} over {over} (no interval among {cells})"
+        )
+    corrected = f" (corrected for {cells})" if cells else ""
+    return f"{ratio(row['speedup'], row['claim_low'], row['claim_high'])} over {over}{corrected}"
 
 
 def measured_over(row: dict[Any, Any] | Series) -> str:
@@ -482,47 +597,90 @@ def _fastest(measured: DataFrame) -> str:
     return say("no_baseline", names=_listed(names), rate=number(most))
 
 
-def next_command(cells: DataFrame, typed: str) -> str:
+def next_command(settings: DataFrame, typed: str, cells: DataFrame | None = None) -> str:
     """Return a sentence with the command that makes the answer surer.
 
+    It asks for the blocks, or the repetitions, at which a difference of 2 % is shown at the first level of
+    Holm's method with the median noise of what is undecided, whatever the estimates are.
+
     Args:
-        cells: of one command, one row each.
+        settings: cells of one command, or settings over their repetitions, one row each.
         typed: that command.
+        cells: of settings, the cells.
 
     Returns:
-        Empty where the fastest cell is known and clearly faster than its baseline, where every cell is
-        slower, and after `retry`, which adds no blocks.
+        Empty where something is shown to be faster than each baseline, or everything to be slower; where so
+        many blocks were measured; and after `retry`, which adds no blocks.
     """
     if "vitsweep retry" in typed:
         return ""
-    measured = checked_cells(cells, *COMPARED)
+    measured = checked_cells(settings, *COMPARED, "run_seconds", "launcher")
     measured = measured[(measured["status"] == Status.measured) & measured["speedup"].notna()]
-    compared = measured[~measured["claim"].isin([Claim.baseline, Claim.screened])]
-    for claim in (Claim.faster, Claim.probably_faster):
-        best = compared[compared["claim"] == claim].nlargest(1, "speedup_low")
-        if len(best):
-            is_clear = claim == Claim.faster and best["speedup_low"].iloc[0] >= CLEAR
-            return "" if is_clear else _surer(best.iloc[0], typed)
-    if (compared.nlargest(1, "speedup")["claim"] == Claim.missing_blocks).any():
-        return ""
-    unsure = compared[compared["claim"].isin([Claim.no_difference_shown, Claim.too_few_blocks])]
-    if len(unsure):
-        return _surer(unsure.nlargest(1, "speedup").iloc[0], typed)
-    screened = measured[measured["claim"] == Claim.screened]
-    if (screened["speedup"] > NEAR_SCREENING).any():
-        return SURER.format(typed)
-    return ""
-
-
-def _surer(best: Series, typed: str) -> str:
-    """Return the command that gives the cell more blocks: as many as show its present difference."""
-    if not missing(best["any_look"]) and best["any_look"]:
-        return SURER.format(typed)
-    difference, done = max(abs(log(best["speedup"])), LEAST_DIFFERENCE), int(best["num_pairs"])
-    half, wanted = log(best["speedup_high"] / best["speedup"]), 2 * done
-    if half == half:
-        wanted = ceil(done * (half / difference) ** 2)
+    answered = measured.loc[measured["claim"] == Claim.faster, "baseline_cell_id"]
+    left = measured[~measured["baseline_cell_id"].isin(answered)]
+    unsure = left[left["claim"].isin(UNDECIDED)]
+    if unsure.empty:
+        waits = (left["claim"] == Claim.screened) & (left["speedup"] > NEAR_SCREENING)
+        return say("surer", command=typed, minutes="") if waits.any() else ""
+    key = str(unsure["replicated"].iloc[0]) if "replicated" in unsure else ""
+    noise = unsure.loc[unsure["claim"] == Claim.no_difference_shown, "block_noise"].median()
+    any_look = bool(unsure["any_look"].eq(True).any())
+    if missing(noise):
+        return say("surer", command=_more(typed, FIRST_BLOCKS, key, cells, any_look), minutes="")
+    wanted = _wanted(float(noise), max(int(unsure["family_size"].fillna(1).max()), 1), any_look)
     if wanted > MOST_BLOCKS:
+        most = count(MOST_BLOCKS, key or "block")
+        return say("undecidable", most=most, difference=100 * LEAST_DIFFERENCE)
+    done = int(unsure["replicates" if key else "num_pairs"].min())
+    if wanted <= done:
         return ""
-    words = [w for w in typed.split() if not w.startswith("measurement.blocks=")]
-    return SURER.format(f"{' '.join(words)} measurement.blocks={max(wanted, done + 3)}")
+    minutes = (wanted - done) * _seconds(measured if cells is None else cells, key) / 60
+    command = _more(typed, wanted, key, cells, any_look, minutes)
+    about = "" if missing(minutes) else f", about {ceil(minutes)} min"
+    return say("surer", command=command, minutes=about)
+
+
+def _wanted(noise: float, size: int, any_look: bool) -> int:
+    """Return how many blocks show `LEAST_DIFFERENCE` among so many cells; `MOST_BLOCKS` + 1 for more."""
+    for blocks in range(MIN_BLOCKS, MOST_BLOCKS + 1):
+        if any_look:
+            half = any_look_half_width(noise, blocks, LEVEL / size)
+            half += half_width(noise / sqrt(blocks), blocks - 1.0, 2 * (1 - POWER))
+            least = float(np.expm1(half))
+        else:
+            least = minimum_detectable_effect(blocks, size, noise)
+        if least <= LEAST_DIFFERENCE:
+            return blocks
+    return MOST_BLOCKS + 1
+
+
+def _seconds(cells: DataFrame, key: str) -> float:
+    """Return how long one more block of all cells takes here, or one more repetition; NaN where unknown."""
+    known = checked_cells(cells, "run_seconds", "launcher", "blocks", "claim")
+    known = known[(known["status"] == Status.measured) & (known["claim"] != Claim.screened)]
+    if not known["launcher"].eq("local").all():
+        return nan
+    seconds = known["run_seconds"].astype(float)
+    return float((seconds * known["blocks"]).sum() / known[key].nunique() if key else seconds.sum())
+
+
+def _more(
+    typed: str,
+    wanted: int,
+    key: str,
+    cells: DataFrame | None,
+    any_look: bool,
+    minutes: float = nan,
+) -> str:
+    """Return a command with so many blocks, repetitions, or minutes."""
+    name, value = "measurement.blocks", str(wanted)
+    if key and cells is not None:
+        known = sorted({int(v) for v in cells[key].dropna()})
+        added = range(known[-1] + 1, known[-1] + 1 + max(wanted - len(known), 0))
+        name, value = key, ",".join(map(str, [*known, *added]))
+    elif any_look:
+        if missing(minutes):
+            return typed
+        name, value = "sweep.minutes", str(ceil(minutes))
+    words = [w for w in shlex.split(typed) if not w.lstrip("+").startswith(f"{name}=")]
+    return shlex.join([*words, f"{name}={value}"])

@@ -11,21 +11,15 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from vitsweep.charts import (
-    accuracy,
-    effects,
-    scaling,
-    speedup,
-    step,
-    style,
-)
-from vitsweep.charts.style import NOTHING, Chart, caption
+from vitsweep.charts import effects, scaling, speedup, step, style
+from vitsweep.charts.style import NOTHING, Chart, conditions, flags
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import FEATURES, load
 from vitsweep.files import remove, write_atomically
-from vitsweep.report.answer import MOST, answers, question, winners
+from vitsweep.report.answer import MOST, answers, next_command, question, search_result, winners
 from vitsweep.report.views import for_people
 from vitsweep.results.metrics import headings, known_metrics
+from vitsweep.results.provenance import is_own
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.diagnostics import diagnostics
@@ -35,7 +29,6 @@ from vitsweep.tables.formatting import (
     markdown,
     missing,
 )
-from vitsweep.tables.limits import limits_text
 from vitsweep.tables.names import (
     environment_columns,
     names_by_id,
@@ -61,9 +54,8 @@ FIRST_SCREEN = ("cell", "img/s", "speedup", "result")
 def write_report(source: SweepTables | Store | Path) -> Path:
     """Write `report/` of a sweep folder and return the path of its `index.html`.
 
-    Next to it: `table.md`, `cells.csv`, every chart as PNG and SVG, `limits.csv` where the
-    sweep looked for a limit, `replicates.csv` where it repeated settings, `exposed_communication.csv` where
-    scaling was measured, and files of optional features.
+    Next to it: `table.md`, `cells.csv`, every chart as PNG and SVG, `replicates.csv` where the sweep
+    repeated settings, `exposed_communication.csv` where scaling was measured, and files of optional features.
 
     Args:
         source: tables of one sweep, or its folder.
@@ -84,8 +76,6 @@ def write_report(source: SweepTables | Store | Path) -> Path:
     repeated = tables.replicates
     shown = [repeated, cells] if len(repeated) else [cells]
     write_atomically(folder / "table.md", "\n".join(markdown(cell_text(t)) for t in shown))
-    if tables.limit_key:
-        write_atomically(folder / "limits.csv", csv_text(tables.limits))
     if len(repeated):
         write_atomically(folder / "replicates.csv", csv_text(for_people(repeated)))
     else:
@@ -114,7 +104,7 @@ def render(
     """
     cells, repeated = tables.cells, tables.replicates
     latest = tables.commands[-1] if tables.commands else {}
-    key = tables.limit_key
+    limit_key = (latest.get("limit") or {}).get("key") or ""
     asked = cells[cells["cell_id"].isin(latest.get("cells", ()))]
     diagnosed = NOTHING
     if len(tables.runs) and tables.runs["block"].nunique() > MIN_BLOCKS:
@@ -122,24 +112,22 @@ def render(
     context = {
         "name": name,
         "question": latest.get("question")
-        or question(asked if len(asked) else cells, tables.replicate_key),
+        or question(asked if len(asked) else cells, tables.replicate_key, limit_key),
         "sections": sections(tables),
         "exposed": (exposed_text(exposed) if len(exposed) else NOTHING).to_dict("split"),
-        "limits": limits_text(tables.limits, key).to_dict("split") if key else None,
         "replicates": cell_text(repeated, wide=True).to_dict("split") if len(repeated) else None,
         "replicated": tables.replicate_key,
         "table": table(cells),
         "numeric": tuple(headings(cells)),
         "charts": charts,
-        "measured": caption(tables.settings),
+        "measured": conditions(tables.settings),
+        "warnings": flags(cells[cells["status"] == Status.measured]),
         "traces": _traces(tables),
         "diagnostics": diagnosed.to_dict("records"),
         "unmeasured": lines_of(checked_cells(cells, "reason"), cells["status"] != Status.measured),
         "notes": empty_metrics(tables.runs),
         "environment": environment(cells),
-        "commands": list(
-            dict.fromkeys(str(c["command"]) for c in tables.commands if c.get("command"))
-        ),
+        "commands": {str(c["command"]): is_own(c) for c in tables.commands if c.get("command")},
         "metrics": [m for m in known_metrics(cells).values() if m.column in cells],
     }
     return rendered("page.html.j2", context | _first_screen(tables))
@@ -148,7 +136,7 @@ def render(
 def _first_screen(tables: SweepTables) -> dict[str, Any]:
     """Return the answers, and at most `MOST` rows: the fastest of each setting, or the cells ranked first."""
     sentence, best = winners(tables)
-    said = answers(tables)
+    said = [*answers(tables), *filter(None, [_next_step(tables)])]
     notes: list[str] = []
     more = len(best if len(best) else tables.settings) - MOST
     if best.empty:
@@ -164,6 +152,15 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
         "footnotes": notes,
         "more": count(more, f"more {'setting' if sentence else 'cell'}") if more > 0 else "",
     }
+
+
+def _next_step(tables: SweepTables) -> str:
+    """Return what makes the answer surer, of a grid."""
+    latest = tables.commands[-1] if tables.commands else {}
+    if search_result(tables) or not latest.get("command") or "comparison" in latest:
+        return ""
+    asked = tables.cells[tables.cells["cell_id"].isin(latest.get("cells", ()))]
+    return next_command(tables.settings_of(asked), str(latest["command"]), asked)
 
 
 def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep.report") -> str:
@@ -206,6 +203,8 @@ def environment(cells: DataFrame) -> list[tuple[str, str]]:
 
 def _exposed(tables: SweepTables) -> DataFrame:
     """Return how much of the communication is hidden, where scaling curves are drawn."""
+    if tables.runs.empty:
+        return NOTHING
     try:
         return tables.exposed_communication if scaling.SCALING.is_for(tables.settings) else NOTHING
     except VitsweepError as error:  # must not prevent the report of a long sweep
@@ -256,7 +255,6 @@ CHARTS: tuple[Chart, ...] = (
     scaling.SEQUENCE_LENGTH,
     step.COMMUNICATION,
     step.MEMORY,
-    accuracy.ACCURACY,
 )
 """In the order of the page; those of optional features come between."""
 
@@ -301,7 +299,10 @@ def drawn(tables: SweepTables) -> Iterator[tuple[Chart, Figure, str]]:
         try:
             table = chart.table(tables) if chart.is_for(tables.settings) else NOTHING
             if len(table):
-                figure = style.freeze_layout(chart.draw(table))
+                figure = chart.draw(table)
+                if chart.over_baseline:
+                    style.name_baseline(figure, tables.settings, table)
+                figure = style.freeze_layout(figure)
                 reading = chart.reading if isinstance(chart.reading, str) else chart.reading(table)
                 yield chart, figure, reading
         except Exception as error:  # a failing chart must not prevent the report of a long sweep

@@ -68,6 +68,12 @@ def _type(kinds: set[type]) -> Type:
     return "double" if kinds and kinds <= {int, float} else "string"
 
 
+OF_OTHER_OBJECTIVES = frozenset(
+    "objective held_out_loss probe_top1 feature_spread prototype_information collapsed".split()
+)
+"""Columns that no table of classifiers has."""
+
+
 def core_columns(rows: Literal["cells", "runs"]) -> dict[str, Type | None]:
     """Return the columns that every table has, in their order, with their types."""
     of_cells = rows == "cells"
@@ -86,7 +92,7 @@ def core_columns(rows: Literal["cells", "runs"]) -> dict[str, Type | None]:
         *metrics,
         *(c for c in known if COLUMNS[c].kind not in ("head", "run")),
     )
-    return {column: type_of(column) for column in ordered}
+    return {column: type_of(column) for column in ordered if column not in OF_OTHER_OBJECTIVES}
 
 
 def type_of(column: str) -> Type | None:

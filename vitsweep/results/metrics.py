@@ -54,7 +54,8 @@ class Metric:
 
 _ALL = (
     Metric("images_per_second", "img/s", "Throughput, all ranks", "higher",
-           "images of the timed window over all ranks / its elapsed time on the slowest rank",
+           "images of the timed window over all ranks / its elapsed time on the slowest rank; of a cell its "
+           "level over its runs, free of the effects of blocks",
            follows="throughput", positive=True, mean="geometric", spread=True, heading="img/s"),
     Metric("images_per_second_per_rank", "img/s", "Throughput per rank", "higher",
            "images_per_second / ranks",
@@ -119,6 +120,8 @@ _ALL = (
            "all-gathers and broadcasts of parameters, mean of ranks"),
     Metric("gradient_bytes_per_step", "B", "Gradients sent per rank and step", "lower",
            "all-reduce and reduce-scatter of gradients, mean of ranks"),
+    Metric("optimizer_bytes_per_step", "B", "Sent by the optimizer per rank and step", "lower",
+           "parts of matrices, to the rank that orthogonalizes them and back (Muon), mean of ranks"),
     Metric("activation_bytes_per_step", "B", "Activations sent per rank and step", "lower",
            "sequence, tensor and pipeline parallelism, mean of ranks"),
     Metric("unattributed_bytes_per_step", "B", "Sent for no stated purpose per rank and step", "lower",
@@ -159,6 +162,17 @@ _ALL = (
            "held-out images whose label is among the five largest logits; only where task=train"),
     Metric("accuracy_top1_raw", "1", "Top-1 accuracy without averaging", "higher",
            "of the last weights themselves; only where averaging keeps others too"),
+    Metric("held_out_loss", "1", "Loss on held-out images", "lower",
+           "each image counted once; only where task=train, of objectives that are scored by it",
+           spread=True, heading="held-out loss"),
+    Metric("probe_top1", "1", "Top-1 accuracy of a linear probe", "higher",
+           "ridge regression on frozen features of held-out images, by others of them; only where "
+           "task=train, of objectives that read no labels",
+           spread=True, heading="probe top-1"),
+    Metric("feature_spread", "1", "Spread of features", "higher",
+           "mean square distance of held-out images' features, of length 1, from their mean; 0: all equal"),
+    Metric("prototype_information", "1", "Information of prototypes about an image", "higher",
+           "(entropy of the mean shares - mean entropy of shares) / log of their number, held-out images"),
     Metric("train_seconds", "s", "Training time", "lower", "epochs of task=train, without evaluation"),
     Metric("seconds_to_target", "s", "Training time to the target accuracy", "lower",
            "train_seconds at the first evaluation with accuracy_top1 >= task.target_accuracy; else empty",
@@ -211,6 +225,7 @@ _FLAGS = (
     Flag("oversubscribed", "ranks shared CPU cores, so there is no scaling efficiency"),
     Flag("shared_device", "other processes used the device"),
     Flag("throttled", "clocks were throttled"),
+    Flag("quota_throttled", "the CPU quota of the control group held ranks back"),
     Flag("drifting", "step times drifted within a run", 0.5),
     Flag("uneven_steps", "a few slow steps made up much of the time", 0.5),
     Flag("short_window", "timing stopped at its time limit, with fewer steps than asked for"),
@@ -220,6 +235,10 @@ _FLAGS = (
         "rounded away): training may not converge",
     ),
     Flag("unattributed_bytes", "collectives of your own sent bytes that belong to no technique"),
+    Flag(
+        "collapsed",
+        "all images have nearly the same features, or the same prototypes: nothing is learned",
+    ),
 )
 
 FLAGS: dict[str, Flag] = {flag.column: flag for flag in _FLAGS}
@@ -319,6 +338,25 @@ _COLUMNS = (
 
 COLUMNS: dict[str, Column] = {column.name: column for column in _COLUMNS}
 """Name -> column that is no metric, in the order of a table. Speedups are metrics as well."""
+
+_HELD: Mapping[Type, tuple[type, ...]] = {
+    "bool": (bool, type(None)),
+    "int64": (int, float, type(None)),
+    "double": (int, float, type(None)),
+}
+_VALUES = {name: _HELD[column.type] for name, column in COLUMNS.items() if column.type in _HELD}
+_VALUES |= dict.fromkeys(METRICS, _HELD["double"])
+_GROUPED = {*COLUMNS, *GROUPS, *GROUPS_WITH_NAME}
+OF_TABLES = frozenset(c.name for c in _COLUMNS if c.kind in ("comparison", "table")) | {"blocks"}
+"""Columns that tables compute; no record has them."""
+
+
+def misfits(row: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a row, or of a part of one, with a value that no table can hold or group by."""
+    wrong = {key for key in row.keys() & _VALUES.keys() if type(row[key]) not in _VALUES[key]}
+    wrong |= {key for key in row.keys() & _GROUPED if type(row[key]) in (dict, list)}
+    return sorted(wrong)
+
 
 Metrics = Mapping[str, Metric]
 

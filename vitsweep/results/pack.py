@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitsweep.files import NAME, UnsafeFileError, open_safely, parent_of
+from vitsweep.files import NAME, UnsafeFileError, make_durable, open_safely
 from vitsweep.foreign import MOST_JSON_BYTES, Bounds, parsed_json
 
 FILE = "pack.jsonl"
@@ -174,10 +174,7 @@ def write(
                 handle, {n: content for n, _, content in found if before.lacks(n, content)}
             )
             versions |= {name: version for name, version, _ in found}
-        handle.flush()
-        os.fsync(handle.fileno())
-    with parent_of(path) as (descriptor, _):
-        os.fsync(descriptor)  # its name too
+    make_durable(path)
     return versions, checksums
 
 

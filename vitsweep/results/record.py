@@ -12,6 +12,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.files import fits
 from vitsweep.foreign import parsed_json
+from vitsweep.results.metrics import OF_TABLES, misfits
 from vitsweep.results.provenance import masked_setting
 
 SCHEMA_VERSION = 4
@@ -154,6 +155,10 @@ class RunRecord:
         for part in ("spec", "metrics", "validity", "environment", "samples"):
             if not isinstance(getattr(record, part), dict):
                 raise ValueError(f"not a whole run record: `{part}` is no section")
+        if computed := OF_TABLES & (record.row().keys()):
+            raise ValueError(
+                f"not a whole run record: tables compute `{min(computed)}`, and it has one"
+            )
         if wrong := [*_wrong_parts(record)]:
             raise ValueError(f"not a whole run record: `{wrong[0]}` is of another type")
         return record
@@ -182,12 +187,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("position", "attempt"), (int,)),
     "failed_rank": (int, type(None)),
 }
-_COUNTS = "nodes ranks_per_node world_size images_per_step num_tokens resolution_px seed".split()
-"""Columns of a spec with which tables compute."""
-
-
-_SCALARS = "device device_type torch host git_commit code_hash started_at launcher".split()
-"""Columns of an environment by which tables group."""
 
 
 class _Names(dict[str, str]):
@@ -206,13 +205,11 @@ def _checksum(text: str) -> str:
 
 def _wrong_parts(record: RunRecord) -> Iterator[str]:
     """Yield the parts of a record with which tables compute or group, and that cannot serve for it."""
-    choices = {key: value for key, value in record.spec.items() if "." not in key}
-    choices |= {key: record.environment.get(key) for key in _SCALARS}
-    yield from (key for key, value in choices.items() if isinstance(value, dict | list))
+    for part in (record.spec, record.metrics, record.validity, record.environment):
+        yield from misfits(part)
     if not isinstance(record.environment.get("started_at"), str | None):
         yield "started_at"  # by which tables sort
-    numbers = record.metrics | {key: record.spec.get(key) for key in _COUNTS}
-    yield from (key for key, value in numbers.items() if type(value) not in _NUMBER)
+    yield from (key for key, value in record.metrics.items() if type(value) not in _NUMBER)
     samples = record.samples
     if times := samples.get("step_time_ms"):
         lists = isinstance(times, list) and all(isinstance(of_rank, list) for of_rank in times)
@@ -270,7 +267,7 @@ _COMMAND: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("command", "time"), (str,)),
     **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
     **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
-    **dict.fromkeys(("cells", "published", "hydra"), (list,)),
+    **dict.fromkeys(("cells", "published", "reference", "hydra"), (list,)),
 }
 
 

@@ -18,12 +18,14 @@ from vitsweep.files import (
     UnsafeFileError,
     append_line,
     guard,
+    make_durable,
     make_folder,
     names_in,
     parent_of,
     read_bytes,
     remove,
     remove_empty,
+    sync_folder,
     version_of,
     write_atomically,
     write_once,
@@ -43,6 +45,7 @@ from vitsweep.foreign import (
 )
 from vitsweep.results import pack
 from vitsweep.results.lease import held, is_held, require_leases
+from vitsweep.results.metrics import misfits
 from vitsweep.results.provenance import (
     MARK,
     digest,
@@ -51,6 +54,7 @@ from vitsweep.results.provenance import (
     marked_text,
 )
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, is_command
+from vitsweep.spec.from_yaml import cell_from_tree
 
 NO_SECTION = (TypeError, KeyError, AttributeError, RecursionError)
 """What reading a part of a document raises that is of another type, or nested without end."""
@@ -92,12 +96,15 @@ class Store:
 
     Attributes:
         metrics: definitions of the user's columns that the command has asked for or accepted.
+        refrozen: cells that `freeze` or `digest` wrote anew, since what was kept was none of this user's.
     """
 
     def __init__(self, root: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
         self.root = root
         self.digests = dict(digests)
         self.metrics: Mapping[str, Any] = {}
+        self.refrozen: set[str] = set()
+        self._composed: dict[str, dict[str, Any]] = {}
         guard(root)
         self.cells = root / "cells"
         self._pack_file = self.cells / pack.FILE
@@ -118,13 +125,17 @@ class Store:
         Raises:
             VitsweepError: it cannot be written, or its file system cannot do that.
         """
+        new = [p for p in (self.cells, *self.cells.absolute().parents) if not p.exists()]
         try:
             with parent_of(self.root, make=True) as (parent, name), suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
             make_folder(self.cells)
+            for folder in new:
+                with parent_of(folder) as (parent, _):
+                    sync_folder(parent)
             probe = self.root / f".probe-{os.getpid()}"
             write_once(probe, "")
-            write_atomically(probe, "\n", durable=False)
+            write_atomically(probe, "\n")
             append_line(probe, {})
             remove(probe)
         except UnsafeFileError:
@@ -158,26 +169,68 @@ class Store:
         return is_held(self.root / ".lock")
 
     def freeze(self, cell_id: str, document: dict[str, Any]) -> None:
-        """Write what the worker will read; a cell that this user has frozen already stays as it was.
+        """Write what the worker will read; the settings that this user has frozen already stay as they are.
 
-        A damaged one, or one of another user, is written anew with this user's mark: the command knows its
-        cells, and runs nothing that a folder says instead.
+        A file that is damaged, of another user or of another cell is written anew with this user's mark: the
+        command knows its cells, and runs nothing that a folder says instead. `overrides` are what was typed
+        last. Whether a file with these overrides is right is checked where its cell runs, see `digest`.
+
+        Raises:
+            VitsweepError: another device is kept.
         """
         self.digests.pop(cell_id, None)
+        self._composed[cell_id] = document
+        head = {key: part for key, part in document.items() if key in ("cell_id", "overrides")}
         with suppress(OSError, ValueError):
-            if self.is_own_cell(cell_id):
+            text = self.read(cell_id, "cell.yaml")
+            if is_own_text(text) and text.startswith(f"{yaml_text(head)}cell:"):
                 return
-        text = yaml_text(document)
-        write_atomically(self.cell(cell_id) / "cell.yaml", marked_text(text), durable=False)
+        if kept := self._kept(cell_id):
+            document = kept | {"overrides": document["overrides"]}
+        elif self.has(cell_id, "cell.yaml"):
+            self.refrozen.add(cell_id)
+        self._write(cell_id, document)
+
+    def _write(self, cell_id: str, document: dict[str, Any]) -> None:
+        text = marked_text(yaml_text(document))
+        path, is_kept = self.cell(cell_id) / "cell.yaml", self.has_runs(cell_id)
+        write_atomically(path, text, durable=is_kept)  # else `publish` waits for it
         self.digests[cell_id] = digest(document["cell"])
 
+    def _kept(self, cell_id: str) -> dict[str, Any]:
+        """Return what this user has frozen for a cell; {} where it is damaged, or another cell by its id."""
+        try:
+            document, is_own = self.frozen_by(cell_id)
+            cell = (
+                cell_from_tree(document["cell"]) if is_own else None
+            )  # which imports what it names
+        except VitsweepError:
+            return {}
+        if cell is None or cell.cell_id != cell_id:
+            return {}
+        composed, device = self._composed.get(cell_id), cell.resources.device
+        if composed and composed["cell"]["resources"]["device"] != device:
+            raise VitsweepError(
+                f"`{self.root}` has cell {cell_id} for `resources.device={device}`, and a sweep folder holds "
+                "one kind of device: choose another folder with `sweep.name=NAME`."
+            )
+        return document
+
     def digest(self, cell_id: str) -> str:
-        """Return the SHA-256 of the settings of a cell that this user or this command froze; "" of others."""
+        """Return the SHA-256 of the settings that this user has frozen for a cell, checked; "" of others.
+
+        The cell that they make has the id of its folder, else they are written anew as the command composed
+        them.
+
+        Raises:
+            VitsweepError: another device is kept.
+        """
         if cell_id not in self.digests:
-            with suppress(VitsweepError):
-                document, is_own = self.frozen_by(cell_id)
-                if is_own:
-                    self.digests[cell_id] = digest(document["cell"])
+            if kept := self._kept(cell_id):
+                self.digests[cell_id] = digest(kept["cell"])
+            elif composed := self._composed.get(cell_id):
+                self.refrozen.add(cell_id)
+                self._write(cell_id, composed)
         return self.digests.get(cell_id, "")
 
     def is_own_cell(self, cell_id: str) -> bool:
@@ -201,6 +254,11 @@ class Store:
             overrides = document.setdefault("overrides", [])
             if not isinstance(document["cell"], dict) or not isinstance(overrides, list):
                 raise TypeError("a section is missing")
+            sections = [document["cell"], *document["cell"].values()]
+            if any(type(key) is not str for part in sections if type(part) is dict for key in part):
+                raise ValueError("a key is no text")
+            if document.get("cell_id", cell_id) != cell_id:
+                raise ValueError("it is of another cell")
         except (OSError, ValueError, *NO_SECTION) as error:
             why = error if type(error) is ValueError else type(error).__name__
             raise VitsweepError(
@@ -257,7 +315,7 @@ class Store:
         name, packed = f"{cell_id}/cell.yaml", self._pack()
         if name in packed and not (self.cells / name).exists():
             with suppress(ValueError):
-                write_atomically(self.cells / name, packed.text(name), durable=False)
+                write_atomically(self.cells / name, packed.text(name), durable=True)
 
     def _pack(self) -> pack.Pack:
         return pack.opened(self._pack_file)
@@ -265,15 +323,15 @@ class Store:
     def keep(self, folder: str, text: str, suffix: str) -> str:
         """Write a text that many cells share, once; return its path in the sweep folder."""
         name = f"{folder}/{hashlib.sha256(text.encode()).hexdigest()[:12]}{suffix}"
-        if not (self.root / name).exists():
-            write_atomically(self.root / name, text)
+        if not _has_content(self.root / name):
+            write_atomically(self.root / name, text, durable=True)
         return name
 
     def keep_code(self, code_hash: str, files: Mapping[str, str]) -> None:
         """Write which source files make up a code, so that a later command can name what changed."""
         path = self.root / "code" / f"{code_hash}.json"
-        if not path.exists():
-            write_atomically(path, json.dumps(dict(files), indent=1))
+        if not _has_content(path):
+            write_atomically(path, json.dumps(dict(files), indent=1), durable=True)
 
     def code_files(self, code_hash: str) -> dict[str, str]:
         """Return source file -> hash of a code; empty where it is not known."""
@@ -285,7 +343,7 @@ class Store:
         return files if isinstance(files, dict) else {}
 
     def save_run(self, run: RunRecord) -> Path:
-        """Write a run's record; readers see nothing or the whole of it."""
+        """Write a run's record; readers see nothing or the whole of it. The disk is not waited for."""
         path = self._run_file(run)
         write_atomically(path, run.to_json())
         return path
@@ -303,27 +361,29 @@ class Store:
     def publish(self, run: RunRecord) -> RunRecord:
         """Write the record of a run that has none yet; return the one that is on disk.
 
-        The first record of a run is final: a rank that outlives its job publishes too late.
+        The first record of a run is final: a rank that outlives its job publishes too late. The disk has it
+        then, and what was frozen of its cell.
         """
         require_leases(self.root)
         path = self._run_file(run)
+        if not self.has_runs(run.cell_id):
+            make_folder(path.parent)
+            with suppress(FileNotFoundError):
+                make_durable(self.cell(run.cell_id) / "cell.yaml")
         is_packed = f"{run.cell_id}/runs/{path.name}" in self._pack()
         if is_packed or not write_once(path, run.to_json()):
             with suppress(ValueError):
                 return self._parse(str(path))
-            self.save_run(run)  # the one on disk was damaged
+            make_durable(self.save_run(run))  # the one on disk was damaged
         return run
 
     def keep_row(self, row: dict[str, Any]) -> None:
-        """Write `record.json` of a cell without a run: its row of the table, which says why.
-
-        It can be made again, so the disk is not waited for.
-        """
+        """Write `record.json` of a cell without a run: its row of the table, which says why."""
         text, cell_id = f"{json.dumps(row, indent=1)}\n", row["cell_id"]
         with suppress(FileNotFoundError, ValueError):
             if self.read(cell_id, "record.json") == text:
                 return
-        write_atomically(self.cell(cell_id) / "record.json", text, durable=False)
+        write_atomically(self.cell(cell_id) / "record.json", text)
 
     def kept_row(self, cell_id: str) -> dict[str, Any]:
         """Return what `record.json` of a cell says; {} where there is none."""
@@ -343,7 +403,7 @@ class Store:
         if planned.is_predicted(cell_id) and not is_late:
             with suppress(OSError, ValueError):  # it stops no command
                 text = planned.read(cell_id, "prediction.json")
-                write_atomically(self.cell(cell_id) / "prediction.json", text, durable=False)
+                write_atomically(self.cell(cell_id) / "prediction.json", text)
 
     def is_predicted(self, cell_id: str) -> bool:
         """Whether a prediction was made, or found to be impossible."""
@@ -361,6 +421,7 @@ class Store:
                 numbers = {
                     str(name): None if value is None else float(value)
                     for name, value in tree.items()
+                    if name.startswith("predicted_")
                 }
                 return self.admitted(numbers | ({"predicted_at": str(at)} if at else {}))
         return {}
@@ -424,15 +485,21 @@ class Store:
                     raise
                 except (ValueError, OSError) as error:
                     self._damaged[path] = str(error)
-                    text = f"{path} is damaged and left out ({error})"
+                    here = ""
+                    with suppress(OSError):  # it was removed
+                        here = os.path.join(os.getcwd(), "")
+                    text = f"{path.removeprefix(here)} is damaged and left out ({error})"
                     warnings.warn(text, DamagedRecordWarning, stacklevel=2)
 
     def admitted(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of a table; the columns of all rows together are as many as tables can have.
 
         Raises:
-            ValueError: with its own they are more, or it holds more text than a person reads.
+            ValueError: with its own they are more, or it holds more text than a person reads, or a value
+                with which no table can compute.
         """
+        if wrong := misfits(row):
+            raise ValueError(f"`{wrong[0]}` is of another type")
         if len(columns := self._columns | row.keys()) > MOST_COLUMNS:
             raise ValueError(
                 f"with it the sweep has {len(columns)} columns, and at most {MOST_COLUMNS} are read"
@@ -557,6 +624,7 @@ class Store:
         """Add a command to `commands.jsonl`."""
         require_leases(self.root)
         append_line(self.root / "commands.jsonl", marked(entry))
+        make_durable(self.root / "commands.jsonl")
 
     def commands(self) -> list[dict[str, Any]]:
         """Return all commands, oldest first; a half-written last line is left out, and too large a file.
@@ -571,6 +639,9 @@ class Store:
             except VitsweepError as error:
                 warnings.warn(f"{error} Baselines are unknown", DamagedRecordWarning, stacklevel=2)
                 found = []
+            if not size and path.exists():
+                text = f"{path} is empty, as a power cut leaves a file: commands must be typed once more"
+                warnings.warn(text, DamagedRecordWarning, stacklevel=2)
             self._commands = (size, [entry for entry in found if is_command(entry)])
         return list(self._commands[1])
 
@@ -580,3 +651,8 @@ class Store:
         for command in self.commands():
             merged |= command.get("baselines") or {}
         return merged
+
+
+def _has_content(path: Path) -> bool:
+    """Whether a file is there, and not empty as a power cut may leave it."""
+    return path.exists() and path.stat().st_size > 0

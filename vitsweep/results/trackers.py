@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder
+from vitsweep.interpreters import command_of
 from vitsweep.results.metrics import FLAGS, METRICS
 from vitsweep.results.store import Store
 
@@ -74,7 +76,7 @@ def mirror(
     """
     cells = [_plain(row) for row in rows if row.get("status") == "measured"]
     task = {
-        "root": str(store.root),
+        "root": str(store.root.absolute()),
         "sweep": store.name,
         "tracker": dict(tracker),
         "cells": cells,
@@ -82,9 +84,17 @@ def mirror(
     }
     make_folder(store.root / FOLDER)
     limit = float(tracker["time_limit_s"])
-    command = [sys.executable, "-m", "vitsweep.results.trackers"]
+    # of the current folder, and of that in WANDB_DIR, it reads `wandb/settings`: where it sends the key to
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_DIR"}
     try:
-        done = captured(command, input=json.dumps(task), timeout=limit)
+        with TemporaryDirectory(prefix="vitsweep-wandb-", ignore_cleanup_errors=True) as empty:
+            done = captured(
+                command_of("vitsweep.results.trackers"),
+                input=json.dumps(task),
+                timeout=limit,
+                cwd=empty,
+                env=environment,
+            )
     except subprocess.TimeoutExpired:
         return (
             f"The W&B mirror was given up after {limit:g} s; the records are complete without it."
@@ -92,7 +102,10 @@ def mirror(
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return f"The W&B mirror failed ({last}); the records are complete without it."
-    return f"Mirrored {len(cells)} cells to W&B ({tracker['mode']}) in `{store.root}/{FOLDER}`."
+    folder, plural = f"{store.root}/{FOLDER}", "s" * (len(cells) != 1)
+    uploads = f" `wandb sync {folder}/offline-run-*` uploads them."
+    said = f"Mirrored {len(cells)} cell{plural} to W&B ({tracker['mode']}) in `{folder}`."
+    return said + uploads * (tracker["mode"] == "offline")
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ table, chart and report that reads the sweep knows unit and label.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.results.metrics import METRICS, RESERVED, RESERVED_PATTERN, Metric
 from vitsweep.results.provenance import is_own
 from vitsweep.results.record import RunRecord
-from vitsweep.results.store import Store
+from vitsweep.results.store import DamagedRecordWarning, Store
 from vitsweep.spec.from_yaml import imported_function, is_function_path
 from vitsweep.spec.generators import seeded_generators
 
@@ -180,7 +181,16 @@ def foreign_functions(store: Store, own: Definitions) -> Iterator[str]:
 
 def attributes_of(store: Store) -> dict[str, Any]:
     """Return the attributes of tables of a sweep: the definitions that `metrics.own_metrics` reads."""
-    own = [metric.metric for metric in user_metrics(definitions_of(store.commands()))]
+    known: dict[str, Mapping[str, Any]] = {}
+    for column, node in definitions_of(store.commands()).items():
+        try:
+            user_metrics(known | {column: node})
+        except BadValueError as error:  # of a command of somebody else's, or of an earlier version
+            text = f"{store.root / 'commands.jsonl'}: a column is left out: {error}"
+            warnings.warn(text, DamagedRecordWarning, stacklevel=2)
+        else:
+            known[column] = node
+    own = [metric.metric for metric in user_metrics(known)]
     return (
         {"metrics": {m.column: [m.unit, m.label, m.better, m.definition] for m in own}}
         if own

@@ -15,6 +15,7 @@ from vitsweep.spec.menu import content_of
 from vitsweep.spec.model_parallel import PipelineParallel, SequenceParallel, TensorParallel
 from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
 from vitsweep.spec.model_variant import Averaging, BlockVariant, Schedule, TokenVariant
+from vitsweep.spec.objective import Objective
 from vitsweep.spec.resources import MeshShape, Resources
 from vitsweep.spec.technique import (
     AttentionKernel,
@@ -256,6 +257,7 @@ class CellSpec:
     model: ModelSpec
     data: Data
     task: Task
+    objective: Objective = field(metadata={"identity": "unless default"})
     recipe: Recipe
     batch: Batch
     resources: Resources
@@ -304,6 +306,8 @@ class CellSpec:
     @property
     def shape(self) -> ModelSpec:
         """The model as it is trained: its shape with what techniques change of it."""
+        if not isinstance(self.model, TransformerSpec):
+            return self.model
         return self.tokens.shape(self.vit_block.shape(self.model, self), self)
 
     @property
@@ -315,18 +319,49 @@ class CellSpec:
         return shape
 
     @property
+    def loss_function(self) -> str | None:
+        """Path of a function in place of the objective's own loss; of an older cell its `model.loss`."""
+        found: str | None = getattr(self.objective, "target", None)
+        return found or getattr(self.model, "loss", None)
+
+    @property
+    def loss_count(self) -> str | None:
+        """Path of the function that says over how many values the loss is a sum; None for a mean."""
+        found: str | None = getattr(self.objective, "count", None)
+        return found or getattr(self.model, "loss_count", None)
+
+    @property
     def num_tokens(self) -> int | None:
         """Tokens of one image as the blocks see them; None for a model without tokens."""
         return self.shape.num_tokens(self.batch.resolution_px, self.classifier.pooling)
 
     @property
     def cell_id(self) -> str:
-        """Twelve hex digits over all names and values that can change the numbers."""
+        """Twelve hex digits over all names and values that can change the numbers (see `identity`).
+
+        Device, cores and launcher are outside: records say on which device a cell ran.
+        """
         return self.id_without()
 
     def id_without(self, *groups: str) -> str:
         """Return the id of all but some groups: equal for cells that differ in these alone."""
         return _digits({key: value for key, value in identity(self).items() if key not in groups})
+
+    @property
+    def of_command(self) -> dict[str, dict[str, Any]]:
+        """Group -> field -> value of all settings outside of the id: they belong to the command."""
+        found = {}
+        for group, part in vars(self).items():
+            cls: type = type(part)
+            if names := outside_id(cls):
+                found[group] = {name: getattr(part, name) for name in names}
+        return found
+
+    @property
+    def twin(self) -> dict[str, Any]:
+        """The `twin_settings` of its row."""
+        names = self.of_command.get("model", {})
+        return twin_settings({k: v for n in names for k, v in spread(f"model.{n}", names[n])})
 
     @property
     def id_of_first_loss(self) -> str:
@@ -344,14 +379,23 @@ class CellSpec:
         parts = [self.mesh.data_parallel_size, self.batch.accumulation_steps]
         parts += [self.pipeline_parallel.microbatches]
         depends = self.model.norms_over_batch or self.vit_block.draws or self.tokens.draws
-        return changing | {
-            "model": identity(self.model),
-            "data": identity(self.data),
-            "batch": [self.images_per_step, self.batch.resolution_px, parts if depends else None],
-            "classifier": self.classifier.pooling,
-            "smoothing": self.task.label_smoothing,
-            "seed": self.seed,
-        }
+        # what an objective draws belongs to an image, and depends on no part
+        return (
+            changing
+            | {
+                "model": identity(self.model),
+                "data": identity(self.data),
+                "batch": [
+                    self.images_per_step,
+                    self.batch.resolution_px,
+                    parts if depends else None,
+                ],
+                "classifier": self.classifier.pooling,
+                "smoothing": self.task.label_smoothing,
+                "seed": self.seed,
+            }
+            | ({} if self.objective.is_default else {"objective": identity(self.objective)})
+        )
 
 
 GROUPS: Mapping[str, type[Technique]] = {
@@ -370,33 +414,52 @@ def _digits(named: dict[str, Any]) -> str:
 def identity(spec: Any) -> dict[str, Any]:
     """Return names and values that decide what is measured, class names included.
 
-    The class name matters: two precisions without fields would otherwise be one cell.
+    The class name matters: two precisions without fields would otherwise be one cell. A field's metadata
+    `identity` says whether it counts: True, as without it; False; `where set`, unless it is None; `unless
+    default`, unless it has its default. The last two keep the ids of cells from before there was the field.
     """
     cls: type = type(spec)
     named: dict[str, Any] = {"kind": cls.__name__}
-    for name, counts in _counting_fields(cls):
+    for name, counts, default in _counting_fields(cls):
         value = getattr(spec, name)
-        if counts != "where set" or value is not None:
+        is_left_out = (
+            value is None
+            if counts == "where set"
+            else counts == "unless default"
+            and (value.is_default if isinstance(value, Objective) else value == default)
+        )
+        if not is_left_out:
             named[name] = identity(value) if is_dataclass(value) else value
     return named
 
 
 @cache
-def _counting_fields(cls: type) -> Sequence[tuple[str, object]]:
-    found = [(field.name, field.metadata.get("identity", True)) for field in fields(cls)]
-    return [(name, counts) for name, counts in found if counts]
+def outside_id(cls: type) -> Sequence[str]:
+    """Return the fields of a part of a cell that its id leaves out; those that are derived are none."""
+    found = fields(cls) if is_dataclass(cls) else ()
+    return [
+        f.name for f in found if not (f.metadata.get("identity", True) or f.metadata.get("derived"))
+    ]
+
+
+@cache
+def _counting_fields(cls: type) -> Sequence[tuple[str, object, object]]:
+    found = [(f.name, f.metadata.get("identity", True), f.default) for f in fields(cls)]
+    return [each for each in found if each[1]]
 
 
 # A spec as one flat row: choice names under their group, fields dotted below them.
 
 
-GROUPS_WITH_NAME = ("model", "data", "task", "recipe", "batch", "measurement")
+GROUPS_WITH_NAME = ("model", "data", "task", "objective", "recipe", "batch", "measurement")
 
 
 def flatten(cell: CellSpec) -> dict[str, Any]:
     """Return the spec as columns of the record, the ones people filter by first."""
     choices = {group: technique.name for group, technique in cell.techniques.items()}
     parts = {group: getattr(cell, group) for group in GROUPS_WITH_NAME}
+    if cell.objective.is_default:  # rows from before there were others lack it
+        del parts["objective"]
     named = {group: getattr(part, "title", part.name) for group, part in parts.items()}
     plain = {
         "half_dtype": getattr(cell.precision, "half_dtype", None),
@@ -415,16 +478,21 @@ def flatten(cell: CellSpec) -> dict[str, Any]:
         for part in [getattr(cell, group)]
         for field in fields(part)
         if field.name != "name" and not field.metadata.get("derived")
-        for key, value in _spread(f"{group}.{field.name}", getattr(part, field.name))
+        for key, value in spread(f"{group}.{field.name}", getattr(part, field.name))
     }
     return choices | named | plain | {k: _plain(v) for k, v in dotted.items()}
 
 
-def _spread(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def twin_settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row of `flatten` says of the small module on which techniques are proved."""
+    return {k: v for k, v in row.items() if k.startswith("model.twin_") and v is not None}
+
+
+def spread(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a column for each key of a mapping, and for any other value one."""
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _spread(f"{key}.{name}", part)
+            yield from spread(f"{key}.{name}", part)
     else:
         yield key, value
 

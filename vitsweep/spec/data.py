@@ -1,7 +1,7 @@
 """Where images come from: a choice of the group `data`, and the batches that it opens on a rank."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -161,6 +161,19 @@ class Loader(Technique):
     touches: ClassVar[tuple[str, ...]] = ("data",)
 
     colour = 0
+
+    @classmethod
+    def note(cls, row: Mapping[Any, Any]) -> str:
+        """Say how many images a second steps need that wait for files more than 5 % of their time."""
+        if not isinstance(row.get("data.folder"), str) or "data_wait_ms" not in row:
+            return ""
+        share = float(row["data_wait_ms"]) / float(row["step_time_ms"])
+        rate = float(row["images_per_second_per_rank"])
+        told = (
+            f"Steps waited for the loader for {share:.0%} of their time: it gave {rate:,.0f} images/s per "
+            f"rank, and {rate / max(1 - share, 0.01):,.0f} are needed."
+        )
+        return told if share > 0.05 else ""
 
     @property
     def pixel_cache(self) -> PixelCache | None:

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vitsweep.errors import BadValueError
+from vitsweep.interpreters import find_here
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import seeded_generators
+from vitsweep.spec.menu import content_of, plain_choice
 from vitsweep.words import did_you_mean, spelled
 
 Tree = dict[str, Any]
@@ -43,6 +45,8 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
         BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
     """
     hints = hints_of(CellSpec)
+    # what was frozen before there were others
+    tree = {"objective": _choice("objective", plain_choice("objective")), **tree}
     missing = [name for name in hints if name not in tree]
     if missing:
         raise BadValueError(
@@ -59,6 +63,10 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
     if problems:
         raise BadValueError("\n".join(problems))
     return CellSpec(**parts)
+
+
+def _choice(group: str, name: str) -> Tree:
+    return {**content_of(group, name), "name": name}
 
 
 def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:
@@ -188,6 +196,7 @@ _IN_YAML = {
     "list_type": "must be a list, like `[a,b]`",
     "dict_type": "must be a section, like `{key:value}`",
     "none_required": "must be null",
+    "string_type": "must be a text; in quotes a number is one",
 }
 """Kind of an error -> what YAML calls the type that Python calls otherwise."""
 
@@ -259,6 +268,8 @@ def _module(name: str) -> Any:
             "no other process can import what a notebook or script defines: put the class or function into a "
             "file"
         )
+    if name.partition(".")[0] != "vitsweep":
+        find_here(name)
     return importlib.import_module(name)
 
 
@@ -311,6 +322,28 @@ def title_of(name: str, target: str | None) -> str:
         return name
     _, function = parts = target.split(".")[-2:]
     return ".".join(parts) if GENERIC.match(function) else function
+
+
+def built(argument: Any) -> Any:
+    """Return an argument in which each mapping with `_target_` is what the function there returns.
+
+    Raises:
+        Exception: whatever importing or calling one raises.
+    """
+    if isinstance(argument, Mapping):
+        parts = {name: built(part) for name, part in argument.items()}
+        target = parts.pop("_target_", None)
+        return imported_function(target)(**parts) if target else parts
+    return [*map(built, argument)] if isinstance(argument, list | tuple) else argument
+
+
+def targets_in(argument: Any) -> Iterator[str]:
+    """Yield each `_target_` in an argument."""
+    if isinstance(argument, Mapping):
+        yield from (value for name, value in argument.items() if name == "_target_")
+    if isinstance(argument, Mapping | list | tuple):
+        for part in argument.values() if isinstance(argument, Mapping) else argument:
+            yield from targets_in(part)
 
 
 def imported_function(path: str) -> Any:

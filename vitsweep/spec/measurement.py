@@ -1,7 +1,7 @@
 """How a cell is measured: warm-up, steps, blocks, proof."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -51,6 +51,9 @@ class Measurement:
         trace: keep a profiler trace of one step in the run's folder.
         traced_steps: steps under the profiler at the end of a run, which its record keeps as a table of
             operators by class of time; 0 for none.
+        start: `spawned` ranks are new interpreters, `forked` ones share what a server has imported, which
+            their resident memory does not show. `auto` is resolved so that cells that are compared start
+            alike.
         timeout_min: a run that takes longer is ended with status `timed_out`.
     """
 
@@ -68,6 +71,7 @@ class Measurement:
     traced_steps: Annotated[int, Ge(0), Le(MOST_TRACED_STEPS)] = field(
         default=0, metadata=NOT_IDENTITY
     )
+    start: Literal["auto", "forked", "spawned"] = field(default="auto", metadata=NOT_IDENTITY)
     timeout_min: Annotated[float, Gt(0), Le(MINUTES_PER_YEAR)] = field(metadata=NOT_IDENTITY)
 
     @property
@@ -87,10 +91,6 @@ class Measurement:
             traced_steps=0,
         )
 
-    @property
-    def of_command(self) -> dict[str, Any]:
-        """The fields that belong to the command, not to the cell."""
-        return {name: getattr(self, name) for name in OF_COMMAND}
-
 
 OF_COMMAND = tuple(f.name for f in fields(Measurement) if not f.metadata.get("identity", True))
+"""Fields that belong to the command, not to the cell."""

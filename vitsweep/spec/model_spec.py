@@ -1,12 +1,12 @@
 """Shapes of models, and what follows from them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import gcd, lcm
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 
 if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
@@ -15,8 +15,10 @@ DERIVED = {"derived": True, "identity": False}
 """Metadata of a field that techniques set, and nobody types."""
 
 
-MEAN_OVER_PARTS = "the loss is a mean over parts"
-"""What `proved` says where micro-batches and replicas count differently, and each weighs alike."""
+MOST_BLOCKS = 10_000
+"""Of a transformer; published ones have up to 1,000."""
+MEAN_OVER_PARTS = "the loss is a mean over each part"
+"""What `proved` says where images count differently, and each micro-batch of each replica weighs alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,27 @@ class ModelSpec(ABC):
     norms_over_batch: ClassVar[bool] = False
     """True where an image's result depends on the others of its micro-batch (BatchNorm)."""
 
+    has_context: ClassVar[bool] = False
+    """True where its blocks read a time and conditions besides tokens, which an objective must give."""
+
     draws_by_itself: ClassVar[bool] = False
     """True where its modules may draw from torch's default generators (dropout)."""
+
+    draws_its_weights: ClassVar[bool] = False
+    """True where building it draws its first weights, whole and on the host."""
+
+    may_lack_gradients: ClassVar[bool] = False
+    """True where a step may use other parameters on each rank."""
+
+    has_memory_formula: ClassVar[bool] = False
+    """True where `planning.closed_memory` knows its memory."""
+
+    linear_patches: ClassVar[bool] = False
+    """True where its patches can be embedded by a product."""
+
+    def own_network(self, resolution_px: int) -> Any:
+        """Build the network of a kind that `model.build` does not know (needs torch)."""
+        return None
 
     @abstractmethod
     def input_shape(self, resolution_px: int) -> tuple[int, ...]:
@@ -48,7 +69,7 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def twin(self, depth: int, num_classes: int, unit: int = 1) -> Self:
-        """Return this kind of model in a few kilobytes, with `depth` blocks (see `equivalence`).
+        """Return this kind of model in a few kilobytes, with `depth` blocks (see `proof`).
 
         Widths keep their remainders modulo `unit`, so that shards are padded where the model's are.
         """
@@ -81,14 +102,6 @@ class ModelSpec(ABC):
         """Whether a learned token goes in front of the patches."""
         return False
 
-    def own_loss(self) -> "Callable[[Any, Any], Any] | None":
-        """Return (outputs, batch) -> mean loss, instead of the cross entropy; None for that."""
-        return None
-
-    def own_count(self) -> "Callable[[Any], Any] | None":
-        """Return (batch) -> over how many values `own_loss` is a sum; None where it is a mean."""
-        return None
-
     def example(self, num_images: int, resolution_px: int, seed: int) -> Any:
         """Return a batch as data that give mappings have it; None where batches are images and labels."""
         return None
@@ -111,7 +124,7 @@ class ModelSpec(ABC):
             )
 
 
-def refused_with_own_loss(cell: "CellSpec", knob: str) -> Iterator[str]:
+def needs_equal_parts(cell: "CellSpec", knob: str) -> Iterator[str]:
     """Yield what knows no batches but images and labels, and no loss but their cross entropy.
 
     Args:
@@ -156,20 +169,34 @@ class TransformerSpec(ModelSpec):
         mlp: `gelu`, two matrices, or `swiglu`, three: down(silu(gate x) * (up x)) (arXiv:2002.05202).
         layer_scale: first value of a learned factor per channel on what each branch adds (LayerScale,
             arXiv:2103.17239); null for none.
+        norm_weights: whether norms have weights and biases of their own.
+        gelu: approximation of GELU.
         computed_images: (kept, all) images of a forward pass that each block computes.
         parallel_branches: attention and MLP read one norm, instead of one each.
     """
 
     norm_eps: Annotated[float, Gt(0)]
-    depth: Annotated[int, Gt(0)]
+    depth: Annotated[int, Gt(0), Le(MOST_BLOCKS)]
     width: Annotated[int, Gt(0)]
     num_heads: Annotated[int, Gt(0)]
     mlp_width: Annotated[int, Gt(0)]
     patch_px: Annotated[int, Gt(0)]
     mlp: Literal["gelu", "swiglu"]
     layer_scale: Annotated[float, Gt(0)] | None
+    norm_weights: ClassVar[bool] = True
+    gelu: ClassVar[Literal["none", "tanh"]] = "none"
     computed_images: tuple[int, int] = field(default=(1, 1), metadata=DERIVED)
     parallel_branches: bool = field(default=False, metadata=DERIVED)
+
+    has_memory_formula: ClassVar[bool] = True
+
+    @abstractmethod
+    def num_patches(self, resolution_px: int) -> int:
+        """Patches of one image or video."""
+
+    @abstractmethod
+    def num_learned_vectors(self, resolution_px: int, pooling: str) -> int:
+        """Positions and tokens that are learned."""
 
     @abstractmethod
     def num_tokens(self, resolution_px: int, pooling: str) -> int:
@@ -188,6 +215,29 @@ class TransformerSpec(ModelSpec):
         """Number of axes along which tokens lie."""
         return 1
 
+    @property
+    def frames_per_patch(self) -> int:
+        """Images that one patch covers."""
+        return 1
+
+    def with_registers(self, count: int) -> Self:
+        """Return the shape with so many more registers, where it can have any."""
+        return self
+
+    def with_kept_patches(self, kept: int) -> Self:
+        """Return the shape whose blocks see so many patches in training, where some can be left out."""
+        return self
+
+    def refused(self, cell: "CellSpec") -> dict[str, str]:
+        """Refuse what hands tokens alone to blocks that read a context besides."""
+        plain = {"vit_block": "plain", "tokens": "all", "pipeline_parallel": "none"}
+        return {
+            group: f"`{group}={getattr(cell, group).name}` hands blocks tokens alone, and those of "
+            f"`model={self.name}` read a context besides: use `{group}={name}`."
+            for group, name in plain.items()
+            if self.has_context and getattr(cell, group).needs_transformer
+        }
+
     def twin(self, depth: int, num_classes: int, unit: int = 1) -> Self:
         """Keep heads and patches, and the widths modulo `unit` and 16, which kernels ask for."""
         heads, least = self.num_heads, TWIN_WIDTH_PER_HEAD
@@ -201,6 +251,17 @@ class TransformerSpec(ModelSpec):
             # As it starts, LayerScale would hide what branches compute.
             layer_scale=1.0 if self.layer_scale else None,
         )
+
+    @property
+    def block_linears(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of those linears of a block that see tokens."""
+        width, hidden = self.width, self.mlp_width
+        up = (self.mlp_matrices - 1) * hidden
+        return (3 * width, width), (width, width), (up, width), (width, hidden)
+
+    def own_parameters(self) -> int | None:
+        """Return the parameters of a kind that `model.flops` does not know."""
+        return None
 
     @property
     def mlp_matrices(self) -> int:
@@ -253,6 +314,21 @@ class ViTSpec(TransformerSpec):
     position: Literal["learned"] = "learned"
     kept_patches: int | None = field(default=None, metadata=DERIVED)
 
+    linear_patches: ClassVar[bool] = True
+
+    def with_registers(self, count: int) -> Self:
+        """Add them to the model's own."""
+        return replace(self, registers=self.registers + count)
+
+    def with_kept_patches(self, kept: int) -> Self:
+        """Keep so many."""
+        return replace(self, kept_patches=kept)
+
+    def num_learned_vectors(self, resolution_px: int, pooling: str) -> int:
+        """A position for each patch, registers, and a class token with its position."""
+        of_class = 2 * self.has_class_token(pooling)
+        return of_class + self.registers + self.num_patches(resolution_px)
+
     def num_patches(self, resolution_px: int) -> int:
         """Patches of one image."""
         return (resolution_px // self.patch_px) ** 2
@@ -297,15 +373,18 @@ class MultiDimSpec(TransformerSpec):
     def grid(self, resolution_px: int) -> tuple[int, int]:
         """Return the tokens along X and along Y."""
 
-    @property
-    def frames_per_patch(self) -> int:
-        """Images that one patch covers."""
-        return 1
-
-    def num_tokens(self, resolution_px: int, pooling: str) -> int:
+    def num_patches(self, resolution_px: int) -> int:
         """X times Y."""
         x, y = self.grid(resolution_px)
         return x * y
+
+    def num_learned_vectors(self, resolution_px: int, pooling: str) -> int:
+        """A position for each index along each of two axes."""
+        return sum(self.grid(resolution_px))
+
+    def num_tokens(self, resolution_px: int, pooling: str) -> int:
+        """All patches."""
+        return self.num_patches(resolution_px)
 
     def sequence_lengths(self, resolution_px: int, pooling: str) -> tuple[int, ...]:
         """X and Y."""
@@ -367,7 +446,7 @@ class VideoViTSpec(MultiDimSpec):
             yield (
                 f"`model={self.name}` takes videos, and `data={cell.data.name}` gives single "
                 "images: use `data=moving_digits` or `data=synthetic_video`, or an `axial_vit_*` "
-                "for images."
+                "or `dit_*` for images."
             )
         if self.frames % self.tubelet_frames:
             yield (

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vitsweep.spec.cell_spec import CellSpec
-    from vitsweep.spec.model_spec import ModelSpec
+    from vitsweep.spec.model_spec import TransformerSpec
 
 
 class ModelVariant(Technique):
@@ -33,7 +33,7 @@ class ModelVariant(Technique):
         """All but the default choice."""
         return self.changes_model
 
-    def shape(self, spec: "ModelSpec", cell: "CellSpec") -> "ModelSpec":
+    def shape(self, spec: "TransformerSpec", cell: "CellSpec") -> "TransformerSpec":
         """Return the shape of the model as `cell` trains it: parameters and FLOPs follow from it."""
         return spec
 

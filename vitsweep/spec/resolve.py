@@ -36,7 +36,11 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
     _fill(resolved, "model", "in_channels", lambda: data.num_channels)
     _fill(resolved, "model", "num_classes", lambda: data.num_classes)
     _fill(resolved, "model", "frames", lambda: getattr(data, "num_frames", 1))
+    _fill(resolved, "model", "text_width", lambda: getattr(data, "text_width", None))
+    _fill(resolved, "model", "text_vectors", lambda: getattr(data, "text_vectors", 1))
     _fill(resolved, "model", "version", lambda: _installed(resolved["model"].get("package")))
+    if not getattr(target_class(tree["objective"], "objective"), "reads_labels", True):
+        _fill(resolved, "task", "label_smoothing", lambda: 0.0)
     for key in ("epochs", "warmup_epochs", "label_smoothing"):
         _fill(resolved, "task", key, partial(resolved["recipe"].get, key))
     _resolve_resources(resolved["resources"], machine)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from vitsweep.control_group import allowed_cores, cpu_quota
 from vitsweep.spec.measurement import NOT_IDENTITY
 
 Device = Literal["cpu", "cuda"]
@@ -66,6 +67,7 @@ class Machine:
     Attributes:
         device: `cuda` where GPUs are usable.
         cores_per_node: cores this process may use.
+        cpu_quota: CPUs that its control group may use, where these are fewer than its cores.
         devices_per_node: usable GPUs.
         described_by: where the facts come from (`this machine`, or the name of a site profile).
         gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
@@ -77,6 +79,7 @@ class Machine:
     device: Device
     cores_per_node: int
     devices_per_node: int
+    cpu_quota: float | None = None
     described_by: str = HERE
     gib_per_device: float | None = None
     least_gib: float | None = None
@@ -86,12 +89,24 @@ class Machine:
     @classmethod
     def here(cls) -> "Machine":
         """Look at this machine, without loading torch (a login node plans thousands of cells)."""
-        gpus, capability = count_gpus(), gpu_capability()
+        gpus, capability, quota = count_gpus(), gpu_capability(), cpu_quota()
         return cls(
             device="cuda" if gpus else "cpu",
-            cores_per_node=len(os.sched_getaffinity(0)),
+            cores_per_node=allowed_cores(),
+            cpu_quota=quota if quota and quota < len(os.sched_getaffinity(0)) else None,
             devices_per_node=gpus,
             has_tf32=capability >= TF32_CAPABILITY if gpus and capability else None,
+        )
+
+    @property
+    def quota_notice(self) -> str:
+        """What follows from a CPU quota, in a sentence; "" where there is none."""
+        if self.cpu_quota is None:
+            return ""
+        return (
+            f"The control group of this process has a CPU quota of {self.cpu_quota:.3g}, counted as "
+            f"{self.cores_per_node} core{'s' * (self.cores_per_node > 1)}: `resources.threads_per_rank=auto` "
+            "follows, which is part of a cell's id."
         )
 
 

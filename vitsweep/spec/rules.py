@@ -25,9 +25,11 @@ def conflicts(cell: CellSpec) -> list[str]:
         _shapes(cell),
         _batch(cell),
         _instruments(cell),
+        _start(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
         cell.task.conflicts(),
+        cell.objective.conflicts(cell),
         wrong_function("task.held_out", cell.task.held_out, "outputs and batch"),
         cell.recipe.conflicts(cell),
     ]
@@ -117,6 +119,14 @@ def _devices(cell: CellSpec) -> Iterator[str]:
         yield (
             f"`resources.ranks_per_node={asked.ranks_per_node}` is more than the GPUs of a node: use "
             f"`resources.ranks_per_node={asked.devices_per_node}`."
+        )
+
+
+def _start(cell: CellSpec) -> Iterator[str]:
+    if cell.measurement.start == "forked" and cell.runtime.rank_environment:
+        yield (
+            "`measurement.start=forked` begins ranks after their environment is fixed, and "
+            "`runtime.variables` must be in it: leave it at auto, or use `measurement.start=spawned`."
         )
 
 

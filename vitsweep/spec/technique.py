@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -53,6 +53,10 @@ SOFTMAX = AttentionPattern()
 
 
 DType = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+Check = Callable[[Any, Any, Any], str]
+"""(found, expected, bounds) -> what differs between a twin and its reference, or "" (see `proof.checks`)."""
 
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -126,6 +130,13 @@ class Technique(ABC):
         """
         return model
 
+    def checks(self) -> Iterable[Check]:
+        """Return what the proof compares of this choice in each step, when loss, gradients and weights agree.
+
+        They are made for one twin, so they may keep what their equations need of earlier steps.
+        """
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
@@ -156,13 +167,18 @@ class Precision(Technique):
     float8: ClassVar[bool] = False
     """True where the linears of the blocks are replaced by others, which multiply in FP8."""
 
+    @property
+    def multiple(self) -> int:
+        """What rows and sides of these products are multiples of."""
+        return 1
+
     @abstractmethod
     def plan(self) -> PrecisionPlan:
         """Return what this precision means, for whoever wraps the model."""
 
     @abstractmethod
     def relative_tolerance(self) -> float:
-        """How far the loss of a short training may lie from the float32 one (see `equivalence`)."""
+        """How far the loss of a short training may lie from the float32 one (see `proof`)."""
 
     def of_twin(self) -> "Precision":
         """Return the precision of a nano copy of the model, which has all that this one has."""
@@ -264,8 +280,16 @@ class OptimizerChoice(Technique):
     keeps_gradient_views: ClassVar[bool] = False
     """True where gradients must stay in a buffer of the optimizer's own."""
 
+    instead: ClassVar[str] = ""
+    """Where `keeps_gradient_views`: the choice that updates parameters one by one."""
+
     elementwise: ClassVar[bool] = False
     """True where the update treats every number alone, so that a shard is updated as a tensor of its own."""
+
+    @property
+    def updates_shards(self) -> bool:
+        """Whether it updates the plain tensor in which a rank has its part of a sharded one."""
+        return self.elementwise
 
     def relative_tolerance(self) -> float:
         """How far the loss of a short training may lie from that of `plain`, if state is rounded."""

@@ -1,7 +1,7 @@
 """Runs side by side: log throughput per block, ratios over the baseline, and cells freed of block effects.
 
-The effects of blocks are taken out by least squares within blocks; the effects model, the probability of
-being on the Pareto front and the like start from there.
+The effects of blocks are taken out by least squares within blocks, where the effects model, the probability
+of being on the Pareto front and the like start; and by medians for the throughput that tables show.
 """
 
 from collections.abc import Mapping
@@ -99,6 +99,54 @@ def share_nodes(left: object, right: object) -> bool:
         return True
     a, b = set(left.split(",")), set(right.split(","))
     return a <= b or b <= a
+
+
+MOST_ITERATIONS = 100
+SETTLED = 1e-7
+"""The polish ends where no log changes by more than this."""
+
+
+def median_polish(per_block: DataFrame, by: str = "cell_id") -> DataFrame:
+    """Take the effects of blocks out of log throughput by medians, which single runs that stall do not move.
+
+    Each log is `level` of its cell + effect of its block + `rest` (median polish: Tukey 1977, Exploratory
+    Data Analysis, chapter 11). The medians begin at the cell with the most blocks, and reach the others over
+    shared blocks: of cells that were measured on different days, both levels are of one day. Among the
+    blocks that cells connect, the median effect is 0. Runs on other nodes are in another block
+    (`share_nodes`).
+
+    Args:
+        per_block: of `log_throughput_per_block`, with the same `by`.
+        by: column that says which runs belong together.
+
+    Returns:
+        The rows with `level` and `rest`, natural logs; both NaN for a cell that shares no block.
+    """
+    cell = Series(pd.factorize(per_block[by])[0], per_block.index)
+    block = Series(_blocks(per_block), per_block.index)
+    logs, part = per_block["log_throughput"], _connected(cell, block)
+    most = DataFrame({"cell": cell, "part": part, "blocks": cell.map(cell.value_counts())})
+    most = most.sort_values(["blocks", "cell"], ascending=[False, True]).drop_duplicates("part")
+    level = Series(np.nan, range(cell.nunique()))
+    level[most["cell"]] = 0.0
+    for _ in range(MOST_ITERATIONS):
+        effect = (logs - cell.map(level)).groupby(block).median()
+        before, level = level, (logs - block.map(effect)).groupby(cell).median()
+        if ((level - before).abs() < SETTLED).all():
+            break
+    middle = part.map(effect.groupby(part.groupby(block).first()).median())
+    is_alone = cell.groupby(part).transform("nunique") == 1
+    own, rest = cell.map(level), logs - cell.map(level) - block.map(effect)
+    return per_block.assign(level=(own + middle).mask(is_alone), rest=rest.mask(is_alone))
+
+
+def _connected(cell: Series, block: Series) -> Series:
+    """Return for each run the first of the blocks that shared cells connect with its own."""
+    part, before = block, Series(dtype=int)
+    while not part.equals(before):
+        before = part
+        part = part.groupby(cell).transform("min").groupby(block).transform("min")
+    return part
 
 
 @dataclass(frozen=True, eq=False)

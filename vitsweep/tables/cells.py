@@ -1,16 +1,21 @@
 """One row per cell over all its runs, for every cell of a sweep, measured or not."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import FLAGS, columns, known_metrics, metrics_with
 from vitsweep.results.record import Status
 from vitsweep.tables import names as col
-from vitsweep.tables.blocks import ROW
-from vitsweep.tables.speedup import Families, compare_rows
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block, median_polish
+from vitsweep.tables.formatting import number
+from vitsweep.tables.notes import START, starts
+from vitsweep.tables.sentences import say
+from vitsweep.tables.speedup import ITS_BASELINE, ITS_OWN, Families, compare_rows
+from vitsweep.tables.stats import ROUNDING, Claim
 from vitsweep.tables.valid_runs import KeyedRuns, checked_cells, checked_runs, keyed, peaks_gib
 
 COMPARED = (
@@ -35,10 +40,12 @@ def cells(
     that was measured again after its code changed, the runs of the newest code count.
 
     `images_per_second`, and with it everything proportional to it, is the one estimate that all
-    tables use: the cell's speedup, paired within blocks, times the throughput of its baseline over
-    all blocks. So a cell that was measured on a slow day is not compared with a baseline of a fast
-    one, and no table contradicts `speedup`. Without a speedup, and for the baseline, it is the
-    median over the runs, which `unadjusted_images_per_second` has for every cell.
+    tables use: the cell's level, from which effects of blocks are taken out by medians
+    (`median_polish`). So a cell that was measured on a slow day is not compared with a baseline of a
+    fast one, and a run that stalls moves no other cell. Of a screened cell it is its ratio times the level
+    of its baseline. A cell that shares no block has the median over its runs, which
+    `unadjusted_images_per_second` has for every cell. Where two levels contradict `speedup`,
+    `speedup_note` says so.
 
     Other metrics are the median over the cell's counted runs (all of them where none was measured:
     the peak memory of a run that ran out of memory is a result); `peak_gib` is that of the memory which
@@ -75,7 +82,7 @@ def cells(
         in_blocks.status.merge(_latest(apart), on=ROW)
         .merge(medians, on=ROW)
         .merge(comparison.rename(columns={"num_blocks": "num_pairs"}), on=ROW)
-        .pipe(_block_adjusted, known, medians.set_index(ROW)["images_per_second"])
+        .pipe(_with_levels, in_blocks, medians.set_index(ROW)["images_per_second"])
         .drop(columns=ROW)
     )
     rows = pd.concat([rows, not_run], ignore_index=True) if len(not_run) else rows
@@ -83,18 +90,66 @@ def cells(
     return rows.assign(peak_gib=peaks_gib(rows)).pipe(in_record_order).pipe(typed)
 
 
-def _block_adjusted(rows: DataFrame, known: KeyedRuns, median: Series) -> DataFrame:
-    """Replace throughput, and what is proportional to it, by speedup x throughput of the baseline."""
+ROUNDED, UNSURE = 1.01, 1.1
+"""Factors by which two levels may differ from their ratio: beyond its interval, as three digits round, and
+where it has no interval."""
+
+
+def _with_levels(rows: DataFrame, known: KeyedRuns, medians: Series) -> DataFrame:
+    """Replace throughput and what is proportional to it by levels; note where these contradict a ratio."""
+    polished = median_polish(log_throughput_per_block(known.valid, ROW), ROW)
+    levels = np.exp(polished.groupby(ROW)["level"].first()).reindex(medians.index).fillna(medians)
+    base = rows[ROW].map(known.rows["baseline"]).map(levels)
+    by_ratio = (rows["speedup"] * base).where(rows["claim"] == Claim.screened)
+    level = by_ratio.fillna(rows[ROW].map(levels))
     measured = rows["images_per_second"].astype(float)
-    base = rows[ROW].map(known.rows["baseline"]).map(median).astype(float)
-    factor = (rows["speedup"] * base / measured).fillna(1.0)
+    factor = (level / measured).fillna(1.0)
+    factor = factor.mask((factor - 1).abs() < ROUNDING, 1.0)
     rates = (c for c in metrics_with(follows="throughput") if c in rows)
     times = (c for c in metrics_with(follows="step_time") if c in rows)
+    # a baseline of older code has no row of its own: the level beside the cell's is that of its newest code
+    newest = known.numbers(known.rows.assign(cell_id=known.rows["baseline_cell_id"]))
+    off = off_ratios(rows, level / rows[ROW].map(newest).map(levels))
+    off_level = off_ratios(rows, level / base)
+    pairs = log_ratios(polished, known.baselines, ROW) if len(off) else DataFrame()
+    row = rows[ROW].to_dict()
+    told = {
+        n: f"{note}: {_farthest(pairs[pairs[ROW] == row[n]])}" if n in off_level else note
+        for n, note in off.items()
+    }
     return rows.assign(
         **{c: rows[c].astype(float) * factor for c in rates},
         **{c: rows[c].astype(float) / factor for c in times},
         unadjusted_images_per_second=measured,
+        speedup_note=with_notes(rows["speedup_note"], told),
     )
+
+
+def off_ratios(table: DataFrame, quotient: Series) -> dict[Hashable, str]:
+    """Return what is said of the rows of which the quotient of two levels contradicts the ratio.
+
+    Args:
+        table: `speedup, speedup_low, speedup_high`.
+        quotient: level of each row over that of its baseline.
+    """
+    least = (table["speedup_low"] / ROUNDED).fillna(table["speedup"] / UNSURE)
+    most = (table["speedup_high"] * ROUNDED).fillna(table["speedup"] * UNSURE)
+    off = quotient[(quotient < least) | (quotient > most)]
+    return {place: say("off_ratio", quotient=number(value)) for place, value in off.items()}
+
+
+def with_notes(notes: Series, further: Mapping[Hashable, str]) -> list[str]:
+    """Return the notes of a table with another one at the end of some."""
+    return ["; ".join(filter(None, (note, further.get(n)))) for n, note in notes.items()]
+
+
+def _farthest(pairs: DataFrame) -> str:
+    """Say which run is farthest from its level, of the pairs of a cell and its baseline, oldest first."""
+    rests = pairs[["rest_x", "rest_y"]].to_numpy()
+    place, side = np.unravel_index(np.abs(rests).argmax(), rests.shape)
+    share = number(np.exp(rests[place, side]), 2)
+    whose = (ITS_OWN, ITS_BASELINE)[side]
+    return say("off_level", whose=whose, share=share, block=place + 1, blocks=len(rests))
 
 
 def typed(table: DataFrame) -> DataFrame:
@@ -131,6 +186,11 @@ def _latest(runs: DataFrame) -> DataFrame:
     runs = runs.assign(**runs.groupby(ROW, sort=False, observed=True)[known].ffill())
     measured_last = runs["status"].eq(Status.measured).sort_values(kind="stable").index
     last = runs.loc[measured_last].groupby(ROW, sort=False, observed=True).tail(1)
+    # the median of memory is over the runs of all starts
+    if START in runs and runs[START].nunique(dropna=False) > 1:
+        found = starts(runs, ROW)
+        each = [found.get(row, own) for row, own in zip(last[ROW], last[START], strict=True)]
+        last = last.assign(**{START: each})
     return last.drop(
         columns=[*measured, *outcome & set(runs.columns), *columns("run")], errors="ignore"
     )

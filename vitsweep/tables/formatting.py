@@ -15,6 +15,8 @@ BASELINE = "baseline"
 """Name and claim of a cell that differs in nothing from the one it is compared with."""
 LARGEST, SMALLEST = 1e12, 1e-6
 """Numbers from the first on, or below the second, are shown with an exponent: no column is that wide."""
+LONGEST_WORD = 40
+"""Texts are cut before a word of at most so many characters, and within a longer one, a path say."""
 
 
 def missing(value: Any) -> bool:
@@ -51,8 +53,12 @@ def number(value: Any, digits: int = 3) -> str:
         return "0"
     if not SMALLEST <= abs(value) < LARGEST:
         return f"{float(value):.{digits - 1}e}"
-    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{float(value):,.{places}f}"
+    return f"{float(value):,.{max(digits - 1 - _magnitude(value, digits), 0)}f}"
+
+
+def _magnitude(value: float, digits: int) -> int:
+    """Return the power of ten of the first digit, after rounding to so many digits: 2 for 99.96 and three."""
+    return int(f"{float(value):.{digits - 1}e}".partition("e")[2])
 
 
 def shortened(text: str, limit: int) -> str:
@@ -83,30 +89,47 @@ def percent(value: Any) -> str:
 def ratio(value: Any, low: Any = None, high: Any = None, claim: Any = "") -> str:
     """Return a ratio with its interval, `1.51x [1.48, 1.55]`, or `1.51x (no interval)`.
 
-    All that is shown goes through here. Below 0.1 it has two significant digits. A baseline is 1 by
-    definition: `1.00x`.
+    All that is shown goes through here. A baseline is 1 by definition: `1.00x`.
     """
     if missing(value):
         return ""
-    text = f"{float(value):.2f}x" if float(value) >= 0.1 else f"{number(value, 2)}x"
+    has_interval = not (missing(low) or missing(high) or claim == BASELINE)
+    places = _places(value, low, high) if has_interval else _places(value)
+    text = _fixed(value, places) + "x"
     if claim == BASELINE:
         return text
-    return (
-        f"{text} (no interval)"
-        if missing(low) or missing(high)
-        else f"{text} [{end(low)}, {end(high)}]"
-    )
+    return f"{text} {interval(value, low, high) or '(no interval)'}"
 
 
-def end(value: float) -> str:
-    """Return an end of the interval of a ratio, `1.48`; one near 1 with the digits that tell it from 1.
+def interval(middle: Any, low: Any, high: Any) -> str:
+    """Return the interval of a ratio, `[1.48, 1.55]`, as `ratio` shows it; empty where there is none."""
+    if missing(low) or missing(high):
+        return ""
+    places = _places(middle, low, high)
+    return f"[{_fixed(low, places)}, {_fixed(high, places)}]"
 
-    An interval [0.72, 0.997] excludes 1, and [0.72, 1.00] would not.
+
+MOST_PLACES = 9
+"""Digits after the point of a ratio; smaller ones have an exponent."""
+
+
+def _fixed(value: float, places: int) -> str:
+    return f"{float(value):,.{places}f}" if places <= MOST_PLACES else f"{float(value):.1e}"
+
+
+def _places(middle: float, *ends: float) -> int:
+    """Return the digits after the point of a ratio and of both ends of its interval.
+
+    Two; one from 10 on, none from 100 on. More where the ratio would have less than two digits, where a lower
+    end above 0 would read 0, and where an end would read 1 that is not: [0.72, 0.997] excludes 1, and
+    [0.72, 1.00] would not.
     """
-    digits = 2
-    while value != 1 and digits < 6 and float(f"{value:.{digits}f}") == 1:
-        digits += 1
-    return f"{value:.{digits}f}"
+    places = max(2 - max(_magnitude(middle, 3), 0), 1 - _magnitude(middle, 2), 0)
+    while places < MOST_PLACES and any(
+        (float(f"{e:.{places}f}") in (0, 1)) and e not in (0, 1) for e in ends
+    ):
+        places += 1
+    return places
 
 
 def whole(value: Any) -> str:
@@ -158,6 +181,15 @@ def value_label(column: str, value: str) -> str:
     _, is_setting, key = column.rpartition(".")
     bare = value in ("none", "True", "False") or value.replace(".", "", 1).isdigit()
     return f"{key}={value}" if value and (is_setting or bare) else value
+
+
+def cut_at_word(text: str, most: int) -> str:
+    """Return at most so many characters of a text, cut between two words, or within one that is long."""
+    if len(text) <= most:
+        return text
+    head = text[: most - 1]
+    words, _, cut = head.rpartition(" ")
+    return f"{words if words and len(cut) <= LONGEST_WORD else head}…"
 
 
 # Tables of text.
@@ -252,7 +284,9 @@ def markdown(text: DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
-_FORMULA = re.compile(r"[=@\t\r]|[+-][^\d\s.]")
+_FORMULA = re.compile(r"\s*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20]")
+"""How a text begins that a spreadsheet would compute; the last four are full-width forms."""
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE | re.ASCII)
 
 
 def csv_text(table: DataFrame) -> str:
@@ -263,4 +297,6 @@ def csv_text(table: DataFrame) -> str:
 
 
 def _no_formula(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
+        return f"'{value}"
+    return value

@@ -15,6 +15,9 @@ from vitsweep.results.metrics import GONE, METRICS, columns
 from vitsweep.results.record import OtherSchemaError, RunRecord, Status, check_schema
 from vitsweep.results.store import Store
 from vitsweep.results.user_metrics import attributes_of
+from vitsweep.spec.cell_spec import spread
+from vitsweep.spec.from_yaml import title_of
+from vitsweep.spec.menu import plain_choice
 from vitsweep.tables import names as col
 from vitsweep.tables.cells import cells, typed
 from vitsweep.tables.names import in_menu_order
@@ -180,6 +183,9 @@ def from_rows(
             for column in columns.values():
                 column.extend([math.nan] * (count + 1 - len(column)))
     table = DataFrame(columns)
+    if {"objective", "model"} <= {*table}:  # rows of the default one lack it
+        lacks = table["objective"].isna() & table["model"].notna()
+        table["objective"] = table["objective"].mask(lacks, plain_choice("objective"))
     table.attrs.update(attributes)
     return table
 
@@ -196,15 +202,18 @@ def _known(store: Store, cell_id: str) -> dict[str, Any]:
         parts = store.frozen(cell_id)["cell"]
     except VitsweepError:  # it is damaged: the same command writes it anew
         return row
-    choices = {k: v["name"] for k, v in parts.items() if isinstance(v, dict) and "name" in v}
-    values = {k: v for k, v in parts.items() if not isinstance(v, dict)}
+    groups = {k: v for k, v in parts.items() if isinstance(v, dict)}
+    targets = {k: t if isinstance(t := v.get("target"), str) else None for k, v in groups.items()}
+    choices = {k: title_of(v["name"], targets[k]) for k, v in groups.items() if "name" in v}
+    values = {k: v for k, v in parts.items() if k not in groups}
     fields = {
-        f"{group}.{key}": value
-        for group, part in parts.items()
-        if isinstance(part, dict)
-        for key, value in part.items()
-        if key not in ("_target_", "name") and not isinstance(value, dict)
+        column: value
+        for group, part in groups.items()
+        for key, node in part.items()
+        if key not in ("_target_", "name")
+        for column, value in spread(f"{group}.{key}", node)
     }
+    fields |= {k: str(v) for k, v in fields.items() if k.startswith("runtime.variables.")}
     numbers = {k: column_number(str(v)) for k, v in values.items() if type(v) is int}
     return choices | values | numbers | fields | _sizes(fields) | row
 

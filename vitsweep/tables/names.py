@@ -23,7 +23,7 @@ from vitsweep.tables.valid_runs import checked_cells
 
 CHOICES = (*GROUPS, *GROUPS_WITH_NAME)
 
-SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model")))
+SET_FIELDS = ("resolution_px", *map("{}.".format, (*GROUPS, "model", "objective")))
 """Spec columns that a user sets, besides the choices of groups."""
 CHOSEN_BY = {
     "world_size": ("resources",),
@@ -372,10 +372,7 @@ def cells_named(cells: DataFrame, text: str) -> DataFrame:
     set_ = {word.partition("=")[0] for word in words if "=" in word}
     columns = {*(varying_columns(cells) or ["model"]), *CHOICES, *set_}
     rows = text_rows(cells[[c for c in cells if c in columns]])
-    return cells[[all(_has(row, word) for word in words) for row in rows]]
-
-
-def _has(row: Row, word: str) -> bool:
-    """Return whether a row has a setting, `precision=O2`, or a choice, `O2`."""
-    key, is_setting, value = word.partition("=")
-    return row.get(key) == value if is_setting else word in row.values()
+    parted = [word.partition("=") for word in words]  # a setting, `precision=O2`, or a choice, `O2`
+    return cells[
+        [all(r.get(k) == v if is_set else k in r.values() for k, is_set, v in parted) for r in rows]
+    ]

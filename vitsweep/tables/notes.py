@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from vitsweep.results.metrics import own_metrics
 from vitsweep.results.record import Status
-from vitsweep.tables.formatting import count, plain, status_words, text_rows
+from vitsweep.tables.formatting import count, cut_at_word, missing, plain, status_words, text_rows
 from vitsweep.tables.names import varying_columns
 from vitsweep.tables.sentences import say
 
@@ -33,7 +33,7 @@ def _sentence(column: str, measured: DataFrame) -> str:
     computed = empty | measured[column].notna()
     reasons = measured.loc[empty, reason].map(lambda text: " ".join(str(text).split()))
     common, *others = reasons.value_counts().index
-    shown = common if len(common) <= LONGEST_REASON else f"{common[: LONGEST_REASON - 1]}…"
+    shown = cut_at_word(common, LONGEST_REASON)
     more = count(len(others), "more reason")
     return say(
         "no_metric",
@@ -43,6 +43,52 @@ def _sentence(column: str, measured: DataFrame) -> str:
         reason=shown.removesuffix("."),
         more=f" {more} in `{reason}` of `runs.parquet`." if others else "",
     )
+
+
+START = "measurement.start"
+"""How the ranks of a run began: forked ones share the memory of what a server has imported."""
+
+
+def known_starts(table: DataFrame) -> Series:
+    """Return how the ranks of each row were started, which early records do not hold.
+
+    Then they were spawned where `runtime.variables` is set, and forked elsewhere.
+
+    Args:
+        table: cells or runs.
+    """
+    variables = [c for c in table if f"{c}.".startswith("runtime.variables.")]
+    is_spawned = ~table[variables].map(missing).all(axis=1)
+    inferred = is_spawned.map({True: "spawned", False: "forked"}).astype(object)
+    return table[START].fillna(inferred) if START in table else inferred
+
+
+def starts(runs: DataFrame, by: str) -> Series:
+    """Return how the ranks of runs that have a resident memory were started, such as `forked spawned`.
+
+    Args:
+        runs: one row per run.
+        by: column that groups them.
+    """
+    if "peak_rss_gib" not in runs:
+        return Series(dtype=object)
+    known = runs[runs["peak_rss_gib"].notna()]
+    known = known.assign(**{START: known_starts(known)})
+    return known.groupby(by, observed=True)[START].unique().map(sorted).str.join(" ")
+
+
+def two_starts(own: object, other: object, whose: str) -> str:
+    """Say that the memory of two cells or sides is not that of ranks which began alike; "" where it is.
+
+    Args:
+        own: `forked`, `spawned`, or both in one text.
+        other: the same of what it is compared with.
+        whose: whose ranks the other ones are.
+    """
+    if missing(own) or missing(other) or len({*str(own).split(), *str(other).split()}) < 2:
+        return ""
+    own, other = (str(side).replace(" ", " and ") for side in (own, other))
+    return say("two_starts", own=own, whose=whose, other=other)
 
 
 # Cells that share a reason, in one line instead of one long row each.

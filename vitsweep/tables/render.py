@@ -23,7 +23,8 @@ from vitsweep.tables.formatting import (
     BASELINE,
     Column,
     count,
-    end,
+    cut_at_word,
+    interval,
     missing,
     number,
     percent,
@@ -45,7 +46,7 @@ from vitsweep.tables.names import (
     name_parts,
     varying_columns,
 )
-from vitsweep.tables.notes import lines_of
+from vitsweep.tables.notes import known_starts, lines_of, two_starts
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import OTHER_SIZE, further
 from vitsweep.tables.stats import Claim
@@ -61,20 +62,15 @@ GAP = 2
 LEAST_ROOM = 20
 """Characters in which a name is folded with its further lines indented."""
 
-MOST_COLUMNS = 7
-"""Of the table of a sweep in a terminal: more are not read."""
-
 LONGEST_REASON = 300
 """Characters of a footnote; `cells.csv` has the whole reason."""
 
-COMMON = ("model", "data", "world_size", "images_per_step")
+COMMON = ("model", "objective", "data", "world_size", "images_per_step")
 """Besides techniques that are not the default ones: what the title says where it is the same everywhere."""
 
 COLOURS: Mapping[str, str] = {
     Claim.faster: "green",
     Claim.slower: "red",
-    Claim.probably_faster: "cyan",
-    Claim.probably_slower: "yellow",
     Claim.baseline: "bold",
     Claim.no_difference_shown: "dim",
     Claim.equal: "dim",
@@ -148,12 +144,12 @@ def _replicates(table: DataFrame) -> list[str]:
 
 def _families(table: DataFrame) -> list[str]:
     """Return the interval that belongs to the claim, where it is one of several cells."""
-    columns = (table[c] for c in ("claim_low", "claim_high", "family_size"))
+    columns = (table[c] for c in ("speedup", "claim_low", "claim_high", "family_size"))
     return [
-        ""
-        if missing(low) or missing(size) or size < 2
-        else f"[{end(low)}, {end(high)}] of {size:.0f}"
-        for low, high, size in zip(*columns, strict=True)
+        f"{ends} of {size:.0f}"
+        if (ends := interval(*row)) and not missing(size) and size > 1
+        else ""
+        for *row, size in zip(*columns, strict=True)
     ]
 
 
@@ -284,8 +280,8 @@ class CellTable:
     """A table that fits the console it is printed on, with its footnotes below.
 
     Columns that are empty are left out, and numbers that are the same in all rows stand in the title.
-    There are seven columns at most, and those that fit the terminal; the others are named. Refused cells
-    stand below the table, one line per reason.
+    There are as many columns as fit the terminal; the others are named. Refused cells stand below the table,
+    one line per reason.
 
     Attributes:
         cells: one row per cell.
@@ -350,7 +346,7 @@ def _fitted(text: DataFrame, width: int) -> list[str]:
     kept = [*text][: [*text].index("result") + 1]
     for column in [*text][len(kept) :]:
         fits = sum(needed[c] for c in (*kept, column)) - GAP <= width
-        kept += [column] if fits and len(kept) < MOST_COLUMNS else []
+        kept += [column] if fits else []
     return kept
 
 
@@ -379,9 +375,16 @@ def footnotes(cells: DataFrame) -> tuple[list[str], list[str]]:
     everywhere = [c for c, is_set in set_.items() if is_set[measured.index].all()]
     numbers: dict[str, int] = {}
     marks = []
+    started = known_starts(shown)
+    starts = dict(zip(shown["cell_id"], started, strict=True))
     for place, row in enumerate(shown.to_dict("records")):
         own = [c for c, is_set in set_.items() if c not in everywhere and is_set.iloc[place]]
-        texts = [*map(_one_line, (row["reason"], further(row))), *technique_notes(row)]
+        texts = [*map(_one_line, (row["reason"], further(row))), _own_interval(row)]
+        texts += technique_notes(row)
+        is_own = row.get("baseline_cell_id") == row["cell_id"]
+        if not missing(row.get("peak_rss_gib")) and not is_own:
+            base = starts.get(row.get("baseline_cell_id"))
+            texts.append(two_starts(started.iloc[place], base, "the baseline's"))
         texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
         told = [*texts, *map(_explanation, own)]
         found = sorted(numbers.setdefault(text, len(numbers) + 1) for text in told)
@@ -389,6 +392,16 @@ def footnotes(cells: DataFrame) -> tuple[list[str], list[str]]:
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     notes += [f"Note: {_explanation(flag)}" for flag in everywhere]
     return marks, notes
+
+
+def _own_interval(row: Mapping[Any, Any]) -> str:
+    """Say that the interval of a row excludes 1 although no difference is shown among all cells."""
+    low, high, size = (row[c] for c in ("speedup_low", "speedup_high", "family_size"))
+    is_unshown = row["claim"] == Claim.no_difference_shown
+    if not is_unshown or missing(low) or missing(size) or low <= 1 <= high:
+        return ""
+    noun = "setting" if "replicated" in row else "cell"
+    return say("own_interval", cells=count(size, noun))
 
 
 def technique_notes(row: Mapping[Any, Any]) -> list[str]:
@@ -422,7 +435,7 @@ def _explanation(flag: str) -> str:
 
 def _one_line(reason: object) -> str:
     line = "" if missing(reason) else " ".join(str(reason).split())
-    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 1]}…"
+    return cut_at_word(line, LONGEST_REASON)
 
 
 def _numbers(shown: DataFrame, marks: Sequence[str]) -> DataFrame:

@@ -16,7 +16,7 @@ from vitsweep.results.record import Status
 from vitsweep.spec.measurement import Measurement
 from vitsweep.tables.accuracy import COLUMNS as ACCURACY
 from vitsweep.tables.accuracy import accuracy_claims
-from vitsweep.tables.cells import in_record_order, typed
+from vitsweep.tables.cells import in_record_order, off_ratios, typed, with_notes
 from vitsweep.tables.formatting import count, missing, plain
 from vitsweep.tables.names import comparable, metric_columns, spec_columns
 from vitsweep.tables.render import SHOWN
@@ -235,6 +235,11 @@ def _compared(table: DataFrame, groups: list[DataFrame], key: str) -> DataFrame:
     ratios = [b.loc[b["paired"], "images_per_second"].dropna() for b in blocks]
     claim = found["claim"].fillna("").replace(str(Claim.too_few_blocks), "too few repetitions")
     own = "speedup speedup_low speedup_high p_value p_holm claim_low claim_high family_size".split()
+    own.append("block_noise")  # from repetition to repetition
+    notes = [_note(group, len(some)) for group, some in zip(groups, ratios, strict=True)]
+    level = table["images_per_second"].astype(float)
+    of_level = level.reindex([int(of_base[str(i)] or i) for i in table.index]).to_numpy()
+    told = off_ratios(found, level / of_level)
     return table.assign(
         **{c: found[c] for c in own},
         speedup_sd=[
@@ -243,7 +248,7 @@ def _compared(table: DataFrame, groups: list[DataFrame], key: str) -> DataFrame:
         ],
         claim=claim,
         num_pairs=[int(group["num_pairs"].fillna(0).sum()) for group in groups],
-        speedup_note=[_note(group, len(some)) for group, some in zip(groups, ratios, strict=True)],
+        speedup_note=with_notes(Series(notes, table.index, dtype=object), told),
     )
 
 

@@ -24,12 +24,13 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import comparable, series_names, spec_columns, varying_columns
 from vitsweep.tables.sentences import say
-from vitsweep.tables.stats import estimate, mean_interval
+from vitsweep.tables.speedup import Families
+from vitsweep.tables.stats import adjusted, any_look_keys, estimate, interval, mean_interval
 from vitsweep.tables.valid_runs import checked_cells, checked_runs, keyed, one_device, valid_runs
 
 PURPOSES = tuple(
     f"{purpose}_bytes_per_step"
-    for purpose in ("parameter", "gradient", "activation", "unattributed")
+    for purpose in ("parameter", "gradient", "optimizer", "activation", "unattributed")
 )
 
 
@@ -42,7 +43,8 @@ def communication(cells: DataFrame) -> DataFrame:
     sizes = "sequence_parallel", "world_size", "num_tokens", "images_per_step"
     cells = checked_cells(cells, *sizes, *PURPOSES)
     counted = [p for p in PURPOSES if p in cells and cells[p].notna().any()]
-    counted = [p for p in counted if not p.startswith("unattributed") or cells[p].gt(0).any()]
+    rare = ("optimizer", "unattributed")
+    counted = [p for p in counted if not p.startswith(rare) or cells[p].gt(0).any()]
     formulas = [f"predicted_{p}" for p in PURPOSES if f"predicted_{p}" in cells]
     measured = cells[cells["status"] == Status.measured]
     measured = measured.dropna(subset=counted, how="all") if counted else measured.iloc[:0]
@@ -68,6 +70,7 @@ def scaling_efficiency(
     runs: DataFrame,
     baselines: Mapping[str, str | None],
     cells_: DataFrame | None = None,
+    families: Families = (),
 ) -> DataFrame:
     """Return one row per cell of every scaling curve, smallest world first.
 
@@ -81,10 +84,17 @@ def scaling_efficiency(
     whose cores per rank or PyTorch are not those of the smallest world has no efficiency, and the
     note names the difference. `speedup` is over the cell's own baseline, at the same number of ranks.
 
+    `efficiency_low` and `efficiency_high` are the 95 % interval of a point by itself. All efficiencies of one
+    command are one family: `efficiency_p_holm` tests an efficiency of 1 among them (Holm 1979),
+    `efficiency_claim_low` and `efficiency_claim_high` are the interval that belongs to it, and
+    `efficiency_family_size` is their number.
+
     Args:
         runs: one row per run.
         baselines: cell -> its baseline cell, or None.
         cells_: one row per cell of these runs, where it is there already.
+        families: the cells of each command, oldest first; a cell belongs to the latest command that names
+            it. Cells that no command names are one family.
 
     Raises:
         VitsweepError: the points ran on different devices.
@@ -97,7 +107,27 @@ def scaling_efficiency(
     with_throughput = on_one.dropna(subset=["images_per_second", "images_per_step"])
     per_block = log_throughput_per_block(known.valid, ROW)
     curves = [_against_smallest(_curves(with_throughput, kind), per_block) for kind in KEPT]
-    return pd.concat(curves, ignore_index=True)
+    return _with_family(pd.concat(curves, ignore_index=True), families)
+
+
+def _with_family(points: DataFrame, families: Families) -> DataFrame:
+    """Add what depends on the other efficiencies of a command."""
+    p_value = points["efficiency_p_value"].to_numpy(float)
+    found = np.full((3, len(points)), np.nan)
+    unnamed = {*points["cell_id"]}.difference(*families)
+    for family in [unnamed, *families]:
+        rows = np.flatnonzero(points["cell_id"].isin(family) & ~np.isnan(p_value))
+        found[:2, rows], found[2, rows] = adjusted(p_value[rows]), len(rows)
+    p_holm, level, size = found
+    sides = {"speedup": "", "speedup_low": "_low", "speedup_high": "_high", "num_blocks": "_blocks"}
+    own = DataFrame({name: points[f"efficiency{side}"] for name, side in sides.items()})
+    ends = interval(own.assign(any_look=points["any_look"]), Series(level, points.index))
+    return points.drop(columns=["efficiency_p_value", "any_look"]).assign(
+        efficiency_p_holm=p_holm,
+        efficiency_claim_low=ends["low"],
+        efficiency_claim_high=ends["high"],
+        efficiency_family_size=size,
+    )
 
 
 SMALLEST = "the smallest world"
@@ -193,30 +223,34 @@ def _joined(table: DataFrame) -> list[str]:
 
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     references = dict(zip(points["_key"], points["reference"], strict=True))
-    paired = estimate(log_ratios(per_block, references, ROW), ROW).set_index(ROW).to_dict("index")
+    growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
+    ideal = dict(zip(points["_key"], np.log(growth), strict=True))
+    ratios = log_ratios(per_block, references, ROW)
+    ratios = ratios.assign(log_ratio=lambda t: t["log_ratio"] - [ideal[row] for row in t[ROW]])
+    paired = estimate(ratios, ROW).set_index(ROW).to_dict("index")
     mean = per_block.groupby(ROW)["log_throughput"].mean()
     rows = [
         {"speedup": 1.0}
         if cell == first
         else paired.get(cell)
-        or {"speedup": np.exp(mean.get(cell, np.nan) - mean.get(first, np.nan))}
-        for cell, first in references.items()
+        or {"speedup": np.exp(mean.get(cell, np.nan) - mean.get(first, np.nan) - log_growth)}
+        for (cell, first), log_growth in zip(references.items(), ideal.values(), strict=True)
     ]
-    columns = ["speedup", "speedup_low", "speedup_high", "num_blocks"]
-    ratios = DataFrame(rows, columns=columns, dtype=float)
-    growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
-    relative, apart = ratios["speedup"].to_numpy(), ratios["num_blocks"].isna().to_numpy()
-    is_first = (points["_key"] == points["reference"]).to_numpy()
-    differences = np.array(_differences(points), dtype=object)
-    growth = np.where(differences == "", growth, np.nan)
-    unpaired = np.where(apart & ~is_first, say("unpaired", what=SMALLEST), "")
+    columns = ["speedup", "speedup_low", "speedup_high", "num_blocks", "p_value"]
+    found = DataFrame(rows, points.index, columns, dtype=float)
+    is_first = points["_key"] == points["reference"]
+    differences = Series(_differences(points), points.index, dtype=object)
+    alike = differences == ""
+    unpaired = np.where(found["num_blocks"].isna() & ~is_first, say("unpaired", what=SMALLEST), "")
     return points.assign(
-        relative_throughput=relative,
-        efficiency=relative / growth,
-        efficiency_low=ratios["speedup_low"].to_numpy() / growth,
-        efficiency_high=ratios["speedup_high"].to_numpy() / growth,
-        efficiency_blocks=ratios["num_blocks"].fillna(0).to_numpy(int),
-        efficiency_note=np.where(differences == "", unpaired, differences),
+        relative_throughput=found["speedup"] * growth,
+        efficiency=found["speedup"].where(alike),
+        efficiency_low=found["speedup_low"].where(alike),
+        efficiency_high=found["speedup_high"].where(alike),
+        efficiency_p_value=found["p_value"].where(alike),
+        efficiency_blocks=found["num_blocks"].fillna(0).astype(int),
+        efficiency_note=differences.where(~alike, unpaired),
+        any_look=points["_key"].isin(any_look_keys(ratios, ROW)),
     ).drop(columns=["reference", "_key"])
 
 
@@ -225,7 +259,7 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
 
 EXPOSED_COLUMNS = (
     "curve scaling cell_id world_size step_ms compute_ms exposed_ms exposed_ms_low "
-    "exposed_ms_high communication_ms overlapped_ms exposed_share num_blocks note"
+    "exposed_ms_high communication_ms overlapped_ms rest_ms exposed_share num_blocks note"
 ).split()
 
 
@@ -238,7 +272,8 @@ def exposed_communication(
 
     compute = step of the smallest world x images per rank / its images per rank; exposed = step - compute
     (paired within blocks, Student's t), at most communication_ms, and missing where that was not
-    measured; overlapped = communication_ms - exposed, at least 0. Where the smallest world has several
+    measured; overlapped = communication_ms - exposed, at least 0; rest = step - compute - exposed. An exposed
+    time that is all of communication_ms has no interval. Where the smallest world has several
     ranks, its own exposed time counts as computation. Worlds that never shared a block have the difference
     of their means, without an interval, and a note.
 
@@ -268,6 +303,7 @@ _SHOWN: dict[str, Column] = {
     "exposed ms": with_interval("exposed_ms", number, number),
     "overlapped ms": values("overlapped_ms", number),
     "communication ms": values("communication_ms", number),
+    "rest ms": values("rest_ms", number),
     "exposed of step": values("exposed_share", percent),
     "blocks": values("num_blocks"),
     "note": values("note"),
@@ -303,7 +339,9 @@ def _exposed(points: DataFrame, steps: DataFrame) -> Iterator[dict[str, Any]]:
         total = float(point.get("communication_ms", np.nan))
         if point["world_size"] == 1 and missing(total):
             total = 0.0
-        exposed, low, high = np.minimum(mean_interval(ms[:, i] - compute), total).tolist()
+        longer, *ends = mean_interval(ms[:, i] - compute)
+        exposed, low, high = np.minimum([longer, *ends], total).tolist()
+        has_interval = i and not longer > total
         yield {
             "curve": point["curve"],
             "scaling": point["scaling"],
@@ -312,10 +350,11 @@ def _exposed(points: DataFrame, steps: DataFrame) -> Iterator[dict[str, Any]]:
             "step_ms": float(ms[:, i].mean()),
             "compute_ms": float(compute.mean()),
             "exposed_ms": exposed,
-            "exposed_ms_low": low if i else np.nan,
-            "exposed_ms_high": high if i else np.nan,
+            "exposed_ms_low": low if has_interval else np.nan,
+            "exposed_ms_high": high if has_interval else np.nan,
             "communication_ms": total,
             "overlapped_ms": max(total - max(exposed, 0.0), 0.0),
+            "rest_ms": longer - exposed,
             "exposed_share": exposed / float(ms[:, i].mean()),
             "num_blocks": len(whole),
             "note": "" if len(whole) else say("unpaired", what=SMALLEST),

@@ -33,6 +33,7 @@ from vitsweep.tables.valid_runs import (
 
 SIZES = ("data", "resolution_px", "num_tokens")
 OTHER_SIZE = "unequal work"
+EMULATE = "precision.emulate"
 
 
 def other_size(known: KeyedRuns) -> dict[int, str]:
@@ -109,17 +110,18 @@ def speedup_over(
     blocks cancel in their ratio. Per block d = log(images/s of the variant / images/s of the
     baseline); images/s also compares cells with different images per step. The speedup is
     exp(mean d), its 95 % interval exp(mean d +- t sd(d) / sqrt(blocks)) with Student's t (Gosset
-    1908), unadjusted; of a cell with runs of a command that chose its blocks by the intervals so far
+    1908), unadjusted, and wider where many blocks are shown to resemble those before them
+    (`stats.widening`); of a cell with runs of a command that chose its blocks by the intervals so far
     (`sweep.minutes`), `stats.any_look_half_width` takes the place of t. Of all cells of one baseline that
     one command compared (a family), a true difference of none is claimed with probability 5 % at most
     (Holm 1979). Claims are
 
-    - `faster`, `slower`: also among all cells of the family;
-    - `probably faster`, `probably slower`: the cell's own interval excludes 1, but among so many
-      cells that happens by chance;
-    - `no difference shown`: the cell's own interval holds 1;
-    - `missing blocks`: its interval excludes 1, but runs of some blocks ended otherwise (`ENDED`), and what
-      is left is biased towards the side that misses them (survivorship bias): nothing is claimed.
+    - `faster`, `slower`: the difference is shown among all cells of the family;
+    - `no difference shown`: it is not, whether or not the cell's own interval holds 1;
+    - `emulated`: the cell or its baseline emulates a number format (`precision.emulate`), so that its time
+      says nothing of the format: there is no interval;
+    - `missing blocks`: it is, but runs of some blocks ended otherwise (`ENDED`), and what is left is
+      biased towards the side that misses them (survivorship bias): nothing is claimed.
 
     Args:
         runs: one row per run.
@@ -154,15 +156,15 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     return (
         table.merge(estimate(ratios, ROW), on=ROW, how="left")
         .pipe(_with_screened, known)
+        .pipe(_without_emulated, runs)
         .assign(speedup=lambda t: t["speedup"].mask(t[ROW].isin(measured_baselines), 1.0))
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families)
         .pipe(_with_missing_blocks, runs)
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
-        .drop(
-            columns=["_short", "_missing", "_survivors", "baseline", "others", "older", "is_listed"]
-        )
+        .drop(columns=["baseline", "others", "older", "is_listed"])
+        .loc[:, lambda t: [not column.startswith("_") for column in t]]
     )
 
 
@@ -206,6 +208,16 @@ def _families(table: DataFrame, families: Families) -> Iterator[Integers]:
         for group in np.split(rows, np.flatnonzero(np.diff(base[rows])) + 1):
             if len(group):
                 yield group
+
+
+def _without_emulated(table: DataFrame, runs: DataFrame) -> DataFrame:
+    """Add `_emulated`, and take interval and p-value away where that is."""
+    if EMULATE not in runs:
+        return table.assign(_emulated=False)
+    emulated = runs.loc[runs[EMULATE].eq(True), ROW]
+    found = table[ROW].isin(emulated) | table["baseline"].isin(emulated)
+    parts = ("speedup_low", "speedup_high", "p_value")
+    return table.assign(_emulated=found, **{c: table[c].mask(found) for c in parts})
 
 
 def _with_screened(table: DataFrame, known: KeyedRuns) -> DataFrame:
@@ -341,7 +353,7 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
         elif other == "never run":
             why = "was measured elsewhere" if devices.get(baseline) else "never ran"
         elif other != Status.measured:
-            why = f"is {other.replace('_', ' ')}"
+            why = ENDED.get(other, f"is {other.replace('_', ' ')}")
         else:
             return say("no_speedup", why=NO_PAIR)
         return say("no_speedup", why=f"{ITS_BASELINE} {why}")

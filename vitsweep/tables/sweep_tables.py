@@ -15,8 +15,7 @@ from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.tables.accuracy import evaluations_of
 from vitsweep.tables.effects import effects, waterfall
-from vitsweep.tables.limits import limits
-from vitsweep.tables.load import cells_from, load, runs_of, stacked, stores_in, tidy
+from vitsweep.tables.load import cells_from, families_of, load, runs_of, stacked, stores_in, tidy
 from vitsweep.tables.replicates import replicates
 from vitsweep.tables.scaling import exposed_communication, scaling_efficiency
 from vitsweep.tables.valid_runs import newest_code
@@ -138,23 +137,13 @@ class SweepTables:
     @cached_property
     def scaling(self) -> DataFrame:
         """Throughput and efficiency by number of ranks."""
-        return scaling_efficiency(self.runs, self.baselines, cells_=self._ran)
+        families = [family for store in self.stores for family in families_of(store)]
+        return scaling_efficiency(self.runs, self.baselines, self._ran, families)
 
     @cached_property
     def exposed_communication(self) -> DataFrame:
         """How much of the communication of every scaling point is hidden behind computation."""
         return exposed_communication(self.runs, self.baselines, curves=self.scaling)
-
-    @cached_property
-    def limit_key(self) -> str:
-        """Key whose largest value the latest command searched for; empty for a grid."""
-        limit = self.commands[-1].get("limit") if self.commands else None
-        return str((limit or {}).get("key") or "")
-
-    @cached_property
-    def limits(self) -> DataFrame:
-        """The largest value of `limit_key` that each combination of settings could train with."""
-        return limits(self.cells, self.limit_key)
 
     @cached_property
     def features(self) -> list[str]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.technique import Layout
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 class _OfAxes(Layout):
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse settings of convolutions that the cell has none of."""
-        if self.patch_embedding == "linear" and not isinstance(cell.model, ViTSpec):
+        if self.patch_embedding == "linear" and not cell.model.linear_patches:
             yield (
                 "`layout.patch_embedding=linear` is for the patches of a `vit_*`, and "
                 f"`model={cell.model.name}` has an embedding of its own: use "

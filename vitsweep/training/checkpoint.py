@@ -13,13 +13,16 @@ import io
 import pickle
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -44,6 +47,7 @@ from torch.optim import Optimizer
 from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder, read_bytes, refuse_links
+from vitsweep.model.initialize import plain_name
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
     altered_file,
@@ -241,20 +245,96 @@ def allocate_state(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
 
 
+OF_CELL = {
+    *("params", "names", "in_blocks", "starts", "split_over_tensor"),
+    *("foreach", "fused", "capturable", "differentiable"),
+}
+"""Entries of parameter groups that follow from the cell and the rank; all others a loop can set."""
+
+
 def numbers(trainer: Trainer) -> dict[str, Any]:
-    """Return the state of the loss scaler, and the numbers of the parameter groups."""
+    """Return the state of the loss scaler, and what a loop can set of the parameter groups, as copies.
+
+    Raises:
+        VitsweepError: an entry of a group is neither a number, text or tensor nor made of these.
+    """
     groups = trainer.optimizer.param_groups
     return {
         "scaler": trainer.scaler.state() if trainer.scaler else {},
-        "groups": [{k: v for k, v in g.items() if type(v) in (int, float)} for g in groups],
+        "groups": [
+            {k: _saved(v, f"[{number}][{k!r}]") for k, v in group.items() if k not in OF_CELL}
+            for number, group in enumerate(groups)
+        ],
     }
+
+
+def _saved(value: Any, place: str) -> Any:
+    """Return an entry of a group as `torch.load` takes it by default: numbers of NumPy become Python's."""
+    if isinstance(value, np.generic | np.ndarray) and not value.shape:
+        value = value.item()
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value.detach().clone()
+    if isinstance(value, tuple):
+        return tuple(_saved(part, place) for part in value)
+    if isinstance(value, list):
+        return [_saved(part, place) for part in value]
+    if isinstance(value, dict):
+        return {_saved(key, place): _saved(part, place) for key, part in value.items()}
+    if type(value) not in (bool, int, float, str, NoneType):
+        raise VitsweepError(
+            f"`optimizer.param_groups{place}` holds a {type(value).__name__}, which no checkpoint can hold: "
+            "use numbers, text, tensors, or lists, tuples and dicts of these."
+        )
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Return what `numbers` returned of an entry in the types of JSON, for `from_json`."""
+    if isinstance(value, Tensor):
+        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, tuple):
+        return {"tuple": [to_json(part) for part in value]}
+    if isinstance(value, list):
+        return [to_json(part) for part in value]
+    if isinstance(value, dict):
+        return {"dict": [[to_json(key), to_json(part)] for key, part in value.items()]}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Return the entry of which `to_json` returned this."""
+    if isinstance(value, list):
+        return [from_json(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    if "tuple" in value:
+        return tuple(from_json(part) for part in value["tuple"])
+    return {from_json(key): from_json(part) for key, part in value["dict"]}
+
+
+EXTRA_STATE = "_extra_state"
+"""Ends the name under which `state_dict` has what `get_extra_state` of a module returned."""
+
+
+def give_extra_state(model: nn.Module, loaded: Iterable[Shard]) -> None:
+    """Give modules their loaded extra state, which may be a copy of what they hold; others are left alone."""
+    holders = {
+        plain_name(f"model.{path}.{EXTRA_STATE}".replace("..", ".")): module
+        for path, module in model.named_modules()
+        if type(module).set_extra_state is not nn.Module.set_extra_state
+    }
+    for shard in loaded:
+        if shard.name in holders:
+            holders[shard.name].set_extra_state(shard.values)
 
 
 def complete_loading(
     trainer: Trainer,
     saved: Collection[str],
     scaler: dict[str, Any],
-    groups: Sequence[Mapping[str, float]],
+    groups: Sequence[Mapping[str, Any]],
 ) -> None:
     """Do what follows once the tensors are loaded; every rank calls it.
 
@@ -280,7 +360,7 @@ def complete_loading(
     own = trainer.optimizer.param_groups
     for number, group in enumerate(own):
         if len(own) == len(groups):
-            group.update(groups[number])
+            group.update(deepcopy(dict(groups[number])))
         elif groups and "step" in groups[0]:
             group["step"] = groups[0]["step"]
     if trainer.scaler and scaler:
@@ -429,7 +509,7 @@ def _prepared(
     folder = step_folder(training, position.step)
     make_folder(folder)
     refuse_links(folder)  # torch would follow them
-    world = trainer.world
+    world, own = trainer.world, numbers(trainer)
     info = CheckpointInfo(
         step=position.step,
         seconds=position.seconds,
@@ -438,7 +518,8 @@ def _prepared(
         sharding=trainer.cell.sharding.name,
         course=course(trainer.cell),
         curve=list(position.curve),
-        **numbers(trainer),
+        scaler=own["scaler"],
+        groups=[{key: to_json(value) for key, value in group.items()} for group in own["groups"]],
     )
     return folder, info, list(all_shards(trainer))
 
@@ -483,7 +564,9 @@ def load(trainer: Trainer, folder: Path) -> Position:
             planner=ShardLoadPlanner(shards),
             no_dist=not dist.is_initialized(),
         )
-    complete_loading(trainer, saved, info.scaler, info.groups)
+    give_extra_state(trainer.model, shards)
+    groups = [{key: from_json(value) for key, value in group.items()} for group in info.groups]
+    complete_loading(trainer, saved, info.scaler, groups)
     restore_random_state(random, trainer.world)
     trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
     return Position(info.step, info.seconds, tuple(info.curve))

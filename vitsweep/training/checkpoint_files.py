@@ -34,24 +34,6 @@ class TrainingInterrupted(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Accuracy of the model on the held-out images: one point of the training curve.
-
-    Attributes:
-        epoch: epochs trained.
-        seconds: training time of all attempts until then, without evaluations.
-        accuracy_top1: share of images whose largest logit is their label.
-        accuracy_top5: share of images whose label is among the five largest logits (all, where there
-            are fewer classes).
-    """
-
-    epoch: float
-    seconds: float
-    accuracy_top1: float
-    accuracy_top5: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
     """Numbers of a checkpoint besides its tensors; written when all tensors are on disk.
 
@@ -63,8 +45,8 @@ class CheckpointInfo:
         sharding: choice of the group `sharding`.
         course: what the course of the training follows from (see `course`).
         scaler: state of the loss scaler, {} without one.
-        groups: numbers that the optimizer keeps in its parameter groups.
-        curve: evaluations so far (see `Evaluation`).
+        groups: what a loop can set of the optimizer's parameter groups.
+        curve: evaluations so far (see `training.epochs.evaluate`).
         files: sizes in bytes of the files with its tensors, by name.
         checksums: CRC-32 of the same files, by name; {} in checkpoints from before there were any.
     """
@@ -76,7 +58,7 @@ class CheckpointInfo:
     sharding: str
     course: dict[str, Any]
     scaler: dict[str, Any]
-    groups: list[dict[str, float]]
+    groups: list[dict[str, Any]]
     curve: list[dict[str, float]] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
@@ -172,7 +154,7 @@ def _info_type() -> TypeAdapter[CheckpointInfo]:
 
 def write_info(folder: Path, info: CheckpointInfo) -> None:
     """Write the numbers of a checkpoint, which makes it whole."""
-    write_atomically(folder / INFO_FILE, json.dumps(asdict(info)))
+    write_atomically(folder / INFO_FILE, json.dumps(asdict(info)), durable=True)
 
 
 def read_json(path: Path) -> Any:

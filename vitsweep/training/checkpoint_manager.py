@@ -121,7 +121,7 @@ class CheckpointManager:
     def save_measurement(self, measured: dict[str, Any], world: World) -> None:
         """Save the measurement before training begins, so that no attempt measures again."""
         if world.rank == 0:
-            write_atomically(self.folder / MEASUREMENT_FILE, json.dumps(measured))
+            write_atomically(self.folder / MEASUREMENT_FILE, json.dumps(measured), durable=True)
 
     def resume(self, trainer: Trainer) -> Position:
         """Load the newest checkpoint that can be used; return how far it had come.
@@ -132,8 +132,9 @@ class CheckpointManager:
         Raises:
             VitsweepError: a checkpoint that looked whole could not be read to its end, and there is no
                 other that would replace what was loaded of it; or none of those that
-                `task.resume_from` names could be used.
+                `task.resume_from` names could be used; or no checkpoint could hold what the optimizer does.
         """
+        checkpoint.numbers(trainer)  # which refuses that before anything is trained
         folders = (*self.earlier, *self.trainings)
         own = [path for folder in folders for path in whole_checkpoints(folder)]
         others = checkpoints_in(self.resume_from) if self.resume_from else []
@@ -246,7 +247,8 @@ class WeightKeeper:
         """
         if self.keep == "none":
             return
-        facts = {key: last[key] for key in ("epoch", "accuracy_top1")}
+        main = next(iter(trainer.cell.objective.scores), None)
+        facts = {key: last[key] for key in ("epoch", main) if key}
         self._save(FILE, plain_weights(trainer, on_first=True), trainer.world.rank, facts)
         if trainer.average is not None:
             with trainer.averaged_weights():
@@ -262,7 +264,7 @@ class WeightKeeper:
         about = {"format": "pt", "cell": self.folder.parent.parent.name}
         header = about | {key: str(value) for key, value in facts.items()}
         try:
-            write_atomically(self.folder / name, save(weights, header))
+            write_atomically(self.folder / name, save(weights, header), durable=True)
         except OSError as error:
             if not storage_error(error):
                 raise

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from vitsweep.collectives.primitives import broadcast_together, gathered
-from vitsweep.model.module_look import as_it_was, is_writable, logits_of
+from vitsweep.data.batches import ReplicaSampler
+from vitsweep.model.module_look import as_it_was, is_writable
+from vitsweep.objectives.base import Batch, Step, as_entries, as_given, at_least_float32
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.data import Batches
 from vitsweep.spec.from_yaml import imported_function
 from vitsweep.spec.generators import named_seed, set_generators
 from vitsweep.training.checkpoint import Position
-from vitsweep.training.checkpoint_files import Evaluation
 from vitsweep.training.checkpoint_manager import CheckpointManager, Decision, WeightKeeper
 from vitsweep.training.regularize import augmented
-from vitsweep.training.trainer import Trainer, at_least_float32, labels_of
+from vitsweep.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,14 @@ class Training:
         reasons: why some of them are empty, `<column>_reason`.
         curve: the evaluations, oldest first.
         samples: further raw values for the record.
+        flags: of validity.
     """
 
     metrics: dict[str, float | None]
     reasons: dict[str, str]
     curve: list[dict[str, float]]
     samples: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, bool] = field(default_factory=dict)
 
 
 def train_epochs(
@@ -66,7 +69,7 @@ def train_epochs(
     per_epoch = batches.num_train // cell.images_per_step
     total = cell.task.epochs * per_epoch
     done = checkpoints.resume(trainer) if checkpoints else Position()
-    trainer.steps_taken = done.step
+    trainer.steps_taken, trainer.total_steps = done.step, total
     begin = time.perf_counter() - done.seconds
 
     def at(step: int) -> Position:
@@ -101,7 +104,7 @@ def train_epochs(
             seconds = time.perf_counter() - begin
             point = evaluate(trainer, batches, epoch + 1, seconds)
             begin = time.perf_counter() - seconds  # evaluations do not count
-            done = replace(done, curve=(*done.curve, asdict(point)))
+            done = replace(done, curve=(*done.curve, point))
             if bool(trainer.non_finite):
                 break
     save_if_agreed(step)
@@ -109,9 +112,11 @@ def train_epochs(
         dist.barrier()
     seconds = time.perf_counter() - begin
     training = summarized(cell, list(done.curve), seconds)
-    if trainer.average is not None:
+    training.flags.update(trainer.objective.flags(training.curve[-1]))
+    if trainer.average is not None and not trainer.objective.momentum:
         raw = evaluate(trainer, batches, cell.task.epochs, seconds, averaged=False)
-        training.metrics["accuracy_top1_raw"] = raw.accuracy_top1
+        main = next(iter(cell.objective.scores))
+        training.metrics[f"{main}_raw"] = raw[main]
     if cell.task.held_out:
         training.samples["held_out"], reason = held_out(trainer, batches, cell.task.held_out)
         training.reasons.update({"held_out_reason": reason} if reason else {})
@@ -130,8 +135,7 @@ def summarized(cell: CellSpec, curve: list[dict[str, float]], seconds: float) ->
     """
     last: dict[str, float | None] = dict(curve[-1]) if curve else {}
     metrics: dict[str, float | None] = {
-        "accuracy_top1": last.get("accuracy_top1"),
-        "accuracy_top5": last.get("accuracy_top5"),
+        **{name: last.get(name) for name in cell.objective.scores},
         "train_seconds": seconds,
         "seconds_to_target": None,
         "epochs_to_target": None,
@@ -217,8 +221,8 @@ def set_learning_rate(optimizer: Optimizer, cell: CellSpec, step: int, total_ste
 
 def evaluate(
     trainer: Trainer, batches: Batches, epoch: float, seconds: float, *, averaged: bool = True
-) -> Evaluation:
-    """Return top-1 and top-5 accuracy on the held-out images, each of which counts once over all ranks.
+) -> dict[str, float]:
+    """Return a point of the training curve: each held-out image counts once over all ranks.
 
     Every replica has the same number of test batches, since a forward pass of a sharded model gathers
     parameters from all ranks. Afterwards `trainer.non_finite` is the same on all ranks.
@@ -227,26 +231,30 @@ def evaluate(
         trainer: its model is evaluated.
         batches: of the held-out images.
         epoch: epochs trained.
-        seconds: training time.
+        seconds: training time of all attempts until then, without evaluations.
         averaged: with the averaged weights, where there are any.
+
+    Returns:
+        `epoch`, `seconds` and the `scores` of the objective.
     """
-    right = torch.zeros(2, device=trainer.world.device, dtype=torch.float64)  # top-1, top-5
-    seen = 0
     with _evaluating(trainer), trainer.averaged_weights() if averaged else nullcontext():
-        for batch in batches.test():
-            labels = labels_of(trainer.cell, batch)
-            logits = logits_of(trainer.predict(batch))
-            best = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]
-            right += torch.stack([best[:, 0].sum(), best.sum()])
-            seen += len(best)
-    counts = torch.cat([right, right.new_tensor([seen]), trainer.non_finite.double()[None]])
+        found = trainer.objective.evaluate(
+            trainer.predict, _held_out_batches(trainer, batches), trainer.world.device
+        )
+    non_finite = trainer.non_finite.double()
     if dist.is_initialized():
-        dist.all_reduce(counts)  # ranks that share an image count it equally often
-    trainer.non_finite |= counts[-1] > 0
-    top1, top5, total, _ = counts.tolist()
-    return Evaluation(
-        epoch=epoch, seconds=seconds, accuracy_top1=top1 / total, accuracy_top5=top5 / total
-    )
+        dist.all_reduce(non_finite)
+    trainer.non_finite |= non_finite > 0
+    return {"epoch": epoch, "seconds": seconds} | found
+
+
+def _held_out_batches(trainer: Trainer, batches: Batches) -> Iterator[tuple[Batch, Step]]:
+    """Yield this replica's held-out batches with their places in the test order."""
+    step, num_images = trainer.at(), batches.num_test
+    places = ReplicaSampler.of(trainer.cell, trainer.world).test(num_images)
+    for batch, rows in zip(batches.test(), places, strict=True):
+        at = replace(step, first=int(rows[0]), num_images=num_images, of_held_out=True)
+        yield as_entries(batch), at
 
 
 @contextmanager
@@ -289,11 +297,12 @@ def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, l
     kept: dict[str, list[Any]] = {}
     fault = ""
     with _evaluating(trainer), trainer.averaged_weights():
-        for batch in batches.test():
-            outputs = tree_map_only(torch.Tensor, at_least_float32, trainer.predict(batch))
+        for batch, at in _held_out_batches(trainer, batches):
+            prepared = trainer.objective.prepare(batch, at)
+            outputs = tree_map_only(torch.Tensor, at_least_float32, trainer.predict(prepared))
             try:
                 for name, values in (
-                    {} if fault else imported_function(path)(outputs, batch).items()
+                    {} if fault else imported_function(path)(outputs, as_given(batch)).items()
                 ):
                     kept.setdefault(name, []).extend(values.tolist())
             except (

@@ -136,9 +136,10 @@ def updated(trainer: Trainer) -> list[Updated]:
 
 
 def untouched(trainer: Trainer) -> Iterator[Shard]:
-    """Yield what no rank's optimizer updates of the model: frozen parameters and buffers."""
+    """Yield what no rank's optimizer was given of the model: frozen parameters and buffers."""
+    given = trainer.trained.names if trainer.trained else None  # and may be frozen since
     for name, part in _parts(trainer.model):
-        if not part.parameter.requires_grad:
+        if not part.parameter.requires_grad if given is None else name not in given:
             place = _place(part.parameter)
             for offsets, values in part.in_whole(place, local(part.parameter).detach()):
                 yield Shard(f"model.{name}", part.shape, offsets, values)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vitsweep.control_group import throttled_seconds
 from vitsweep.spec.data import Batches
 from vitsweep.spec.measurement import Measurement
 from vitsweep.training.trainer import MicroBatch, Trainer
@@ -49,6 +50,8 @@ class TimedSteps:
         cut_short: whether `max_seconds` left steps of the window out; the same on every rank.
         over_time: whether even one step lasts longer; the same on every rank.
         window_start: time of `time.perf_counter` at which the window began, in seconds.
+        throttled_seconds: for which a CPU quota held this rank's control group back in the window, summed
+            over cores; None where unknown.
     """
 
     times_ms: list[float] = field(default_factory=list)
@@ -59,6 +62,7 @@ class TimedSteps:
     cut_short: bool = False
     over_time: bool = False
     window_start: float = 0.0
+    throttled_seconds: float | None = None
 
 
 def endless(batches: Batches) -> Iterator[MicroBatch]:
@@ -125,8 +129,11 @@ def _timed_steps(
             steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
         most = _steps_of_window(longest, samples, trainer) if samples.times_ms else steps
         samples.cut_short = steps > most
+        before = throttled_seconds()
         samples.window_start = time.perf_counter()
         _take(min(steps, most), trainer, stream, samples)
+        if before is not None:
+            samples.throttled_seconds = (throttled_seconds() or before) - before
         if _is_long_enough(samples, measurement, trainer):
             break
     return samples

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from vitsweep.collectives.owners import Parts, parts_of_rows
 from vitsweep.collectives.parallel_linear import split_over_ranks
 from vitsweep.collectives.primitives import local
 from vitsweep.model.block import is_marked
@@ -59,7 +60,7 @@ def names_in_blocks(model: nn.Module) -> set[str]:
 
 
 class MasterWeights:
-    """Masters of all parameters below float32; float32 parameters are their own masters.
+    """Masters of all parameters below float32; all others, complex ones too, are their own masters.
 
     Attributes:
         groups: parameter groups over the masters, for the optimizer.
@@ -72,7 +73,7 @@ class MasterWeights:
         self.groups = [{**g, "params": [self._master(p) for p in g["params"]]} for g in groups]
 
     def _master(self, parameter: Tensor) -> Tensor:
-        if parameter.dtype in (torch.float32, torch.float64):
+        if parameter.dtype not in (torch.float16, torch.bfloat16):
             return parameter
         master = torch.nn.Parameter(parameter.detach().float())
         self._model.append(parameter)
@@ -80,7 +81,7 @@ class MasterWeights:
         return master
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return the master of a parameter: itself where it is float32 already."""
+        """Return the master of a parameter: itself where it is not in half precision."""
         for own, master in zip(self._model, self.copies, strict=True):
             if own is parameter:
                 return master
@@ -128,13 +129,17 @@ class LocalShards:
 
     Attributes:
         sharded_groups: these groups.
-        groups: the same with the parts in place of DTensors, for the optimizer.
+        groups: the same with the parts in place of DTensors, for the optimizer; `parts` says which rows of
+            a tensor each rank has.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._pairs: list[tuple[DTensor, nn.Parameter]] = []
         self.sharded_groups = groups
-        self.groups = [{**g, "params": [self._part(p) for p in g["params"]]} for g in groups]
+        self.groups = [
+            {**g, "params": [self._part(p) for p in g["params"]], "parts": _parts(g)}
+            for g in groups
+        ]
 
     def _part(self, parameter: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
@@ -157,6 +162,12 @@ class LocalShards:
             parameter.grad = None
 
 
+def _parts(group: dict[str, Any]) -> dict[str, Parts]:
+    pairs = zip(group["names"], group["params"], strict=True)
+    found = {n: parts_of_rows(p) for n, p in pairs if isinstance(p, DTensor)}
+    return {name: parts for name, parts in found.items() if parts}
+
+
 # Loss scaling with one decision about overflow for all ranks.
 
 
@@ -174,6 +185,7 @@ class LossScaler:
     """
 
     def __init__(self, loss_scale: float | Literal["dynamic"], device_type: str) -> None:
+        self._device_type = device_type
         self._constant = None if loss_scale == "dynamic" else float(loss_scale)
         self._scaler = GradScaler(device_type, init_scale=self._constant or 2.0**16)
 
@@ -184,8 +196,11 @@ class LossScaler:
     def unscale(self, optimizer: Optimizer) -> Tensor:
         """Divide the gradients by the scale; return 1 where any rank found inf or NaN, else 0."""
         self._scaler.unscale_(optimizer)
-        state = self._scaler._per_optimizer_states[id(optimizer)]
-        flags = list(state["found_inf_per_device"].values())
+        found = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not found:  # a rank whose slices have no gradient in this step still exchanges its flag
+            none = torch.zeros((), device=self._device_type)
+            found[none.device] = none
+        flags = list(found.values())
         if dist.is_initialized() and dist.get_world_size() > 1:
             for flag in flags:
                 dist.all_reduce(local(flag), dist.ReduceOp.MAX)

@@ -1,6 +1,7 @@
 import hashlib
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vitsweep.extras.compare.comparison import (
     compared_cells,
     recorded_comparisons,
 )
+from vitsweep.extras.compare.measure import StopReason, _sentences
 from vitsweep.results.record import SCREENING, Status
 from vitsweep.tables.cells import cells
 from vitsweep.tables.sentences import say
@@ -31,6 +33,14 @@ def test_with_as_many_blocks_as_wanted_the_interval_is_narrow_enough():
     done = next(n for n in range(3, 2000) if blocks_wanted(logs[:n], 0.03) == n)
     result = compared(logs[:done])
     assert result.high / result.ratio <= 1.03 + 1e-9
+
+
+def test_a_width_below_a_percent_is_named_where_no_day_decides_it():
+    noisy = compared([0.0, 0.1, -0.1, 0.05, -0.05, 0.0])
+    asked = SimpleNamespace(request=SimpleNamespace(names=("a", "b"), width=0.004, minutes=5))
+    *_, said = _sentences(asked, SimpleNamespace(), noisy, StopReason.budget_spent)
+    assert "difference of 0.4 %" in said
+    assert "60 blocks" in said
 
 
 NOISE = {

@@ -157,7 +157,9 @@ def test_render_table_and_report_agree_where_earlier_blocks_are_left_out(
     cells = pd.read_parquet(store.root / "cells.parquet").set_index("cell_id")
     assert cells.loc[variant, "num_pairs"] == 6
     rates = cells["images_per_second"]
-    assert rates[variant] / rates[baseline] == pytest.approx(cells.loc[variant, "speedup"])
+    assert rates[variant] / rates[baseline] == pytest.approx(
+        cells.loc[variant, "speedup"], rel=0.01
+    )
 
     assert compare("seed=2", "seed=1") == 0
     other = " ".join(capsys.readouterr().out.split())
@@ -297,7 +299,7 @@ def test_a_setting_compared_with_itself_tests_the_comparison(
     monkeypatch.chdir(tmp_path)
     assert compare("seed=1", "seed=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"seed=1 \D* \d\.\d\dx \[.*\] .* seed=1 over 8 blocks", shown)
+    assert re.search(r"seed=1 \D* \d\.\d+x \[.*\] .* seed=1 over 8 blocks", shown)
     assert in_report(tmp_path, shown, "seed=1")
 
 

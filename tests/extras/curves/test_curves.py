@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from tests.builders import from_runs, run
-from tests.charts.test_accuracy_charts import (
+from tests.extras.curves.test_accuracy import (
     diverged,
     legend,
     repeated,

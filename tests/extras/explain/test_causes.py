@@ -14,6 +14,7 @@ from vitsweep.errors import BadValueError
 from vitsweep.extras.explain.causes import (
     REST,
     TRACING,
+    Explanation,
     TracedRun,
     _late_rank,
     cause_text,
@@ -112,6 +113,50 @@ def test_a_late_rank_is_named_with_what_the_others_wait() -> None:
     assert (found.critical_rank, found.waited_ms) == (1, 8.0)
     assert _late_rank([found], "fsdp") == say("late_rank", name="fsdp", ms="8.00", which="rank 1")
     assert not _late_rank([replace(found, waited_ms=0.1)], "fsdp")
+
+
+SHARES = {
+    TimeClass.products: 40.0, TimeClass.attention: 15.0, TimeClass.elementwise: 12.0, TimeClass.copies: 5.0,
+    TimeClass.optimizer: 8.0, TimeClass.host: 20.0, TimeClass.data: 0.5,
+}  # fmt: skip
+
+
+def drawn(random: np.random.Generator, blocks: int, more: float = 0.0) -> Explanation:
+    """Equal cells of 100 ms a step, each class with noise of 3 % and of 0.2 ms, but `more` of casts in A."""
+
+    def one(copies: float) -> TracedRun:
+        noise = random.normal(0, 0.2, len(SHARES)) + random.normal(0, 0.03, len(SHARES)) * [
+            *SHARES.values()
+        ]
+        ms = {str(k): v + e for (k, v), e in zip(SHARES.items(), noise, strict=True)}
+        ms[TimeClass.copies] += copies
+        return run(sum(ms.values()) - 3, sum(ms.values()) - 3 + random.normal(0, 0.2), ms)
+
+    return explained([(one(more), one(0.0)) for _ in range(blocks)], ("A", "B"))
+
+
+def names_a_cause(found: Explanation) -> bool:
+    return bool(found.causes["shown"][:-2].any())
+
+
+def test_equal_cells_rarely_show_a_cause_and_one_of_a_tenth_of_the_step_is_shown() -> None:
+    random = np.random.default_rng(7)
+    equal = [drawn(random, 5) for _ in range(200)]
+    assert sum(map(names_a_cause, equal)) <= 16, "10 are expected at most; of 200 one in 20"
+    for found in equal:
+        assert names_a_cause(found) == ("no cause shown" not in found.sentence)
+    planted = [drawn(random, 5, more=10.0) for _ in range(20)]
+    assert all(" ms [" in f.sentence and TimeClass.copies in f.sentence for f in planted)
+    small = planted[0].causes.set_index("cause").loc[TimeClass.data]
+    assert small[["low", "high"]].isna().all(), "below 1 % of the step"
+
+
+def test_below_five_blocks_the_largest_cause_is_named_as_not_shown() -> None:
+    found = drawn(np.random.default_rng(1), 4, more=10.0)
+    assert not names_a_cause(found)
+    assert re.search(
+        rf"largest cause, not shown below 5 blocks: \+\S+ ms {TimeClass.copies}\.$", found.sentence
+    )
 
 
 def test_two_blocks_have_no_interval_and_show_nothing() -> None:

@@ -82,7 +82,8 @@ def test_three_traced_blocks_of_a_sweep_are_explained_without_another(
     store = traced_sweep(tmp_path / "results" / "mine")
     assert explain("adamw_fused", "adamw_loop") == explain("adamw_loop") == 0
     told = capsys.readouterr()
-    assert "faster; -7.00 ms [-7.00, -7.00] optimizer." in told.out
+    assert opening("largest_cause", blocks=5, cause="-7.00 ms optimizer") in told.out
+    assert "3 of 5 blocks have traces of both; `--blocks 5` " in told.out
     assert re.search(rf"{opening('roofs')}.*record; no memory", told.out)
     assert told.err.count("Sweep `mine`, the latest.") == 2
     assert len(list(store.runs())) == 6
@@ -93,7 +94,7 @@ def test_a_folder_that_takes_no_report_still_gets_the_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        traced_sweep(disk / "mine")
+        traced_sweep(disk / "mine", blocks=5)
         fill(disk / "filler")
         assert explain("aa", "bb", f"--sweep={disk / 'mine'}") == 2
         assert explain("aa", f"--sweep={disk / 'mine'}") == 2

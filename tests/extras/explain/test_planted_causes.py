@@ -222,7 +222,7 @@ def test_bars_cover_the_truth_in_95_of_100_resampled_comparisons(tmp_path: Path)
     for _ in range(400):
         drawn = [[runs[i] for i in random.choice(len(runs), 2, replace=False)] for _ in range(8)]
         found = explained([(a, b) for a, b in drawn], ("A", "B")).causes
-        covered.append(((found["low"] <= 0) & (found["high"] >= 0)).to_numpy())
+        covered.append((~(found["low"] > 0) & ~(found["high"] < 0)).to_numpy())
     share = np.mean([c for c in covered if len(c) == len(covered[0])], axis=0)
     print(dict(zip(found["cause"], share.round(3), strict=True)))
     assert 0.93 <= share.mean()

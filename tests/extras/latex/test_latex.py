@@ -15,6 +15,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.latex.latex import booktabs, method, tex, write_latex
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
+from vitsweep.tables.sentences import say
 from vitsweep.tables.sweep_tables import SweepTables
 
 
@@ -55,6 +56,17 @@ def test_table_and_method_say_what_was_done(
     assert re.search(r"commit (0123abcd, fedcba98|fedcba98\w*, 0123abcd)", method), method
 
 
+def test_a_cell_that_is_compared_with_nothing_has_no_claim_to_count(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s").create()
+    for cell, speed in (("base", 100.0), ("fast", 150.0), ("alone", 90.0)):
+        for n in range(3):
+            store.save_run(of_blocks(cell, f"b{n}", speed + n / 10, minute=n, precision=cell))
+    store.append_command(
+        {"baselines": {"base": "base", "fast": "base", "alone": None}, "command": "typed"}
+    )
+    assert "of one baseline: faster (1)." in method(SweepTables.of(store.root))
+
+
 def test_text_of_a_sweep_is_no_command_of_latex() -> None:
     said = tex(r"\input{/etc/passwd} 50% a_b #1 $x$ ~ ^ 1.5x")
     assert said == (
@@ -78,17 +90,22 @@ def test_nothing_is_written_of_a_sweep_without_a_measured_cell(tmp_path: Path) -
     assert not (tmp_path / "report").exists()
 
 
-def test_a_speedup_over_seeds_is_reported_to_be_over_seeds(tmp_path: Path) -> None:
+def test_a_speedup_over_seeds_is_reported_to_be_over_seeds_and_proved_where_all_are(
+    tmp_path: Path,
+) -> None:
     records = [
         of_blocks(f"{p}-{s}", f"s{s}b{b}", ratio * (100 + b / 100), minute=9 * s + b, precision=p, seed=s)
         for p, ratio in (("base", 1), ("O1", 1.6)) for s in range(1, 4) for b in range(3)
     ]  # fmt: skip
     store = Store(tmp_path / "s").create()
     for record in records:
+        record.validity["proved"] = "" if record.cell_id == "O1-2" else "twin 1.0e-07"
         store.save_run(record)
     cells = sorted({r.cell_id for r in records})
     baselines = {cell: f"base-{cell[-1]}" for cell in cells}
     store.append_command(
         {"baselines": baselines, "cells": cells, "command": "typed", "replicate": "seed"}
     )
-    assert "3 seeds (1 configuration)" in method(SweepTables.of(store.root))
+    said = method(SweepTables.of(store.root))
+    assert "3 seeds (1 configuration)" in said
+    assert say("method_proved", proved=1, all="2 configurations") in said

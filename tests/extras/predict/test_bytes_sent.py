@@ -13,8 +13,8 @@ from vitsweep.extras.predict.trace import trace_rank
 from vitsweep.measure.communication import counted_bytes
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 Sent = dict[str, dict[str, float]]

@@ -1,10 +1,12 @@
 """How long a run takes: trainings are counted with their evaluations, or named where that is unknown."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.cells import TINY, cell
 from tests.extras.predict.traces import trace_of
-from vitsweep.extras.predict.prediction import CPU_SETUP_SECONDS, CellPrediction
+from vitsweep.extras.predict.prediction import CPU_SETUP_SECONDS, SPAWN_SECONDS, CellPrediction
 from vitsweep.extras.predict.step_time import PARTS, StepTimePrediction
 from vitsweep.planning.blocks import INSTRUMENTED_STEPS, run_seconds, training_seconds
 from vitsweep.spec.cell_spec import CellSpec
@@ -64,6 +66,14 @@ def test_the_interval_holds_that_the_set_up_is_assumed() -> None:
     expected, low, high = short.run_device_hours or (0.0, 0.0, 0.0)
     assert low * 3600 < expected * 3600 - CPU_SETUP_SECONDS[0] / 2
     assert high > 1.5 * expected
+
+
+def test_ranks_that_import_for_themselves_take_longer() -> None:
+    spec = cell("resources.ranks_per_node=4")
+    spec = replace(spec, resources=replace(spec.resources, cores_per_node=2))
+    own = replace(spec, measurement=replace(spec.measurement, start="spawned"))
+    hours = zip(prediction(spec).run_device_hours, prediction(own).run_device_hours, strict=True)  # type: ignore[arg-type]
+    assert [3600 / 4 * (b - a) for a, b in hours] == pytest.approx([2 * s for s in SPAWN_SECONDS])
 
 
 def test_a_run_on_one_gpu_is_predicted_as_long_as_those_of_an_h200_were() -> None:

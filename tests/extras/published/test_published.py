@@ -93,7 +93,7 @@ NAMING = [
 
 @pytest.mark.slow
 def test_what_a_named_sweep_says_of_figures_matches_its_cells_and_the_transcription():
-    assert len(NAMING) == 15
+    assert len(NAMING) == 17
     for name in NAMING:
         planned = _planned(name)
         for entry in entries_of(name):

@@ -270,7 +270,7 @@ def test_cells_that_fail_or_need_too_much_memory_leave_with_their_reason(tmp_pat
 
 def test_throughput_per_cost_divides_by_the_ranks(tmp_path: Path) -> None:
     cells = ("resources.ranks_per_node=1,2", "optimizer=adamw_loop,adamw_foreach")
-    plan, settings = planned(*cells, "sweep.objective=throughput_per_cost")
+    plan, settings = planned(*cells, "sweep.rank_by=throughput_per_cost")
     machine = Machine(plan)
     finish(rounds_of((plan, settings), tmp_path), machine)
     leader = plan.entries[read_race(tmp_path)["leader"]]
@@ -315,8 +315,8 @@ def test_a_budget_that_ends_before_every_cell_ran_settles_nothing_and_a_larger_o
         if ended == "budget":
             assert len(machine.records) == 7 + 3, "the first block, and a fresh one"
             assert len(race["open"]) == 11
-            assert "Not settled: 11 other cells" in race_lines(race)[0]
-            assert "5 never ran" in race_lines(race)[0]
+            assert "Not settled: 11 other cells" in race_lines(race)[1]
+            assert "5 never ran" in race_lines(race)[1]
     assert choices_of(plan, race["leader"]) == BEST
 
 
@@ -331,8 +331,8 @@ def test_a_race_that_is_stopped_tells_of_the_runs_it_has(
     assert (race["ended"], race["num_runs"], race["num_blocks"]) == ("", 7, 1)
     assert race["leader"] in {record.cell_id for record in machine.records}
     assert not [cell for cell in race["cells"] if "dropped_after" in cell], "from one run of each"
-    assert race_lines(race)[0].startswith("Not settled")
-    assert "may lead in throughput: no claim" in race_lines(race)[1]
+    assert race_lines(race)[1].startswith("Not settled")
+    assert "may lead in throughput: no claim" in race_lines(race)[0]
 
 
 def test_a_race_in_which_no_cell_keeps_the_limit_says_so(tmp_path: Path) -> None:

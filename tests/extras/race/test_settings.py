@@ -35,7 +35,7 @@ def test_a_race_is_refused_blocks_of_one_cell_and_a_grid_is_not() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "sweep.objective=throughput_per_cost",
+        "sweep.rank_by=throughput_per_cost",
         "sweep.memory_limit_gib=5",
         "sweep.confirm=2",
     ],

@@ -40,7 +40,7 @@ def race() -> dict[str, Any]:
         of_cell("e", []),
     ]
     return {
-        "ended": "budget", "objective": "throughput", "indifference": 0.02, "error": 0.01, "seconds": 300.0,
+        "ended": "budget", "rank_by": "throughput", "indifference": 0.02, "error": 0.01, "seconds": 300.0,
         "num_runs": 43, "num_blocks": 6, "grid_runs": 86, "grid_blocks": 5, "leader": "a", "runner_up": "b",
         "baseline": "p", "cells": cells, "confirmed": ratios, "open": ["b", "e", "c"],
     }  # fmt: skip
@@ -61,13 +61,22 @@ def test_the_table_says_what_became_of_every_cell(race: dict[str, Any]) -> None:
 
 def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> None:
     ratios = "1.31x [1.27, 1.35] against x=p and 1.02x [0.99, 1.05] against x=b"
-    leads = {"objective": "throughput", "ratios": ratios, "blocks": "5 fresh blocks"}
+    leads = {"rank_by": "throughput", "ratios": ratios, "blocks": "5 fresh blocks"}
     end = {"margin": 2, "runs": "43 runs", "minutes": "5.00", "share": 50, "blocks": "5 blocks"}
     doubt = {"cells": "3 other cells", "names": ", 1 never ran: x=b; x=e; x=c"}
     assert race_lines(race) == [
-        say("race_end", state="Not settled", name="x=a", **doubt, **end),
         say("race_leads", name="x=a", leads="may lead", **leads),
+        say(
+            "race_end",
+            state="Not settled",
+            name="x=a",
+            **doubt,
+            **end,
+            more=" The same command goes on.",
+        ),
     ]
+    every_ran = race | {"cells": [c for c in race["cells"] if c["cell_id"] != "e"], "open": ["c"]}
+    assert " by more than 2 %: x=c. 43 runs" in race_lines(every_ran)[1]
     for behind in (
         "p",
         "b",
@@ -75,18 +84,34 @@ def test_the_lines_name_winner_ratios_doubt_and_cost(race: dict[str, Any]) -> No
         confirmed = race["confirmed"] | {behind: {"num_blocks": 5, "speedup": 1.0}}
         for still_open in ([], race["open"]):
             told = race_lines(race | {"confirmed": confirmed, "open": still_open})
-            assert told[bool(still_open)].startswith("x=a is not ahead in throughput: ")
-    settled = race | {
-        "open": [],
-        "objective": "throughput_per_cost",
-        "baseline": "a",
-        "confirmed": {},
-    }
-    leads = {"objective": "throughput per cost", "ratios": "no claim", "blocks": "0 fresh blocks"}
+            assert told[0].startswith("x=a is not ahead in throughput: ")
+    settled = race | {"open": [], "baseline": "a", "confirmed": {}}
+    del settled["rank_by"]
+    settled["objective"] = "throughput_per_cost"  # its name in a file of before
+    leads = {"rank_by": "throughput per cost", "ratios": "no claim", "blocks": "0 fresh blocks"}
     assert race_lines(settled)[:2] == [
-        say("race_leads", name="x=a, the baseline,", leads="leads", **leads),
-        say("race_end", state="Settled", cells="no dropped cell", name="x=a", names="", **end),
+        say("race_leads", name="x=a, the baseline,", leads=say("race_unsure"), **leads),
+        say(
+            "race_end",
+            state="Settled",
+            cells="no dropped cell",
+            name="x=a",
+            names="",
+            more="",
+            **end,
+        ),
     ]
+    around = {"num_blocks": 5, "speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
+    one_block = {"num_blocks": 1, "speedup": 1.4, "speedup_low": None, "speedup_high": None}
+    for against_base, is_shown in (
+        (around, False),
+        (one_block, False),
+        (race["confirmed"]["p"], True),
+    ):
+        confirmed = {"p": against_base, "b": around}
+        said = race_lines(race | {"open": [], "confirmed": confirmed})[0]
+        assert said.startswith("x=a leads") == is_shown
+        assert said.startswith(f"x=a {say('race_unsure')}") != is_shown
     assert race_lines({"cells": [of_cell("d", [], reason="failed: x")]}) == [
         say("nothing_measured", why="x=d: failed: x")
     ]

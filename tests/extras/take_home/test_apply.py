@@ -24,9 +24,9 @@ from tests.refusals import named
 from tests.user_modules import Stack
 from vitsweep.model.build import build_model, first_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.shards import plain_weights
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 4
@@ -92,8 +92,8 @@ class StopsOnce:
         return cross_entropy(outputs, batch)
 
 
-def whole_batch(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    images, labels = zip(*parts, strict=True)
+def whole_batch(parts: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*(part.values() for part in parts), strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
@@ -409,11 +409,12 @@ def test_weights_that_differ_between_ranks_are_refused_on_each(tmp_path: Path) -
 
 
 SCRIPT = """
-import os, sys
+import os, random, sys
 from pathlib import Path
 import torch
 import vitsweep
 from tests.user_modules import Stack
+state = random.getstate()
 row = {"sweep": "own", "cell_id": sys.argv[2]}
 for name, cell in {"frozen": Path(sys.argv[1]), "row": row}.items():  # which joins torchrun's ranks anew
     torch.manual_seed(0)
@@ -426,6 +427,7 @@ for name, cell in {"frozen": Path(sys.argv[1]), "row": row}.items():  # which jo
         if applied.world.rank == 0:
             torch.save(weights, f"{name}.pt")
     assert not torch.distributed.is_initialized()
+assert random.getstate() == state  # though the first call imports what draws
 os._exit(0)  # a thread of gloo that lets go of a tensor while the interpreter ends aborts the process
 """
 

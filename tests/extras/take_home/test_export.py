@@ -20,14 +20,14 @@ from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.extras.take_home.prove import OWN_SIZE, compared, sizes
 from vitsweep.extras.take_home.refusals import refusals
-from vitsweep.extras.take_home.verb_export import chosen
+from vitsweep.extras.take_home.verb_export import chosen, timed_steps_of
 from vitsweep.extras.take_home.write import written
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.world import World
 
 OWN = ("model=module", "model.target=tests.user_modules.build_model", "batch.images_per_step=16")
 TWO, HALF = "resources.ranks_per_node=2", "precision.half_dtype=float16"
-FOCAL = "model.loss=tests.user_modules.focal"
+FOCAL = "objective=module", "objective.target=tests.user_modules.focal"
 CELLS = (
     ("sharding=none", "precision=O2", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"),
     (
@@ -37,6 +37,15 @@ CELLS = (
         "memory=recompute_blocks",
         "optimizer.clip_norm=0.1",
         TWO,
+    ),
+    (
+        "model=module",
+        "model.target=tests.user_modules.with_complex_filters",
+        "sharding=none",
+        "precision=O2",
+        "optimizer=adamw_foreach",
+        "batch.images_per_step=16",
+        "optimizer.clip_norm=0.1",
     ),
 )
 KNOBS = {
@@ -83,7 +92,6 @@ def test_the_first_line_names_a_model_of_ones_own() -> None:
     assert "user_modules.build_model on 1 rank" in first
 
 
-@pytest.mark.smoke
 @pytest.mark.slow  # 20 s: two files trained against their cells on real ranks, and a broken one
 def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(tmp_path: Path) -> None:
     for overrides in CELLS:
@@ -165,7 +173,7 @@ RARER = {
     1: (
         ("compilation=compile_blocks", "optimizer=adamw_foreach"),
         ("optimizer=sgd_fused",),
-        (*OWN, FOCAL, "sharding=none", "precision=O1", "batch.accumulation_steps=2"),
+        (*OWN, *FOCAL, "sharding=none", "precision=O1", "batch.accumulation_steps=2"),
         (
             "classifier=pooled",
             "attention=sdpa_math",
@@ -241,6 +249,10 @@ def test_what_is_no_plain_pytorch_is_refused_by_name() -> None:
         (("task=train", "data=digits"), "task=train"),
         (("task.label_smoothing=0.1",), "task.label_smoothing=0.1"),
         (("vit_block=parallel",), "vit_block=parallel"),
+        (
+            (*OWN, "++model.arguments.stem={_target_:torch.nn.Identity}"),
+            "model.arguments with _target_: torch.nn.Identity",
+        ),
         (("attention=linear",), "attention=linear"),
         (("precision=fp8", "precision.emulate=true"), "precision=fp8"),
         (("model=axial_vit_nano",), "model=axial_vit_nano"),
@@ -316,6 +328,14 @@ def test_variables_travel_as_comments() -> None:
     text = written(spec, "train.py", [])
     assert "#     export NCCL_ALGO='Ring;Tree'\n#     export A=1\n" in text
     assert "os.environ.setdefault" not in text
+
+
+def test_of_a_training_the_timed_step_is_written() -> None:
+    training = cell("sharding=none", "task=train", "data=digits", "recipe=digits", "task.epochs=1")
+    timed = timed_steps_of(training)
+    assert refusals(training)
+    assert not refusals(timed)
+    assert timed == cell("sharding=none", "data=digits")
 
 
 def test_cells_are_named_by_best_id_and_settings() -> None:

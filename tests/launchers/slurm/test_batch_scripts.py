@@ -31,10 +31,15 @@ GOLDEN = Path(__file__).parent / "golden"
 CPU = Request(nodes=1, ranks_per_node=2, cpus=4, gpus=0, memory_gib=None, minutes=40)
 GPU = Request(nodes=4, ranks_per_node=8, cpus=64, gpus=8, memory_gib=250.5, minutes=120)
 REQUESTS = {
-    "cpu": (CPU, {}),
-    "gpu_type": (GPU, {"partition": "gpu", "gpu_type": "h100", "account": "vision", "qos": "high"}),
+    "cpu": (CPU, (), {}),
+    "gpu_type": (
+        GPU,
+        ("last", "/my code"),
+        {"partition": "gpu", "gpu_type": "h100", "account": "vision", "qos": "high"},
+    ),
     "site_profile": (
         GPU,
+        ("first", "/code"),
         {
             **yaml.safe_load((conf_dir() / "hydra/launcher/slurm_example_site.yaml").read_text()),
             "srun_args": ["--container-image=/images/vit sweep.sqsh"],
@@ -63,8 +68,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_batch_script(name: str, store: Store) -> None:
-    request, given = REQUESTS[name]
+def test_batch_script(name: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, place, given = REQUESTS[name]
+    monkeypatch.setattr(sbatch, "folder_on_path", lambda: place)
     given = {key: value for key, value in given.items() if key != "defaults"}
     jobs = [PlannedJob(blocks=(), minutes=1.0)] * 3
     array = sbatch.submit(store, request, jobs, settings(**given), Path("/code"), {})

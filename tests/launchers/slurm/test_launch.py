@@ -1,6 +1,7 @@
 """What a command that submits says of itself, and what its jobs ask Slurm for."""
 
 import io
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,10 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cells import GPU_NODE, TINY, cell
+from tests.cells import GPU_NODE, TINY, cell, entry
+from tests.launchers.slurm.fabricated import SCRIPT
 from tests.launchers.slurm.test_packing import settings
+from tests.refusals import require
+from vitsweep.launchers.slurm.commands import SlurmJob
+from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.launchers.slurm.submit import launch
 from vitsweep.launchers.slurm.submit.settings import Request, request_of
+from vitsweep.planning.sweep_plan import SweepPlan
 
 
 def test_the_result_says_whether_jobs_go_on(store, monkeypatch):
@@ -33,6 +39,30 @@ def test_the_result_says_whether_jobs_go_on(store, monkeypatch):
         with launch.launch(request, settings(wait=wait)) as result:
             assert (result.submitted, result.interrupted) == (submitted, interrupted)
             assert (result.store, result.plan) == (store, "plan")
+
+
+def test_a_command_says_with_which_other_settings_live_jobs_run(store, slurm):
+    earlier = [
+        entry(f"sharding={name}", "task=train", "task.keep=none") for name in ("ddp", "fsdp")
+    ]
+    runs = [{"cell_id": e.cell_id, "run_id": f"b-{e.cell_id}"} for e in earlier]
+    work = {
+        "blocks": [{"name": "b", "runs": runs}],
+        "cells": {e.cell_id: e.spec.of_command for e in earlier},
+    }
+    (store.root / "jobs" / "a" / "tasks.jsonl").write_text(json.dumps(work) + "\n")
+    slurm["7_0"] = SlurmJob(state="PENDING", script=SCRIPT)
+
+    def said(*typed: str) -> str:
+        plan = SweepPlan({e.cell_id: e for e in [entry("task=train", *typed)]})
+        return launch.typed_otherwise(poll(store), plan, store)
+
+    assert said("task.keep=none", "measurement.blocks=9") == "", "further jobs do these"
+    assert said("seed=9") == "", "another cell"
+    require(said(), f"1 `task.keep=none` `vitsweep cancel {store.root}`")
+    assert "checkpoint_minutes" not in said()
+    slurm.clear()
+    assert said() == "", "no job is live"
 
 
 def test_a_job_asks_for_what_its_cells_need():

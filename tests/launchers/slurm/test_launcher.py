@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.canaries import plant
+from tests.cli.test_current_folder import OWN, TYPED
 from tests.command import NO_REPORT, QUICK, ROOT, Command, fault
 from tests.launchers.slurm.conftest import SlurmClient, eventually
 from tests.launchers.slurm.sweeps import HOLD, SMALL, Held, Sweep, hang
@@ -249,3 +251,19 @@ def test_packed_cells_run_again(sweep: Sweep) -> None:
     assert [path.name for path in store.cells.iterdir()] == [FILE], done.stdout
     assert [str(run.status) for run in store.runs()] == ["measured"] * 6
     assert [len([*store.runs(cell_id)]) for cell_id in store.cell_ids()] == [2, 2, 2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("python", [("-P",), ()])
+def test_jobs_find_own_code_where_the_command_does(sweep: Sweep, python: tuple[str, ...]) -> None:
+    folder = sweep.command.folder
+    canary = plant(folder) if python else folder / "canary"
+    (folder / "own_code.py").write_text(OWN)
+    words = [w for w in QUICK if not w.startswith("model.")]
+    running = sweep.command.start(
+        "-m", *SMALL, *words, *TYPED, "sweep.baseline=null", quick=False, python=python
+    )
+    out, error = running.communicate(timeout=500)
+    assert running.returncode == 0, out + error
+    assert sweep.command.cells()["status"].tolist() == ["measured"]
+    assert not canary.exists(), canary.read_text()

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command
-from tests.launchers.slurm.chaos import PREEMPTED_WITHOUT_GRACE, SlurmChaos
 from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.sweeps import SMALL
+from tools.slurm_chaos import PREEMPTED_WITHOUT_GRACE, SlurmChaos
 
 NUM_CELLS = 20
 SECONDS = 120.0

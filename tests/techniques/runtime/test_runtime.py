@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, entry
+from tests.cells import GPU_NODE, LAPTOP, THIS_LAPTOP, TINY, cell, composer, entry
 from tests.ranks import on_ranks
+from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, VitsweepError
-from vitsweep.execution.rank_processes import context_for, variables
+from vitsweep.execution.rank_processes import context_for
+from vitsweep.interpreters import variables
+from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.spec.cell_spec import flatten
 from vitsweep.techniques.runtime import process
 from vitsweep.training.timed_steps import garbage_collector_off
@@ -75,10 +78,29 @@ def test_a_cluster_is_judged_by_its_nodes_and_not_by_the_machine_that_submits(
 def test_ranks_with_variables_of_their_own_are_new_processes() -> None:
     assert context_for(cell("runtime.variables={A:1}")).get_start_method() == "spawn"
     assert context_for(cell()).get_start_method() == "forkserver"
+    assert context_for(cell("measurement.start=spawned")).get_start_method() == "spawn"
+    refused = refusals("runtime.variables={A:1}", "measurement.start=forked")
+    assert "`measurement.start=forked`" in refused
+    assert "`runtime.variables`" in refused
     with variables({"VITSWEEP_A": "1", "HOME": "/nowhere"}):
         assert (os.environ["VITSWEEP_A"], os.environ["HOME"]) == ("1", "/nowhere")
     assert "VITSWEEP_A" not in os.environ
     assert os.environ["HOME"] != "/nowhere"
+
+
+def test_cells_that_are_compared_start_alike() -> None:
+    def starts(*typed: str) -> list[str]:
+        plan = plan_of(expand([*TINY, *typed], composer()), LAPTOP, composer())
+        entries = [*plan.entries.values()]
+        assert all(e.tree["measurement"]["start"] == e.spec.measurement.start for e in entries)
+        assert [e.cell_id for e in entries] == [e.spec.cell_id for e in entries]
+        return [e.spec.measurement.start for e in entries]
+
+    some = "runtime.variables=null,{A:1}"
+    assert starts("precision=fp32,O1") == ["forked"] * 2
+    assert starts(some, "precision=fp32,O1") == ["spawned"] * 4
+    assert starts(some, "sweep.baseline=null") == ["forked", "spawned"]
+    assert starts("precision=fp32,O1", "measurement.start=spawned") == ["spawned"] * 2
 
 
 def test_variables_that_others_own_are_refused_by_name() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from tests.equivalence import STEPS, Plain, trained_plainly
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.reference import plain_model
+from vitsweep.proof.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.reference import plain_model
 from vitsweep.training.shards import whole_tensors
 from vitsweep.training.trainer import Trainer
-from vitsweep.training.twin import global_batch, mean_over_replicas, my_share
 from vitsweep.world import World
 
 
@@ -50,7 +50,7 @@ def _named(cell: CellSpec, run: Callable[[], dict[str, float]]) -> dict[str, flo
 
 
 def _pass_difference(world: World, cell: CellSpec) -> dict[str, float]:
-    images, labels = global_batch(cell, 0, world)
+    images, labels = global_batch(cell, 0, world).values()
     trainer = _trainer(cell, world)
     own_input = images.double().requires_grad_()
     output = trainer.model(own_input)

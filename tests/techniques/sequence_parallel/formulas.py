@@ -7,6 +7,7 @@ bytes (the gathered one) send (n-1)/n b from each rank, a point-to-point message
 
 from dataclasses import dataclass
 
+from vitsweep.objectives.dit_spec import STDiTSpec
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_parallel import BYTES, axis_lengths, padded_share
 
@@ -150,8 +151,37 @@ def dsp(cell: CellSpec) -> dict[str, float]:
     return {"activation": switches(cell) + remote(ranks) * whole}
 
 
+def pairs(cell: CellSpec) -> int:
+    """Pairs of split matrices of a block: attention, MLP, and in an STDiT attention to the text."""
+    return 3 if isinstance(cell.model, STDiTSpec) else 2
+
+
+def repeated_sums(cell: CellSpec) -> int:
+    """Sums of a block that a recomputation repeats: a gate's gradient needs that of the last pair too."""
+    return pairs(cell) - (not cell.model.has_context)
+
+
+def beside_tokens(cell: CellSpec) -> dict[str, float]:
+    """Gradients that ranks with a part of the tokens or heads sum in each block of a DiT or STDiT.
+
+    Of six modulations, where tokens are shared; of the text, whose keys and values are split by heads; and
+    of the weights of norms of queries and keys. An STDiT adds its table to the modulations before.
+    """
+    if not cell.model.has_context:
+        return {"modulations": 0, "text and norms": 0}
+    size, width = Volume.of(cell), cell.transformer.width
+    six, other = 6 * size.images * width * size.inner, 0
+    if isinstance(cell.model, STDiTSpec):
+        six = 6 * size.images * width * size.stream
+        vectors = cell.model.text_vectors if cell.model.text_width else 1
+        of_norms = cell.batch.accumulation_steps * 2 * width // cell.transformer.num_heads
+        other = size.images * vectors * width * size.inner + of_norms * size.stream
+    each = 2 * remote(cell.mesh.tensor) * cell.transformer.depth
+    return {"modulations": each * six, "text and norms": each * other}
+
+
 def megatron_sp(cell: CellSpec) -> dict[str, float]:
-    """Two all-gathers and two reduce-scatters per block and pass, one gather at either end.
+    """An all-gather and a reduce-scatter per pair of matrices and pass, one gather at either end.
 
     Recomputation repeats all of a forward pass but its last reduce-scatter. Norms and biases
     outside the split matrices see own tokens: their gradients are all-reduced, once per step
@@ -161,27 +191,32 @@ def megatron_sp(cell: CellSpec) -> dict[str, float]:
     first, *rest = axis_lengths(cell)
     padded = ranks * padded_share(first, ranks) * (rest[0] if rest else 1)
     image = remote(ranks) * padded * size.width
-    per_block = (8 + 3 * (size.forwards - 1)) * size.inner
+    again = pairs(cell) + repeated_sums(cell)
+    per_block = (4 * pairs(cell) + again * (size.forwards - 1)) * size.inner
     plan, sharded = cell.precision.plan(), cell.sharding.shards_parameters
     masters = sharded and plan.master_weights
     of_norm, of_bias = (4, 4) if masters else (BYTES[plan.norm_dtype], size.stream)
     shards = cell.mesh.state_shards if sharded else 1
     shape = cell.transformer
-    norms = 2 * depth * (1 if shape.parallel_branches else 2) + 2
-    biases = (4 if shape.layer_scale else 2) * depth  # with LayerScale's factors
+    norms = 2 * depth * (1 if shape.parallel_branches else 2) + 2 if shape.norm_weights else 0
+    biases = (pairs(cell) + (2 if shape.layer_scale else 0)) * depth  # with LayerScale's factors
     small = (norms * of_norm + biases * of_bias) * size.width / shards
     blocks = image * size.block_images * depth * per_block
     return {
-        "activation": blocks + image * size.images * 2 * size.stream,
+        "activation": blocks
+        + image * size.images * 2 * size.stream
+        + sum(beside_tokens(cell).values()),
         "gradient": 2 * remote(ranks) * small,
     }
 
 
 def megatron(cell: CellSpec) -> dict[str, float]:
-    """Two all-reduces per block and pass; recomputation repeats the first of a forward pass."""
+    """An all-reduce per pair of matrices and pass, some of which a recomputation repeats."""
     size, tokens = Volume.of(cell), sum(cell.sequence_parallel.tokens_per_rank(cell))
-    whole = size.block_images * tokens * size.width * (3 + size.forwards) * size.inner
-    return {"activation": 2 * remote(cell.mesh.tensor) * whole}
+    sums = 2 * pairs(cell) + (size.forwards - 1) * repeated_sums(cell)
+    whole = size.block_images * tokens * size.width * sums * size.inner
+    of_heads = beside_tokens(cell)["text and norms"]
+    return {"activation": 2 * remote(cell.mesh.tensor) * whole + of_heads}
 
 
 def pipeline(cell: CellSpec) -> dict[str, float]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitsweep.collectives import primitives
 from vitsweep.model.attention import TokenAxis
+from vitsweep.model.block import Stack
 from vitsweep.techniques.sequence_parallel import linear_states, ring_attention
 from vitsweep.techniques.sequence_parallel.linear_states import _Gathered, _Total
 from vitsweep.techniques.sequence_parallel.ring_attention import (
@@ -216,9 +217,8 @@ def test_tokens_are_dealt_out_in_their_order_unless_a_ring_takes_both_ends() -> 
     """On one rank five tokens stay five, and are six where they are dealt out from both ends."""
     x, along = torch.arange(10.0).reshape(1, 5, 2), TokenAxis(1, 5)
     for more, length in (((), 5), ((1,), 6)):
-        model: Any = nn.Module()
-        model.embedding, model.norm = nn.Identity(), nn.Identity()
-        shard_tokens(model, along, along, group(0, 1), *more)
-        own = model.embedding(x)
+        stack = Stack([], norm=nn.Identity(), axes=(along,))
+        shard_tokens(stack, along, along, group(0, 1), *more)
+        own = stack(x)
         assert own.shape == (1, length, 2)
-        assert torch.equal(model.norm(own), x)
+        assert torch.equal(stack.norm(own), x)

@@ -13,10 +13,10 @@ from tests.techniques.sequence_parallel.test_volume import in_order
 from vitsweep.measure.memory import memory_by_kind
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.spec.cell_spec import CellSpec, flatten
 from vitsweep.tables.cells import cells as cell_table
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32", "batch.images_per_step=8", "model.mlp_width=128")
@@ -32,7 +32,7 @@ def activation_bytes(world: World, cells: list[CellSpec]) -> list[int]:
 def _activation_bytes(world: World, each: CellSpec) -> int:
     torch.manual_seed(0)
     trainer = parallelize(build_model(each), each, world)
-    images, labels = global_batch(each, 0, world)
+    images, labels = global_batch(each, 0, world).values()
     trainer.loss((images, labels)).backward()  # gradients are there before
     tracker = MemTracker()
     tracker.track_external(trainer.model, trainer.optimizer, images, labels)

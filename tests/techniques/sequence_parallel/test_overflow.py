@@ -9,8 +9,8 @@ from tests.cells import TINY, entry
 from tests.techniques.sequence_parallel.cases import answers
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SCALED = (

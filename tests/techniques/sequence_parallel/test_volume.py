@@ -13,8 +13,8 @@ from tests.techniques.sequence_parallel.test_exact import DECAY, ZIGZAG
 from vitsweep.measure.communication import counted_bytes
 from vitsweep.model.build import build_model
 from vitsweep.parallelize import parallelize
+from vitsweep.proof.twin import global_batch, my_share
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.training.twin import global_batch, my_share
 from vitsweep.world import World
 
 SINGLE = ("precision.dtype=float32",)
@@ -54,6 +54,31 @@ CASES = [
     ("sequence_parallel=megatron_sp", *VIDEO, "memory=recompute_selected"),
 ]  # fmt: skip
 
+DIT = ("objective=flow_matching", "model=dit_nano")
+STDIT = ("objective=flow_matching", "model=stdit_nano", "data=moving_digits", "data.num_frames=6",
+         "model.depth=4")  # fmt: skip
+TEXT = (*STDIT, "data=synthetic_latents", "data.num_frames=6", "data.text_vectors=5",
+        "data.text_width=8", "batch.resolution_px=16")  # fmt: skip
+BLOCKS = "memory=recompute_blocks"
+DIFFUSION = [
+    *(
+        (f"sequence_parallel={method}", *TEXT)
+        for method in ("ulysses", "ring", "usp", "dsp", "lss")
+    ),
+    ("sequence_parallel=ulysses", *DIT, BLOCKS),
+    ("sequence_parallel=ring", *DIT, "batch.accumulation_steps=2"),
+    ("sequence_parallel=dsp", *STDIT, BLOCKS, "model.depth=3"),
+    ("sequence_parallel=dsp", *TEXT, "precision=O1"),
+    ("sequence_parallel=megatron_sp", *DIT),
+    ("sequence_parallel=megatron_sp", *DIT, BLOCKS),
+    ("sequence_parallel=megatron_sp", *STDIT, "precision=O1"),
+    ("sequence_parallel=megatron_sp", *TEXT, BLOCKS, "batch.accumulation_steps=2"),
+    ("tensor_parallel=megatron", *DIT, BLOCKS),
+    ("tensor_parallel=megatron", *TEXT),
+    ("tensor_parallel=megatron", *STDIT, BLOCKS),
+]
+"""Text is whole on every rank, and nothing is sent for it but where matrices are split."""
+
 
 def counted(world: World, cells: list[CellSpec]) -> list[dict[str, float]]:
     """Bytes of one step, mean over ranks, by purpose."""
@@ -86,10 +111,19 @@ RANKS = [
 @pytest.mark.parametrize("ranks", RANKS)
 def test_counters_equal_the_formulas(ranks: int, tmp_path: Path) -> None:
     more = ("model.num_heads=8",) if ranks == 8 else ()
-    cells = [cell(ranks, *case, *more) for case in CASES]
+    check([cell(ranks, *case, *more) for case in CASES], tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_counters_equal_the_formulas_of_diffusion_transformers(ranks: int, tmp_path: Path) -> None:
+    check([cell(ranks, *case) for case in DIFFUSION], tmp_path)
+
+
+def check(cells: list[CellSpec], folder: Path) -> None:
     wrong = {}
     for each, (name, sent) in zip(
-        cells, in_order(cells, answers(counted, cells, tmp_path)), strict=True
+        cells, in_order(cells, answers(counted, cells, folder)), strict=True
     ):
         for purpose, expected in formulas.sent(each).items():
             if sent[purpose] != pytest.approx(expected, rel=1e-12):

@@ -245,7 +245,7 @@ def _copy(store: Store, to: Path, records: Iterable[RunRecord]) -> list[str]:
         if is_view or ("/runs/" in name and name not in intact):
             continue
         try:
-            write_atomically(to / name, _content_of(store, name, intact), durable=False)
+            write_atomically(to / name, _content_of(store, name, intact))
         except (UnsafeFileError, ValueError) as error:
             left.append(f"`{name}` left out ({error})")
     return left

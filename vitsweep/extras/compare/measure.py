@@ -30,9 +30,11 @@ from vitsweep.extras.compare.pair import (
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import launch
 from vitsweep.planning.blocks import Block, seconds_of_block
+from vitsweep.report.answer import MOST_BLOCKS
 from vitsweep.results.trackers import check_tracker
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
+from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import screened
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -158,12 +160,18 @@ def _sentences(
     elif reason is StopReason.far_apart:
         yield "`measurement.blocks=5` at the end of the command measures both in full."
     elif reason is StopReason.budget_spent:
-        more = max(blocks_wanted(result.log_ratios, width) - result.num_blocks, 1)
+        wanted_blocks = blocks_wanted(result.log_ratios, width)
+        budget = f"{planned.request.minutes:g} min"
+        spent = f"The budget of {budget} is spent and the interval {reached}, not {wanted}"
+        if wanted_blocks > MOST_BLOCKS:
+            told = {"difference": 100 * width, "most": count(MOST_BLOCKS, "block")}
+            yield f"{spent}. {say('undecidable', **told)}"
+            return
+        more = max(wanted_blocks - result.num_blocks, 1)
         block = Block("", tuple(launched.plan.entries[cell] for cell in planned.cells))
         minutes = max(1, round(more * seconds_of_block(block, launched.store.runs()) / 60))
         yield (
-            f"The budget of {planned.request.minutes:g} min is spent and the interval {reached}, not "
-            f"{wanted}: about {count(more, 'more block')} ({minutes} min); the same command continues."
+            f"{spent}: about {count(more, 'more block')} ({minutes} min); the same command continues."
         )
     elif reason is StopReason.interrupted:
         yield "Stopped. What was measured is kept; the same command continues."

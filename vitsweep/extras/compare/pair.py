@@ -1,5 +1,7 @@
 """The two cells of a comparison, and the blocks that it measures."""
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from vitsweep.composition.grid import merge_overrides
 from vitsweep.composition.hydra import value_override
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
+from vitsweep.execution.run_request import read_cell
 from vitsweep.extras.compare.comparison import blocks_wanted, compared_cells
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.machine_defaults import with_sizes
@@ -23,9 +26,10 @@ from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
 from vitsweep.rates.profile import device_name
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
-from vitsweep.results.sweeps import find_sweep
+from vitsweep.results.sweeps import find_sweep, sweep_names
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.formatting import count
 from vitsweep.tables.names import find_cell
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -142,6 +146,12 @@ def cells_named(a: str, b: str, sweep: str | None) -> Store | None:
     return find_sweep(sweep) if is_cell else None
 
 
+def sweep_first(settings: Sequence[str], sweep: str | None) -> tuple[list[str], str | None]:
+    """Return settings and sweep where the first word names a sweep, as for `collect` and `export`."""
+    is_named = sweep is None and len(settings) > 1 and settings[0] in sweep_names()
+    return [*settings[is_named:]], settings[0] if is_named else sweep
+
+
 def with_cells(request: ComparisonRequest, store: Store, a: str, b: str) -> ComparisonRequest:
     """Return a request of two cells of a sweep; what both of them set is common.
 
@@ -157,6 +167,19 @@ def with_cells(request: ComparisonRequest, store: Store, a: str, b: str) -> Comp
         for cell in ids
     )
     both = () if first == second else tuple(text for text in first if text in second)
+    own = [" ".join(text for text in of if text not in both) for of in (first, second)]
+    typed = f"`compare {shlex.quote(own[0])} {shlex.quote(own[1])}`"
+    print(
+        f"Cells {ids[0]} and {ids[1]} of `{store.name}`; both have {' '.join(both)}.",
+        file=sys.stderr,
+    )
+    here = Machine.here()
+    for cell in (read_cell(store, each).resources for each in ids):
+        if cell.nodes > 1 or cell.device != here.device:
+            raise BadValueError(
+                f"The cells of `{store.name}` run on {count(cell.nodes, 'node')} with `{cell.device}`, and "
+                f"this machine is one node with `{here.device}`: {typed} compares these settings here."
+            )
     where: tuple[str, ...] = ()
     if request.traced_blocks and store.baselines().get(ids[0]) == ids[1]:
         # the pair belongs to the sweep; another would be a new one

@@ -15,6 +15,7 @@ from vitsweep.extras.compare.pair import (
     ComparisonRequest,
     cells_named,
     plan_pair,
+    sweep_first,
     with_cells,
 )
 
@@ -30,7 +31,7 @@ often as you like. It assumes independent blocks; a warning says where neighbour
 
   python -m vitsweep compare precision=O1 precision=fp32 sharding=ddp batch.images_per_step=128
   python -m vitsweep compare "sharding=fsdp memory=recompute_blocks" "" --width 0.02 --minutes 60
-  python -m vitsweep compare O2 baseline --sweep first
+  python -m vitsweep compare first O2 baseline           cells of the sweep `first`
   python -m vitsweep compare precision=O1 precision=O1      the same twice: a test of the comparison
 """
 
@@ -62,12 +63,13 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
     """
     options = VERBS["compare"].parser()
     found = options.read(arguments)
-    if len(found.settings) < 2:
+    settings, sweep = sweep_first(found.settings, found.sweep)
+    if len(settings) < 2:
         raise VitsweepError(
-            "`compare` needs two settings, A and B; an empty one (`''`) is the default.\n"
+            f"`compare` needs two settings, A and B{_apart(settings)}; an empty one (`''`) is the default.\n"
             + options.format_usage().strip()
         )
-    variant, baseline, *common = found.settings
+    variant, baseline, *common = settings
     request = ComparisonRequest(
         variant=_overrides(variant),
         baseline=_overrides(baseline),
@@ -76,8 +78,15 @@ def comparison_request(arguments: Sequence[str]) -> ComparisonRequest:
         minutes=found.minutes,
         config_dir=found.config_dir,
     )
-    store = cells_named(variant, baseline, found.sweep)
+    store = cells_named(variant, baseline, sweep)
     return request if store is None else with_cells(request, store, variant, baseline)
+
+
+def _apart(settings: Sequence[str]) -> str:
+    """Return how two values in one word, `precision=O1,O2`, are typed."""
+    key, _, values = "".join(settings).partition("=")
+    two = values.split(",")
+    return f", such as `compare {key}={two[0]} {key}={two[1]}`" if len(two) == 2 else ""
 
 
 def _overrides(setting: str) -> tuple[str, ...]:

@@ -10,13 +10,15 @@ from pathlib import Path
 import psutil
 from rich.console import RenderableType
 
+from vitsweep import extras
 from vitsweep.cli import VERBS, Options, print_json
 from vitsweep.console import captured, open_console, print_lines
 from vitsweep.errors import ExitCode
 from vitsweep.rates.profile import cpu_half_precision, device_name
-from vitsweep.results.sweeps import RESULTS
+from vitsweep.results.sweeps import RESULTS, find_sweep, sweep_names
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.render import TextTable
+from vitsweep.tables.sweep_tables import SweepTables
 
 PACKAGES = ("torch", "hydra-core", "submitit", "hydra-submitit-launcher", "pandas", "wandb")
 SLURM = ("sinfo", "sbatch", "squeue")
@@ -38,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     }
     for title, rows in found.items():
         console.print(_table(title, rows))
+    if "doctor" in extras.OPTIONS and sweep_names():
+        console.print(extras.option("doctor")(SweepTables.of(find_sweep(None))))
     problems = _unwritable_results()
     print_lines(console, problems)
     if typed.json:

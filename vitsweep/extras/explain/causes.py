@@ -30,7 +30,7 @@ from vitsweep.tables.formatting import (
 )
 from vitsweep.tables.names import names_by_id
 from vitsweep.tables.sentences import say
-from vitsweep.tables.stats import Claim, mean_interval
+from vitsweep.tables.stats import LEVEL, Claim, adjusted, half_width, mean_interval, two_sided
 from vitsweep.tables.sweep_tables import SweepTables
 
 Floats = NDArray[np.float64]
@@ -42,6 +42,10 @@ AMOUNTS = ("ms", "calls")
 """What a trace says of an operator."""
 MOST_NAMED = 3
 """Causes that the sentence names."""
+LEAST_BLOCKS = 5
+"""Fewer blocks show no cause."""
+LEAST_SHARE = 0.01
+"""Causes that take less of a step in both cells are not tested."""
 SMALL_SHARE = 0.002
 """Operators below this share of a step are shown as one row of their class."""
 LATE = 0.02
@@ -141,7 +145,8 @@ class Explanation:
         num_blocks: blocks that traced both.
         causes: one row per cause, `tracing itself` and `rest` last: `cause, ms, low, high, shown`, the
             milliseconds and calls of A and B, and the change of the number of `launches`. `ms` adds up to
-            the difference.
+            the difference. Intervals and `shown` hold among all causes above 1 % of a step (Holm); the
+            others, and all below 5 blocks, have no interval.
         blocks: the milliseconds of each cause, one row per block.
         operators: one row per operator and shapes of its inputs, the largest difference first: `class,
             operator, shapes, ms, low, high, shown`, and for A and B milliseconds and calls, all per step on
@@ -170,12 +175,16 @@ class Explanation:
         """The answer in one sentence."""
         ms, low, high = self.difference
         claim = Claim.slower if low > 0 else Claim.faster if high < 0 else Claim.no_difference_shown
-        causes = self.causes[~self.causes["cause"].isin([TRACING, REST]) & self.causes["shown"]]
-        largest = causes.sort_values("ms", key=abs, ascending=False).head(MOST_NAMED)
+        causes = self.causes[~self.causes["cause"].isin([TRACING, REST])]
+        causes = causes.sort_values("ms", key=abs, ascending=False)
+        named = causes[causes["shown"]].head(MOST_NAMED)
         parts = [
             f"{signed(row['ms'])} ms [{signed(row['low'])}, {signed(row['high'])}] {row['cause']}"
-            for row in largest.to_dict("records")
+            for row in named.to_dict("records")
         ]
+        if self.num_blocks < LEAST_BLOCKS and len(causes):
+            largest = f"{signed(causes['ms'].iloc[0])} ms {causes['cause'].iloc[0]}"
+            parts = [say("largest_cause", cause=largest, blocks=LEAST_BLOCKS)]
         interval = "(no interval)" if missing(low) else f"[{signed(low)}, {signed(high)}]"
         return say(
             "explained",
@@ -236,7 +245,8 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
 
         U_A - U_B = sum of (class_A - class_B)  +  [(P - T)_A - (P - T)_B]  +  [(U - P)_A - (U - P)_B],
 
-    the classes, what tracing itself adds, and the rest. Each is averaged over blocks with Student's t.
+    the classes, what tracing itself adds, and the rest. Each is averaged over blocks with Student's t; the
+    classes at the level of Holm's method, so that at most one pair of equal cells in twenty shows any.
 
     Args:
         pairs: traced runs of A and B by block.
@@ -248,7 +258,9 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
     if not pairs:
         raise VitsweepError(f"No block has traced steps of both {names[0]} and {names[1]}.")
     causes = cause_amounts(pairs)
-    rows = [{"cause": c, **_facts(found)} for c, found in causes.items()]
+    rows = [{"cause": cause, **_facts(found)} for cause, found in causes.items()]
+    least_ms = LEAST_SHARE * float(np.mean([b.step_ms for _, b in pairs]))
+    table = pd.concat([_claimed(DataFrame(rows[:-2]), len(pairs), least_ms), DataFrame(rows[-2:])])
     logs = np.log([a.images_per_second / b.images_per_second for a, b in pairs])
     return Explanation(
         names=names,
@@ -256,7 +268,7 @@ def explained(pairs: Sequence[Pair], names: tuple[str, str]) -> Explanation:
         speedup=float(np.exp(logs.mean())),
         step_ms=tuple(np.mean([[r.step_ms for r in pair] for pair in pairs], axis=0).tolist()),
         num_blocks=len(pairs),
-        causes=DataFrame(rows).assign(launches=lambda table: table["a_calls"] - table["b_calls"]),
+        causes=table.assign(launches=table["a_calls"] - table["b_calls"]).reset_index(drop=True),
         blocks=DataFrame({c: found[:, 0, 0] - found[:, 1, 0] for c, found in causes.items()}),
         operators=_operators(pairs),
     )
@@ -292,6 +304,20 @@ def _facts(found: Floats) -> dict[str, Any]:
     return row
 
 
+def _claimed(table: DataFrame, num_blocks: int, least_ms: float = 0.0) -> DataFrame:
+    """Return `low, high, shown` of the rows after Holm's method over those above `least_ms` in A or B.
+
+    The interval is that of the claim. The other rows, and all below `LEAST_BLOCKS` blocks, have none.
+    """
+    is_tested = (table[["a_ms", "b_ms"]].max(axis=1) > least_ms) & (num_blocks >= LEAST_BLOCKS)
+    degrees, ms = num_blocks - 1.0, table["ms"]
+    error = (table["high"] - ms) / half_width(1.0, degrees)
+    p_values = np.where(is_tested, two_sided(ms, error, degrees), nan)
+    p_holm, levels = adjusted(p_values)
+    half = half_width(error, degrees, levels)
+    return table.assign(low=ms - half, high=ms + half, shown=p_holm < LEVEL)
+
+
 def _ends(interval: tuple[float, float, float]) -> dict[str, Any]:
     """Return a difference with its interval, and whether it is shown to be one."""
     ms, low, high = interval
@@ -308,7 +334,8 @@ def _operators(pairs: Sequence[Pair]) -> DataFrame:
         dict(zip(("class", "operator", "shapes"), operator, strict=True)) | _facts(found)
         for operator, found in shown.items()
     ]
-    return DataFrame(rows).sort_values("ms", key=abs, ascending=False, ignore_index=True)
+    table = _claimed(DataFrame(rows), len(pairs))
+    return table.sort_values("ms", key=abs, ascending=False, ignore_index=True)
 
 
 def current_records(tables: SweepTables) -> list[RunRecord]:

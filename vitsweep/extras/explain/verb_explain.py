@@ -15,9 +15,10 @@ from vitsweep.extras.compare.pair import (
     ComparisonRequest,
     cells_named,
     plan_pair,
+    sweep_first,
     with_cells,
 )
-from vitsweep.extras.explain.causes import Explanation, explain_cells
+from vitsweep.extras.explain.causes import LEAST_BLOCKS, Explanation, explain_cells
 from vitsweep.extras.explain.explained import Explained, explain_cell, explain_stored
 from vitsweep.report.html import write_report
 from vitsweep.report.views import collect
@@ -26,7 +27,7 @@ from vitsweep.spec.measurement import MIN_BLOCKS, MOST_BLOCKS, MOST_TRACED_STEPS
 from vitsweep.tables.render import TextTable
 from vitsweep.tables.sweep_tables import SweepTables
 
-DEFAULT_BLOCKS, DEFAULT_STEPS = 5, 3
+DEFAULT_BLOCKS, DEFAULT_STEPS = LEAST_BLOCKS, 3
 WIDE, WIDE_ONLY = 110, ["launches", "class"]
 """Characters of a terminal below which these columns are left to `--json`."""
 
@@ -35,21 +36,21 @@ Say why A takes another time per step than B: causes, with 95 % intervals, that
 add up to the measured difference.
 
 A and B are overrides, as in `compare`: those that follow hold for both, the
-runs go into results/compare. Or they are cells of a sweep, as its table names
-them: `O2`, `O2 fsdp`, with `--sweep` `precision=O2` too, or a cell id. Where
+runs go into results/compare. Or they are cells of a sweep, which is
+named first, as its table names them: `O2`, `O2 fsdp`, `precision=O2`, or a cell id. Where
 the sweep holds traced blocks of both, nothing is measured. Else both run in
 turns, and each run ends, after its timed window, with steps under torch's
-profiler; at least {MIN_BLOCKS} blocks give intervals.
+profiler. Causes have intervals, and are shown, from {LEAST_BLOCKS} blocks on.
 
   python -m vitsweep explain optimizer=adamw_foreach optimizer=adamw_loop
-  python -m vitsweep explain O2 fp32 --sweep vit_nano-precision
+  python -m vitsweep explain vit_nano-precision O2 fp32
   python -m vitsweep explain O2 fp32 --operators 10
   python -m vitsweep explain O2 fp32 --json
 
 With one cell: the rate of each phase against the highest that its FLOPs and bytes
 allow on this device (its roofline); nothing is measured.
 
-  python -m vitsweep explain O2 --sweep vit_nano-precision
+  python -m vitsweep explain vit_nano-precision O2
 """
 
 
@@ -84,6 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = VERBS["explain"].parser()
     asked = options.read(arguments)
+    asked.settings, asked.sweep = sweep_first(asked.settings, asked.sweep)
     if len(asked.settings) == 1:
         _refuse_options_of_two(options, asked)
         found, stop_reason = explain_cell(find_sweep(asked.sweep), *asked.settings), None
@@ -153,11 +155,11 @@ def _show(found: Explained, console: Console, asked: Namespace) -> None:
         narrow = WIDE_ONLY if console.width < WIDE else []
         console.print(TextTable(table.drop(columns=narrow, errors="ignore"), title))
     lines = ["", *filter(None, [found.sentence, *explanation.notes])]
-    if isinstance(explanation, Explanation) and explanation.num_blocks < (
-        asked.blocks or MIN_BLOCKS
-    ):
-        more = f"{explanation.num_blocks} of {asked.blocks or DEFAULT_BLOCKS} blocks have traces of both"
-        lines.append(f"{more}; the same command continues.")
+    wanted = asked.blocks or DEFAULT_BLOCKS
+    if isinstance(explanation, Explanation) and explanation.num_blocks < wanted:
+        is_done = explanation.num_blocks >= (asked.blocks or MIN_BLOCKS)
+        how = f"`--blocks {wanted}` measures more" if is_done else "the same command continues"
+        lines.append(f"{explanation.num_blocks} of {wanted} blocks have traces of both; {how}.")
     print_lines(console, lines)  # the answer first: a folder of someone else takes no report
     if not was_terminated():
         print_lines(console, [f"Report: {write_report(collect(found.store))}"])

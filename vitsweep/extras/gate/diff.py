@@ -32,7 +32,7 @@ NO_STEP = "no number now"
 NEW, ABSENT, NEVER = "new", "not run now", "not measured before"
 NO_NUMBERS = "no numbers"
 BASELINE_SLOWER = "baseline slower"
-UNDECIDED, WITHIN = "undecided", "worse within tolerance"
+UNDECIDED, WITHIN, BETTER = "undecided", "worse within tolerance", "better"
 THROUGHPUT = "images_per_second"
 ACCURACY, ACCURACY_TOLERANCE = "accuracy_top1", 0.01
 """Accuracy is compared wherever the kept side has it; it may not fall by more than this fraction."""
@@ -66,10 +66,11 @@ def diff(
         mixed_hardware: leave out how baselines moved, which is the machine's.
 
     Returns:
-        One row per cell of either side and metric: `cell_id, name, metric, of_baseline`; statuses, reasons
-        and missing blocks of both sides (`_kept`, `_now`); `better, limit, verdict`; `ratio, ratio_low,
-        ratio_high` (empty with fewer than 3 values in either); `count_kept, count_now`; `detectable`, the
-        factor beyond any limit that is shown to lie beyond it with 80 % probability.
+        One row per cell of either side and metric: `cell_id, name, metric, of_baseline, is_baseline`;
+        statuses, reasons and missing blocks of both sides (`_kept`, `_now`); `better, limit, verdict`;
+        `ratio, ratio_low, ratio_high` (empty with fewer than 3 values in either); `count_kept,
+        count_now`; `detectable`, the factor beyond any limit that is shown to lie beyond it with 80 %
+        probability.
 
     Raises:
         VitsweepError: a column is missing or does not hold what its name says, or a metric is none.
@@ -82,7 +83,7 @@ def diff(
     known = known_metrics(now)
     asked = _asked(_cells(now, kept), columns, baselines, {*now["cell_id"]} & {*kept["cell_id"]})
     if mixed_hardware:
-        asked = asked[~asked["of_baseline"]]
+        asked = asked[~asked["of_baseline"]].assign(is_baseline=False)
     asked = asked.assign(
         better=asked["metric"].map(lambda metric: known[metric].better),
         limit=[_limit(known[metric], tolerance) for metric in asked["metric"]],
@@ -100,18 +101,20 @@ def _asked(
     baselines: Mapping[str, str | None],
     both: Collection[str],
 ) -> DataFrame:
-    """Return a row `of_baseline, metric` more for each cell and metric.
+    """Return a row `of_baseline, is_baseline, metric` more for each cell and metric.
 
     What has no speedup is compared by images per second: a baseline, and a cell without one on both sides.
+    `is_baseline` holds where images per second are of a baseline and speedups are asked for, `of_baseline`
+    where nobody asked for images per second.
     """
     rows = cells.merge(DataFrame({"metric": columns}), how="cross")
     base = rows["cell_id"].map(lambda cell: baselines.get(cell)).astype(object)
     is_own, is_ratio = base == rows["cell_id"], rows["metric"] == "speedup"
     alone = is_ratio & (is_own | ~base.isin(list(both)))
     rows = rows.assign(of_baseline=alone & is_own & (THROUGHPUT not in columns))
-    return rows.assign(metric=rows["metric"].mask(alone, THROUGHPUT)).drop_duplicates(
-        ["cell_id", "metric"]
-    )
+    rows = rows.assign(metric=rows["metric"].mask(alone, THROUGHPUT))
+    is_baseline = is_own & (rows["metric"] == THROUGHPUT) & ("speedup" in columns)
+    return rows.assign(is_baseline=is_baseline).drop_duplicates(["cell_id", "metric"])
 
 
 def metric_named(name: str, runs: DataFrame) -> str:
@@ -205,7 +208,7 @@ def verdicts(table: DataFrame) -> Series:
         Claim.no_difference_shown: high.isna(),
         WITHIN: worse & (within | accuracy),
         UNDECIDED: worse,
-        "better": (low > 1).where(up, high < 1),
+        BETTER: (low > 1).where(up, high < 1),
     }
     return chosen(rules, Claim.no_difference_shown, table.index)
 

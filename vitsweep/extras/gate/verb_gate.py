@@ -22,9 +22,10 @@ Compare every cell of a sweep with a kept baseline; for continuous integration.
 
 Ends with 1 if the 95 % interval of a cell lies wholly beyond the tolerance, if a cell that was
 measured no longer is (in some blocks, or in the sweep at all), if its accuracy fell, or if there are
-too few runs to tell; with 4 if a cell is worse, but whether beyond the tolerance is not shown; with 0
-otherwise; with 2 if the two cannot be compared. Speedups are compared within blocks, and baselines by images
-per second: over 20 equal cells fewer than 5 % of gates fail by chance, where days are equally fast.
+too few runs to tell; with 4 if a cell is worse, but whether beyond the tolerance is not shown, or if
+noise would hide a loss of half; with 0 otherwise; with 2 if the two cannot be compared. Speedups are
+compared within blocks, and baselines by images per second: over 20 equal cells fewer than 5 % of gates
+fail by chance, where days are equally fast.
 
 KEPT is a sweep (its name or folder) or a runs.parquet. To keep a baseline, copy the one of a sweep, and
 measure again in a sweep of another name; kept runs that stand in the sweep too do not count as new:
@@ -59,8 +60,8 @@ def add_options(options: Options) -> None:
     options.flag("--mixed-hardware", help="compare cells although they ran on different devices")
     options.flag(
         "--lenient",
-        help="only warn of cells that are gone, too few runs, missing blocks, a lower accuracy, a slower "
-        "baseline, and of what is undecided",
+        help="fail only for intervals beyond the tolerance, and warn of cells that are gone or no longer "
+        "measured, too few runs, missing blocks, a lower accuracy, a slower baseline, and what is undecided",
     )
     options.add_json()
 

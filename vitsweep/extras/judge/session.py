@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from vitsweep.cli import SCHEMA
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import merge_overrides
@@ -20,11 +20,12 @@ from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.extras.judge.sides import Side, interpreter
-from vitsweep.extras.judge.trees import BASE, Tree, laid_out, prepare, require_function
+from vitsweep.extras.judge.trees import BASE, Tree, laid_out, prepare, require_function, states_of
 from vitsweep.extras.judge.trial import Trial
 from vitsweep.extras.judge.verdict import Verdict
 from vitsweep.extras.take_home.asked_cell import described
 from vitsweep.files import write_atomically
+from vitsweep.interpreters import command_of
 from vitsweep.planning.freeze import code_state
 from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.results.store import Store
@@ -104,6 +105,7 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
         VitsweepError: what was asked for cannot be judged; nothing was timed.
     """
     deadline = time.monotonic() + 60 * request.minutes
+    states_of(request.base, request.head)  # before anything is written
     cell, store, cell_file = _frozen_cell(request)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     folder = (store.root / "judged" / stamp).absolute()
@@ -138,7 +140,9 @@ def judge(request: JudgeRequest, say: Callable[[str], None]) -> Judged:
             verdict = trial.verdict()
         finally:
             (folder / "examples.pt").unlink(missing_ok=True)
-    write_atomically(folder / "verdict.json", json.dumps(verdict.json(), indent=1))
+    write_atomically(
+        folder / "verdict.json", json.dumps({"schema": SCHEMA} | verdict.json(), indent=1)
+    )
     write_atomically(folder / "verdict.md", verdict.markdown())
     return Judged(verdict=verdict, folder=folder)
 
@@ -167,6 +171,7 @@ def _frozen_cell(request: JudgeRequest) -> tuple[CellSpec, Store, Path]:
     write_atomically(store.root / ".gitignore", "*\n")  # the repository is the user's
     document = frozen_document(cell, tree, tuple(composed.overrides), code_state())
     store.freeze(cell.cell_id, document)
+    store.digest(cell.cell_id)  # checks what is kept
     return cell, store, store.cell(cell.cell_id).absolute() / "cell.yaml"
 
 
@@ -276,7 +281,7 @@ def _most_flops(cell: CellSpec, device: str) -> float:
     if cell.resources.device == "cuda":
         profile = profile_of(device)
         return 1e12 * max(profile.peak_tflops.values(), default=0.0) if profile else 0.0
-    command = [sys.executable, "-m", RATES]  # torch is not loaded here
+    command = command_of(RATES)  # torch is not loaded here
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=120)
         rates: dict[str, float] = json.loads(done.stdout)

@@ -84,6 +84,23 @@ def git(folder: Path, *words: str, check: bool = True) -> str:
     return done.stdout if not done.returncode else ""
 
 
+def states_of(base: str, head: str | None) -> tuple[Path | None, tuple[str, str]]:
+    """Return the repository and two of its commits, "" for the working tree; None and two folders without.
+
+    Raises:
+        BadValueError: no such commit, or one folder and one commit.
+        VitsweepError: this is no git repository, or the judge is a part of it.
+    """
+    folders = [Path(text).absolute() for text in (base, head) if text and Path(text).is_dir()]
+    if len(folders) == 2:
+        for root in folders:
+            _refuse_own_judge(root)
+        return None, (str(folders[0]), str(folders[1]))
+    repository = repository_here()
+    _refuse_own_judge(repository)
+    return repository, (commit_of(repository, base), commit_of(repository, head) if head else "")
+
+
 @contextmanager
 def laid_out(base: str, head: str | None, place: Path) -> Iterator[tuple[Tree, Tree]]:
     """Lay out both states, and remove at the end what was laid out.
@@ -94,27 +111,20 @@ def laid_out(base: str, head: str | None, place: Path) -> Iterator[tuple[Tree, T
         place: folder for the worktrees.
 
     Raises:
-        BadValueError: no such commit, or one folder and one commit.
-        VitsweepError: this is no git repository, or the judge is a part of it.
+        VitsweepError: see `states_of`.
     """
-    folders = [Path(text) for text in (base, head or "") if text and Path(text).is_dir()]
-    if head and len(folders) == 2:
-        roots = [folder.absolute() for folder in folders]
-        for root in roots:
-            _refuse_own_judge(root)
+    repository, found = states_of(base, head)
+    if repository is None:
         base_tree, head_tree = (
-            Tree(side=side, root=root, label=text, source=root)
-            for side, root, text in zip((BASE, HEAD), roots, (base, head), strict=True)
+            Tree(side=side, root=Path(root), label=str(text), source=Path(root))
+            for side, root, text in zip((BASE, HEAD), found, (base, head), strict=True)
         )
         yield base_tree, head_tree
         return
-    repository = repository_here()
-    _refuse_own_judge(repository)
-    commits = {BASE: commit_of(repository, base), HEAD: head and commit_of(repository, head)}
     try:
         yield (
-            _worktree(repository, place / BASE, BASE, str(commits[BASE]), base),
-            _head(repository, place / HEAD, commits[HEAD], head),
+            _worktree(repository, place / BASE, BASE, found[0], base),
+            _head(repository, place / HEAD, found[1], head),
         )
     finally:
         for side in (BASE, HEAD):
@@ -171,7 +181,7 @@ def _worktree(repository: Path, root: Path, side: str, commit: str, typed: str) 
     return Tree(side=side, root=root, label=label, source=repository)
 
 
-def _head(repository: Path, root: Path, commit: str | None, typed: str | None) -> Tree:
+def _head(repository: Path, root: Path, commit: str, typed: str | None) -> Tree:
     if commit:
         return _worktree(repository, root, HEAD, commit, str(typed))
     # A commit of what is in the working tree, which no branch will know

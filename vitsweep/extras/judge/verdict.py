@@ -14,9 +14,6 @@ from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import MIN_BLOCKS, any_look_half_width
 
-JSON_SCHEMA = 1
-"""Raised when a key of the JSON gets another meaning or name."""
-
 
 class Answer(StrEnum):
     """The verdict on the head."""
@@ -165,7 +162,6 @@ class Verdict:
     def json(self) -> dict[str, Any]:
         """Return the verdict as JSON takes it; docs/judge.md names the keys."""
         return {
-            "schema": JSON_SCHEMA,
             "answer": str(self.answer),
             "exit_code": int(self.exit_code),
             "reason": self.reason,

@@ -3,7 +3,9 @@
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pandas import DataFrame, Series
 
@@ -106,13 +108,20 @@ def method(tables: SweepTables) -> str:
         of_each = ", ".join(f"{n} ({count(c, 'configuration')})" for n, c in numbers.items())
         claims = Counter(map(str, measured["claim"]))
         verdicts = ", ".join(
-            f"{c} ({claims[c]})" for c in Claim if claims[c] and c != Claim.baseline
+            f"{c} ({claims[c]})" for c in Claim if c and claims[c] and c != Claim.baseline
         )
         any_look = compared["any_look"].eq(True).any() if "any_look" in compared else False
         rule = "any-look" if any_look else "Student's t"
-        proved = (
-            measured.get("proved", Series(dtype=object)).astype(str).str.startswith("twin").sum()
-        )
-        told = {"proved": proved, "all": count(len(measured), "configuration")}
-        said.append(say("method", of_each=of_each, rule=rule, verdicts=verdicts, **told))
-    return " ".join([*said, *answers(tables)])
+        said.append(say("method", of_each=of_each, rule=rule, verdicts=verdicts))
+        if "proved" in tables.cells:
+            proved = sum(_is_proved(tables.cells, row) for row in measured.to_dict("records"))
+            every = count(len(measured), "configuration")
+            said.append(say("method_proved", proved=proved, all=every))
+    return " ".join([*said, *answers(tables, with_estimate=False)])
+
+
+def _is_proved(cells: DataFrame, row: Mapping[Hashable, Any]) -> bool:
+    """Whether the twin of every measured cell of a row, which may stand for repetitions, was proved."""
+    members = str(row.get("cell_ids", row["cell_id"])).split(",")
+    own = cells[cells["cell_id"].isin(members) & (cells["status"] == Status.measured)]
+    return bool(own["proved"].astype(str).str.startswith("twin").all())

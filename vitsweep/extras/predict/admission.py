@@ -34,7 +34,6 @@ from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import utc_now
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.resources import HERE, Machine
 from vitsweep.tables.formatting import count, duration, number
 
@@ -138,6 +137,7 @@ STORED = (
     "optimizer_state_gib",
     "parameter_bytes_per_step",
     "gradient_bytes_per_step",
+    "optimizer_bytes_per_step",
     "activation_bytes_per_step",
 )
 """Columns of a prediction that go into the record."""
@@ -191,7 +191,7 @@ def _keep(found: CellPrediction, cell_id: str, store: Store) -> None:
     kept = {name: columns.get(name) for name in STORED}
     numbers = {f"predicted_{k}": float(v) for k, v in kept.items() if isinstance(v, (int, float))}
     text = json.dumps(numbers | {"made_at": utc_now()}, indent=1)
-    write_atomically(store.cell(cell_id) / "prediction.json", text, durable=False)
+    write_atomically(store.cell(cell_id) / "prediction.json", text)
 
 
 def admitted(
@@ -237,17 +237,19 @@ def admitted(
 
 
 @contextmanager
-def tracing(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Say how many steps are traced, while it lasts and whenever there are more."""
+def tracing(console: Console, way_out: str = "") -> Iterator[Callable[[int, int], None]]:
+    """Say how many steps are traced, while it lasts and whenever there are more; and how to do without."""
     traced, said = [0, 0], [""]
 
     def progress(done: int, of: int) -> None:
         traced[:] = [done, of]
 
     def line() -> str:
-        text = f"Predictions: {traced[0]} of {traced[1]} steps traced" if traced[1] else ""
+        text = "Predictions: steps are traced without running them"
+        if traced[1]:
+            text = f"Predictions: {traced[0]} of {traced[1]} steps traced"
         news, said[0] = text != said[0], text
-        return text if news else ""
+        return f"{text}{way_out}" if news else ""
 
     with periodic_status(console.print, line):
         yield progress
@@ -278,7 +280,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
 
 def _surely_fits(cell: CellSpec, limit_bytes: float) -> bool:
     """Whether a formula says that a rank needs much less than `limit_bytes`; False where it cannot tell."""
-    if not isinstance(cell.model, TransformerSpec):
+    if not cell.model.has_memory_formula:
         return False
     # Kernels that write scores to memory say that they do not compute them again.
     sizes = replace(Sizes.of(cell), fused_attention=cell.attention.recomputes_scores)
@@ -304,7 +306,7 @@ def predicted(
     plan, missing = found.plan, found.state.missing_blocks
     here = machine.described_by == HERE and not hardware
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
-    with tracing(console) as progress:
+    with tracing(console, "; `plan --no-predict` leaves them out") as progress:
         predictions = predict_cells(
             specs, hardware, progress, gib_per_device=machine.gib_per_device
         )

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.techniques.sharding.fsdp_units import Units
 from vitsweep.world import World, device_mesh
 
 # What DistributedDataParallel does to gradients, on fake tensors (needs torch).
@@ -36,10 +37,13 @@ FIRST_BUCKET_BYTES = 2**20
 
 
 class _Reducer:
-    """What torch's pipelines call on a DDP module before the backward pass of the last micro-batch."""
+    """What torch's pipelines and `sharding=ddp` call of a DDP module's reducer."""
 
     def prepare_for_backward(self, outputs: Any) -> None:
         """Do nothing: the hooks are there already."""
+
+    def _reset_state(self) -> None:
+        """Do nothing: no pass has begun."""
 
 
 class Replica(nn.Module):
@@ -269,8 +273,10 @@ SHIMS = (
     _outside(DeviceMesh, "__getitem__", "the same, for a mesh of some axes"),
     _outside(_fully_shard, "_get_post_forward_mesh_info",
              "the same, for the mesh of `reshard_after_forward=<number>`"),
+    Shim(Units, "_agree", lambda units, reached: None,
+         "what ranks answer each other is read, and there is one rank"),
 )  # fmt: skip
-"""All that is replaced of torch, known in 2.11 to 2.13. What begins with `_` is private to torch: another
+"""All that is replaced, known of torch 2.11 to 2.13. What begins with `_` is private to torch: another
 version may lack it; `tests/extras/predict/test_fake_world.py` names what is missing or behaves otherwise."""
 
 

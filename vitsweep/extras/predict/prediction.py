@@ -31,6 +31,8 @@ on two cores of a Xeon; the processes are forked from one that has imported all.
 GPU_SETUP_SECONDS = (2.7, 2.0, 15.0)
 """The same on one node with GPUs, mean of five runs on one H200: 0.8 s, 1.4 s between runs, and in the first
 2 to 3 s of proof. Compiled cells take 9 to 20 s."""
+SPAWN_SECONDS = (3.0, 2.0, 10.0)
+"""What a spawned rank adds: 2.7 s of one core of a Xeon for its own imports; ranks share the cores."""
 
 # The step time of a cell: its trace, and the rates of the machine it would run on.
 
@@ -87,7 +89,7 @@ PROCESS_GIB = 0.41
 """Resident memory of a Python process with PyTorch, before it holds a model (torch 2.13 for CPU)."""
 MEMORY_LOG_ERROR = 0.05
 """Largest error of a traced peak against torch's trackers, as a share (see `benchmarks/README.md`)."""
-PURPOSES = ("parameter", "gradient", "activation")
+PURPOSES = ("parameter", "gradient", "optimizer", "activation")
 HOURS = "hours device_hours device_hours_low device_hours_high".split()
 
 
@@ -159,8 +161,10 @@ class CellPrediction:
         step, resources = self.step_time, self.cell.resources
         of_a_node = CPU_SETUP_SECONDS if resources.device == "cpu" else GPU_SETUP_SECONDS
         setup = of_a_node if resources.nodes == 1 else (SETUP_SECONDS, *SETUP_INTERVAL_SECONDS)
-        steps = (step.step_time_ms, step.low_ms, step.high_ms)
-        each = zip(steps, setup, strict=True)
+        is_spawned = self.cell.measurement.start == "spawned" and resources.nodes == 1
+        turns = is_spawned * max(1.0, resources.ranks_per_node / resources.cores_per_node)
+        begin = (own + turns * more for own, more in zip(setup, SPAWN_SECONDS, strict=True))
+        each = zip((step.step_time_ms, step.low_ms, step.high_ms), begin, strict=True)
         expected, low, high = (run_seconds(self.cell, ms, start) for ms, start in each)
         if expected is None or low is None or high is None:
             return None

@@ -70,7 +70,7 @@ class CollectiveTotal:
 
     Attributes:
         name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `send`.
-        purpose: `parameter`, `gradient` or `activation`, as in the columns of measured bytes.
+        purpose: `parameter`, `gradient`, `optimizer` or `activation`, as in the columns of measured bytes.
         phase: of the step.
         group_ranks: number of ranks in the group.
         group_nodes: number of nodes on which these lie.
@@ -373,8 +373,8 @@ def _exposed(
     exposed = hidden_at_most = charge = messages = 0.0
     for collective in collectives:
         time = collective.count * rates.collective_us(collective)
-        if collective.purpose == "activation" or not rates.asynchronous:
-            exposed += time  # on a CPU the exchange takes the cores that compute
+        if collective.purpose in ("activation", "optimizer") or not rates.asynchronous:
+            exposed += time  # waited for; on a CPU the exchange takes the cores that compute
             continue
         hidden_at_most += time
         charge += time * rates.overlap_charge(collective)

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vitsweep.control_group import allowed_cores
 from vitsweep.execution.process import end_with_launcher, exit_now, joined_process_group
 from vitsweep.execution.rank_processes import LocalRanks, fork_server, rendezvous, wait_for_ranks
 from vitsweep.extras.predict.step_time import (
@@ -50,7 +51,7 @@ NOTHING: Times = {"operators": [], "collectives": []}
 
 def timed_ranks(resources: Resources) -> tuple[int, int]:
     """Return the ranks, two at most, and their threads under which operators of a cell are timed here."""
-    cores = len(os.sched_getaffinity(0))
+    cores = allowed_cores()
     threads = min(resources.threads_per_rank, cores)
     return max(1, min(2, resources.ranks_per_node, cores // threads)), threads
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import lcm
+from math import lcm, prod
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -27,10 +27,12 @@ from vitsweep.model.build import build_model
 from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import example_of
+from vitsweep.objectives.base import OpenObjective
 from vitsweep.parallelize import parallelize
 from vitsweep.planning.closed_memory import MemoryParts
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.model_spec import MultiDimSpec, TransformerSpec
+from vitsweep.spec.model_parallel import axis_lengths
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.techniques.pipeline_parallel.runner import PipelineRunner
 from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 from vitsweep.training.trainer import Trainer
@@ -111,11 +113,15 @@ Rows = TypeVar("Rows", OperatorTotal, CollectiveTotal)
 def _operators(
     few: Sequence[OperatorTotal], more: Sequence[OperatorTotal], linear: Linear
 ) -> tuple[OperatorTotal, ...]:
+    def is_batch(total: OperatorTotal) -> bool:  # of an optimizer, over the matrices of all blocks
+        return total.phase == "optimizer" and total.kind == "matmul"
+
     def alike(total: OperatorTotal) -> tuple[Any, ...]:
-        return total.kind, total.name, total.phase, total.dtype, len(total.shape)
+        sides = total.shape[1:] if is_batch(total) else ()
+        return total.kind, total.name, total.phase, total.dtype, len(total.shape), sides
 
     found = []
-    groups = _together(few, more, alike, "shape")
+    groups = _together(few, more, alike, lambda o: () if is_batch(o) else o.shape)
     for rows in (each for sides in groups for each in _in_order(*sides)):
         sums: dict[str, Any] = {
             n: round(_sum(rows, n, linear)) for n in ("count", "flops", "bytes_moved")
@@ -137,7 +143,7 @@ def _collectives(
         return c.name, c.purpose, c.phase, c.group_ranks, c.group_nodes
 
     found = []
-    for rows in _together(few, more, alike, "bytes_whole"):
+    for rows in _together(few, more, alike, lambda c: c.bytes_whole):
         count = max(1, round(_sum(rows, "count", linear)))
         whole = linear(*(sum(r.bytes_whole * r.count for r in side) for side in rows))
         sent = _sum(rows, "bytes_sent", linear)
@@ -147,16 +153,17 @@ def _collectives(
 
 
 def _together(
-    few: Sequence[Rows], more: Sequence[Rows], alike: Callable[[Rows], Any], size: str
+    few: Sequence[Rows],
+    more: Sequence[Rows],
+    alike: Callable[[Rows], Any],
+    size: Callable[[Rows], Any],
 ) -> Iterable[tuple[list[Rows], list[Rows]]]:
     """Return rows that are extrapolated together: those of equal size; of the others all that are alike."""
-    both = set.intersection(
-        *({(alike(row), getattr(row, size)) for row in rows} for rows in (few, more))
-    )
+    both = set.intersection(*({(alike(row), size(row)) for row in rows} for rows in (few, more)))
     groups: dict[Any, tuple[list[Rows], list[Rows]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((few, more)):
         for row in rows:
-            key = alike(row), getattr(row, size)
+            key = alike(row), size(row)
             groups[key if key in both else key[0]][side].append(row)
     return groups.values()
 
@@ -235,7 +242,9 @@ def trace_rank(cell: CellSpec, rank: int) -> StepTrace:
                 model = build_model(cell)
             num_parameters = sum(p.numel() for p in model.parameters())
             trainer = parallelize(model, cell, world)
-            micro_batches = [_micro_batch(cell, example)] * cell.batch.accumulation_steps
+            micro_batches = [
+                _micro_batch(cell, trainer.objective, example)
+            ] * cell.batch.accumulation_steps
             trainer.step(iter(micro_batches), recorder)
             held = _Held(trainer, recorder, micro_batches[0])
             recorder.clear()
@@ -264,15 +273,13 @@ def traceable(cell: CellSpec) -> tuple[CellSpec, tuple[str, ...]]:
     return replace(cell, **substitutes), tuple(note for _, note in found.values() if note)
 
 
-def _micro_batch(cell: CellSpec, example: Any) -> Any:
+def _micro_batch(cell: CellSpec, objective: OpenObjective, example: Any) -> Any:
     if isinstance(example, Mapping):
         return {
             name: torch.zeros(cell.micro_batch, *part.shape[1:], dtype=part.dtype)
             for name, part in example.items()
         }
-    shape = cell.model.input_shape(cell.batch.resolution_px)
-    images = torch.empty(cell.micro_batch, *shape)
-    return images, torch.zeros(cell.micro_batch, dtype=torch.int64)
+    return objective.example(cell.micro_batch, torch.Generator())
 
 
 class _Held:
@@ -355,14 +362,12 @@ def _borders(cell: CellSpec) -> Callable[..., list[Tensor]]:
     def between_stages(runner: PipelineRunner, images: Tensor) -> list[Tensor]:
         dtype = getattr(torch, cell.precision.plan().param_dtype)
         width, tokens = cell.transformer.width, cell.sequence_parallel.tokens_per_rank(cell)
+        columns = axis_lengths(cell)[1:]
         found = [images]
         for stage in range(1, runner._ranks):
             shared = tokens[stage * len(tokens) // runner._ranks - 1]
-            axes: tuple[int, ...] = (len(images), shared)
-            if isinstance(cell.model, MultiDimSpec):
-                columns = cell.model.grid(cell.batch.resolution_px)[1]
-                axes = (len(images), shared // columns, columns)
-            elif not cell.layout.batch_first:
+            axes = (len(images), shared // prod(columns), *columns)
+            if not cell.layout.batch_first:
                 axes = (shared, len(images))
             found.append(torch.empty(*axes, width, dtype=dtype, device=images.device))
         return (

@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from vitsweep.control_group import allowed_cores
 from vitsweep.execution.code_hash import Known, code_of, package_hash
 from vitsweep.execution.process import end_with_launcher, main_module_left_alone
 from vitsweep.execution.rank_processes import fork_server, start_fork_server
@@ -148,7 +149,7 @@ def _trace_missing(
     progress(0, len(missing))
     until = time.monotonic() + (seconds or 0.0)
     left, at_work = list(missing.items())[::-1], dict[Any, str]()
-    most, processes, idle = len(os.sched_getaffinity(0)), list[BaseProcess](), list[Any]()
+    most, processes, idle = allowed_cores(), list[BaseProcess](), list[Any]()
     try:
         while left or at_work:
             while left and len(at_work) < most:

@@ -113,6 +113,11 @@ def problems(entries: Iterable[Entry]) -> list[str]:
     return [*filter(None, map(entry_problem, entries))]
 
 
+def kept(plan: object, entries: Iterable[Entry]) -> list[Entry]:
+    """Return what the line of a command keeps of `sweep.published`: all of it."""
+    return [*entries]
+
+
 def entry_problem(entry: Entry) -> str:
     """Return why an entry of `sweep.published` is refused; empty if it is not."""
     if not _is_entry(entry):

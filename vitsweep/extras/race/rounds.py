@@ -226,7 +226,7 @@ class RaceRounds:
         return Runs(cells, np.array([run.block for run in good], str), np.array(logs, float))
 
     def _log_price(self, cell_id: str) -> float:
-        is_per_cost = self.settings.objective == "throughput_per_cost"
+        is_per_cost = self.settings.rank_by == "throughput_per_cost"
         return log(self.plan.entries[cell_id].spec.resources.world_size) if is_per_cost else 0.0
 
     def _standing(self, used: Sequence[RunRecord], out: Mapping[str, str]) -> Standing | None:
@@ -338,7 +338,8 @@ class RaceRounds:
         self, at: Standing | None, used: Sequence[RunRecord], out: Mapping[str, str]
     ) -> None:
         document = self._document(at, used, out)
-        write_atomically(self.store.root / RACE, json.dumps(document, separators=(",", ":")))
+        text = json.dumps(document, separators=(",", ":"))
+        write_atomically(self.store.root / RACE, text, durable=True)
 
     def _document(
         self, at: Standing | None, used: Sequence[RunRecord], out: Mapping[str, str]
@@ -362,7 +363,7 @@ class RaceRounds:
             rows.append(row)
         document = {
             "ended": self.ended,
-            "objective": settings.objective,
+            "rank_by": settings.rank_by,
             "indifference": settings.indifference,
             "error": LEVEL,
             "num_blocks": len(known),

@@ -116,7 +116,7 @@ def race_text(table: DataFrame) -> DataFrame:
 
 
 def race_lines(race: Race) -> list[str]:
-    """Return which cell won and by how much, how sure that is, and what it cost; doubt comes first."""
+    """Return which cell won and by how much, how sure that is, and what it cost."""
     names = {str(cell["cell_id"]): str(cell["name"]) for cell in race.get("cells", ())}
     leader = race.get("leader")
     if leader is None:
@@ -124,7 +124,7 @@ def race_lines(race: Race) -> list[str]:
         return [say("nothing_measured", why=_listed(why) or "nothing ran")]
     base = race.get("baseline")
     name = f"{names[leader]}{', the baseline,' if leader == base else ''}"
-    objective = race["objective"].replace("_", " ")
+    rank_by = race.get("rank_by", race.get("objective", "")).replace("_", " ")  # its name before
     confirmed = {
         c: found for c, found in race["confirmed"].items() if c in (base, race["runner_up"])
     }
@@ -136,23 +136,25 @@ def race_lines(race: Race) -> list[str]:
     lead = {"ratios": " and ".join(ratios) or "no claim", "blocks": count(blocks, "fresh block")}
     still_open = [names[cell] for cell in race["open"]]
     never = sum(not c["blocks"] and "reason" not in c for c in race["cells"])
+    never_ran = f", {never} never ran" if never else ""
     end = {
         "state": "Not settled" if still_open else "Settled",
         "cells": count(len(still_open), "other cell") if still_open else "no dropped cell",
-        "names": f", {never} never ran: {_listed(still_open)}" if still_open else "",
+        "names": f"{never_ran}: {_listed(still_open)}" if still_open else "",
         "runs": count(race["num_runs"], "run"),
         "minutes": number(race["seconds"] / 60),
         "share": 100 * race["num_runs"] / race["grid_runs"],
         "blocks": count(race["grid_blocks"], "block"),
+        "more": " The same command goes on." * (bool(still_open) and race.get("ended") == "budget"),
     }
-    leads = "may lead" if still_open else "leads"
+    is_shown = any((found.get("speedup_low") or 0) > 1 for found in confirmed.values())
+    leads = "may lead" if still_open else "leads" if is_shown else say("race_unsure")
     if any(found["speedup"] <= 1 for found in confirmed.values()):
         leads = "is not ahead"
-    told = [
-        say("race_leads", name=name, leads=leads, objective=objective, **lead),
+    return [
+        say("race_leads", name=name, leads=leads, rank_by=rank_by, **lead),
         say("race_end", name=names[leader], margin=100 * race["indifference"], **end),
     ]
-    return told[::-1] if still_open else told
 
 
 def _listed(names: list[str]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.errors import (
+    BadValueError,
+    ImpossibleCellError,
+    RanksApartError,
+    VitsweepError,
+)
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
@@ -25,40 +31,42 @@ from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_look import Look, as_it_was, listed, logits_of, look_at, shapeless
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import set_process_flags
-from vitsweep.model.user_module import LAZY, find_blocks, images_of, in_float32, look_problems
+from vitsweep.model.user_module import LAZY, find_blocks, in_float32, look_problems
+from vitsweep.objectives.base import Pair, as_entries
+from vitsweep.objectives.cross_entropy import (
+    IGNORED,
+    CountedCrossEntropy,
+    CrossEntropy,
+    OwnCount,
+    OwnLoss,
+    number_of_images,
+)
 from vitsweep.parallelize import parallelize
 from vitsweep.results.provenance import trusting
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.generators import named_seed, set_generators
-from vitsweep.spec.model_spec import refused_with_own_loss, with_equal_parts
+from vitsweep.spec.model_spec import needs_equal_parts, with_equal_parts
 from vitsweep.spec.rules import lacking_here, technique_conflicts
-from vitsweep.techniques.sharding.zero1_buckets import ShardedReplica
 from vitsweep.training.checkpoint import (
     NON_FINITE,
     OPTIMIZER,
     allocate_state,
     complete_loading,
+    give_extra_state,
     numbers,
     shards_of_training,
     state_dict_of,
 )
 from vitsweep.training.shards import Shard, plain_weights, whole
-from vitsweep.training.trainer import (
-    IGNORED,
-    Count,
-    Trainer,
-    count_of,
-    labels_of,
-    number_of_items,
-    unwrapped,
-)
+from vitsweep.training.trained_parameters import TrainedParameters
+from vitsweep.training.trainer import Trainer, unwrapped
 from vitsweep.world import World, process_flags_kept
 
 Loss = Callable[[Any, Any], "Tensor"]
 
 
 def apply(
-    cell: Cell, model: "nn.Module", loss: Loss | None = None, *, loss_count: Count | None = None,
+    cell: Cell, model: "nn.Module", loss: Loss | None = None, *, loss_count: OwnCount | None = None,
     config_dir: str | Path | None = None, trust: bool = False,
 ) -> "Applied":  # fmt: skip
     """Put the techniques of a cell around a model of your own.
@@ -99,7 +107,7 @@ def apply(
         )
     with trusting(trust):
         spec = for_model(spec_of(cell, config_dir), model)
-    own = refused_with_own_loss(spec, "loss") if loss is not None else ()
+    own = needs_equal_parts(spec, "loss") if loss is not None else ()
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
     copy = None
     if isinstance(spec.model, ModuleSpec):
@@ -111,8 +119,6 @@ def apply(
             _not_looked_at(model, "cannot be copied", error)
         else:
             reasons += look_at_given(copy, spec)[1]
-            images = images_of(spec.model, 2, spec.batch.resolution_px)  # which it may not take
-            vars(model)["unused_parameters"] = look_at_given(copy, spec, images)[0].unused
     if reasons:
         raise ImpossibleCellError(reasons)
     return Applied(spec, model, loss, copy, loss_count)
@@ -144,25 +150,32 @@ class Applied:
         model: "nn.Module",
         loss: Loss | None,
         copy: "nn.Module | None" = None,
-        loss_count: Count | None = None,
+        loss_count: OwnCount | None = None,
     ) -> None:
         self.cell, self._copy, self._has_stepped, self._predictions = cell, copy, False, 0
         self._length: int | None = None
-        if loss is None:
-            own = cell.model.own_loss()
-            count = cell.model.own_count() or (number_of_items if own else count_of(cell))
-        else:
-            count = loss_count or number_of_items
+        objective = (
+            OwnLoss(cell, loss, loss_count, weighs=True)
+            if loss
+            else OwnLoss.named_by(cell, weighs=True)
+            if cell.loss_function
+            else CountedCrossEntropy(cell)
+        )
         self.world = _PROCESS.enter(self)
         try:
             _refuse_other_weights(model, self.world)
-            unused = vars(model).get("unused_parameters", ())
-            # What is left out may depend on numbers, and so differ between ranks.
-            if _on_any_rank(bool(unused), self.world) and not unused:
-                vars(model)["unused_parameters"] = ["those of another rank"]
             if isinstance(cell.model, ModuleSpec):
                 mark_blocks(find_blocks(model, cell.model))
-            self._trainer = parallelize(model, cell, self.world, own_loss=loss, count=count)
+            lost = [n for n, v in model.state_dict().items() if not isinstance(v, torch.Tensor)]
+            if lost and self.world.rank == 0:
+                warnings.warn(
+                    f"{type(model).__name__} keeps {listed(lost)}, which is no tensor, so that `weights` and "
+                    "`state_dict` leave it out: let `get_extra_state` return a tensor.",
+                    stacklevel=3,
+                )
+            self._trainer = parallelize(model, cell, self.world, objective=objective)
+            if self._trainer.trained is None:  # ours, of which a loop may still freeze a part
+                self._trainer.trained = TrainedParameters(self.model, cell, self.world)
         except BaseException:
             _PROCESS.leave(self)
             raise
@@ -196,19 +209,27 @@ class Applied:
                 does not take, or `close` was called.
             ImpossibleCellError: in the first step, before anything is trained: a technique cannot do what
                 the model does with this batch, or a label is none of the model's.
+            RanksApartError: FSDP cannot do what the model does in this step; this rank has left the others.
         """
-        _PROCESS.set_flags(self)
-        self._refuse_within_averaged("step")
-        trainer, parts = self._trainer, self.cell.batch.accumulation_steps
-        micro_batches = _split(batch, parts, self.world.device)
-        self._refuse_other_lengths(sum(number_of_items(part) for part in micro_batches))
+        trainer, micro_batches = self._trainer, self._micro_batches(batch, "step")
         if not self._has_stepped:
             if reasons := self._agreed([*self._faults(micro_batches[0])]):
                 raise ImpossibleCellError(reasons)
-            self._has_stepped, self._copy = True, None
-        loss = trainer.step(iter(micro_batches))
+            self._has_stepped = True
+        try:
+            loss = trainer.step(iter(micro_batches))
+        except RanksApartError:
+            _PROCESS.leave(self, failed=True)
+            raise
         del trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
+
+    def _micro_batches(self, batch: Any, name: str) -> list[Any]:
+        _PROCESS.set_flags(self)
+        self._refuse_within_averaged(name)
+        found = _split(batch, self.cell.batch.accumulation_steps, self.world.device)
+        self._refuse_other_lengths(sum(number_of_images(part) for part in found))
+        return found
 
     def _refuse_other_lengths(self, length: int) -> None:
         """Refuse a batch that does not divide, or is unlike the first, where all parts must be equal."""
@@ -232,12 +253,11 @@ class Applied:
 
     def _faults(self, batch: Any) -> Iterator[str]:
         """Look at what the model does with a batch, and at its labels."""
-        from torch.nn.parallel import DistributedDataParallel
-
         cell, trainer, model = self.cell, self._trainer, unwrapped(self.model)
         classes = 0 if isinstance(cell.model, ModuleSpec) else cell.model.num_classes
-        by_name = isinstance(batch, Mapping)
-        if not trainer.own_loss and by_name and getattr(cell.data, "label", None) not in batch:
+        batch, objective = as_entries(batch), trainer.objective
+        by_name, reads_labels = not isinstance(batch, Pair), isinstance(objective, CrossEntropy)
+        if reads_labels and by_name and getattr(cell.data, "label", None) not in batch:
             yield (
                 "The cross entropy needs labels, and the cell says of none of the entries "
                 f"{listed(list(batch))} that it holds them (`data.label`): give `vitsweep.apply` a `loss`."
@@ -247,25 +267,19 @@ class Applied:
             modes = {plain_name(n): part.training for n, part in model.named_modules()}
             for name, part in self._copy.named_modules():
                 part.training = modes.get(name, part.training)
-            loss = None if trainer.own_loss else trainer.criterion  # one's own may count its calls
-            seen = batch if by_name else (trainer.cast(batch[0]), *batch[1:])
+            # one's own may count its calls
+            loss = partial(trainer.criterion, step=trainer.at()) if reads_labels else None
+            seen = batch if by_name else (trainer.cast(batch["image"]), *[*batch.values()][1:])
             look, reasons = look_at_given(self._copy, cell, seen, loss)
             yield from reasons
             if look.error:
                 _not_looked_at(model, "cannot be run on this batch without values", look.error)
-            awaits_all = isinstance(self.model, DistributedDataParallel | ShardedReplica)
-            if look.unused and awaits_all and not getattr(model, "unused_parameters", ()):
-                yield (
-                    f"`sharding={cell.sharding.name}` waits for gradients of all parameters, and this loss "
-                    f"has none for {listed(look.unused)}: freeze them by `requires_grad_(False)`, or use "
-                    "`sharding=fsdp`."
-                )
             shape: tuple[int, ...] = getattr(logits_of(look.outputs), "shape", ())
             classes = shape[1] if len(shape) > 1 else 0
         if (
-            trainer.own_loss
+            not isinstance(objective, CrossEntropy)
             or not classes
-            or (labels := labels_of(cell, batch)).is_floating_point()
+            or (labels := objective.labels(batch)).is_floating_point()
         ):
             return
         outside = labels[((labels < 0) | (labels >= classes)) & (labels != IGNORED)]
@@ -325,9 +339,12 @@ class Applied:
 
         Returns:
             `tensors`: what this rank holds of model (masters where there are any), optimizer state and
-            averaged weights, by name and index in the whole tensor; `scaler`, `groups` (numbers of the
-            parameter groups) and `step`. `torch.save` writes it rank by rank,
-            `torch.distributed.checkpoint.save` all ranks at once.
+            averaged weights, by name and index in the whole tensor; `scaler`, `groups` (what a loop can set
+            of the parameter groups) and `step`. `torch.save` writes it rank by rank, for `torch.load` with
+            its defaults; `torch.distributed.checkpoint.save` all ranks at once.
+
+        Raises:
+            VitsweepError: a parameter group holds what cannot be saved, such as a function.
         """
         self._refuse_within_averaged("state_dict")
         trainer = self._trainer
@@ -348,7 +365,7 @@ class Applied:
             )
         trainer, saved = self._trainer, state["tensors"]
         way_out = "load it with the model, techniques and ranks that saved it."
-        own = state_dict_of(_shards(trainer))
+        own = state_dict_of(shards := _shards(trainer))
         for key, tensor in own.items():
             if OPTIMIZER not in key and (key not in saved or saved[key].shape != tensor.shape):
                 raise VitsweepError(
@@ -357,7 +374,7 @@ class Applied:
         was_new = not trainer.optimizer.state
         if any(OPTIMIZER in key for key in saved):
             allocate_state(trainer.optimizer)
-            own = state_dict_of(_shards(trainer))
+            own = state_dict_of(shards := _shards(trainer))
         if unknown := [key for key in saved if key not in own]:
             if was_new:
                 trainer.optimizer.state.clear()
@@ -367,6 +384,7 @@ class Applied:
         for key, tensor in own.items():
             if key in saved:
                 tensor.copy_(saved[key])
+        give_extra_state(trainer.model, shards)
         names = {key.rpartition("@")[0] for key in saved}
         complete_loading(trainer, names, state["scaler"], state["groups"])
         trainer.steps_taken = state["step"]
@@ -511,8 +529,8 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
     return [part(number) for number in range(parts)]
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """Copy a module to `meta`, without its weights.
+def copied(module: nn.Module, device: str | torch.device = "meta") -> nn.Module:
+    """Copy a module to a device, without its weights.
 
     Raises:
         BadValueError: its parameters have no shape yet.
@@ -520,8 +538,13 @@ def copied(module: nn.Module) -> nn.Module:
     """
     if lazy := shapeless(module):
         raise BadValueError(f"The {type(module).__name__} {LAZY.format(listed(lazy))}")
-    memo: dict[int, Any] = {id(b): b.detach().to("meta") for b in module.buffers()}
-    memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
+    memo: dict[int, Any] = {
+        id(b): torch.empty_like(b.detach(), device=device) for b in module.buffers()
+    }
+    memo |= {
+        id(p): nn.Parameter(torch.empty_like(p.detach(), device=device), p.requires_grad)
+        for p in module.parameters()
+    }
     return deepcopy(module, memo)
 
 

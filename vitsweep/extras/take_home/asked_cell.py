@@ -110,9 +110,9 @@ def for_model(cell: CellSpec, model: "nn.Module") -> CellSpec:
     Raises:
         VitsweepError: it is a model of vitsweep's of another shape.
     """
-    from vitsweep.model.vit import MultiDimViT, ViT
+    from vitsweep.model.block import Network
 
-    if isinstance(model, ViT | MultiDimViT):
+    if isinstance(model, Network):
         if model.spec != cell.shape:
             raise VitsweepError(
                 f"The model is a {type(model).__name__} of {model.spec}, and the cell has {cell.shape}: "

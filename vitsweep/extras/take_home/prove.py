@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -21,16 +20,18 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.take_home import rank as exported
 from vitsweep.extras.take_home.rank import STEPS
 from vitsweep.extras.take_home.write import written
+from vitsweep.interpreters import command_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import look_of
+from vitsweep.proof.faults import norms_of, wide
+from vitsweep.proof.twin import exact_twin, twin_of
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.formatting import count, missing, plain, ratio
 from vitsweep.tables.sentences import say
-from vitsweep.training.twin import exact_twin, twin_of
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
@@ -77,7 +78,7 @@ def not_provable(cell: CellSpec) -> str:
     if resources.device == "cuda" and (gpus := count_gpus()) < resources.ranks_per_node:
         return say("not_proved", what=f"{resources.ranks_per_node} GPUs, here {gpus}")
     if isinstance(cell.model, ModuleSpec):
-        if look_of(cell.model, cell.batch.resolution_px).draws:
+        if look_of(cell.model, cell.batch.resolution_px, cell.loss_function).draws:
             return say("not_proved", what=f"`{cell.model.typed}` (random numbers)")
     return ""
 
@@ -85,7 +86,7 @@ def not_provable(cell: CellSpec) -> str:
 def prove(cell: CellSpec, say: Callable[[str], None] = lambda text: None) -> list[Leg]:
     """Start the file that is written for a cell, and the cell; compare losses, gradients and weights.
 
-    First on the cell's twin (see `equivalence`) in float64 and in its own precision, then in its own size.
+    First on the cell's twin (see `proof`) in float64 and in its own precision, then in its own size.
 
     Args:
         cell: expressible, with ranks on this machine alone.
@@ -143,7 +144,7 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
     (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")
     (folder / "cell.pickle").write_bytes(pickle.dumps(cell))
     torch.manual_seed(cell.seed)
-    if isinstance(cell.model, ModuleSpec):
+    if cell.model.draws_its_weights:
         model = first_model(cell)
     else:
         with torch.device(cell.resources.device):  # whose generator the cell's weights are drawn by
@@ -163,16 +164,15 @@ def _prepare(folder: Path, cell: CellSpec) -> None:
 
 def start(side: str, cell: CellSpec, folders: Sequence[Path]) -> None:
     """Let one side train in processes of its own."""
-    code = [exported.__file__] if side == "file" else ["-m", "vitsweep.extras.take_home.cell_rank"]
-    arguments = [*code, *map(str, folders)]
-    launcher = []
+    module = exported.__name__ if side == "file" else "vitsweep.extras.take_home.cell_rank"
+    command = command_of(module, *map(str, folders))
     if cell.sharding.name != "none":
-        launcher = ["-m", "torch.distributed.run", "--standalone"]
-        launcher += [f"--nproc-per-node={cell.resources.world_size}"]
-    paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ranks = f"--nproc-per-node={cell.resources.world_size}"
+        options = ("--standalone", ranks, "--no-python")
+        command = command_of("torch.distributed.run", *options, *command)
     done = captured(
-        [sys.executable, *launcher, *arguments],
-        env={**os.environ, **cell.runtime.rank_environment, "PYTHONPATH": os.pathsep.join(paths)},
+        command,
+        env={**os.environ, **cell.runtime.rank_environment},
         timeout=60 * cell.measurement.timeout_min,
     )
     if done.returncode:
@@ -204,11 +204,10 @@ def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (found, wanted)]
     if shapes[0] != shapes[1]:
         return inf
-    norms = {name: float(t.double().norm()) for name, t in wanted.items()}
+    norms = norms_of(dict(wanted))
     typical = float(np.sqrt(np.mean(np.square(list(norms.values())))))
     return max(
-        float((found[name].double() - t.double()).norm())
-        / (max(norms[name], LEAST * typical) or 1.0)
+        float((wide(found[name]) - wide(t)).norm()) / (max(norms[name], LEAST * typical) or 1.0)
         for name, t in wanted.items()
     )
 
@@ -239,8 +238,8 @@ def header(
 
 
 def _origin(store: Store, row: Mapping[str, Any], cell: CellSpec) -> Iterator[str]:
-    code = store.frozen(cell.cell_id).get("code") or {}
-    yield f"Written by `vitsweep export` from sweep {store.name}, cell {cell.cell_id} ({row['cell']})."
+    code = store.frozen(str(row["cell_id"])).get("code") or {}
+    yield f"Written by `vitsweep export` from sweep {store.name}, cell {row['cell_id']} ({row['cell']})."
     if commit := code.get("git_commit"):
         yield f"Code: commit {str(commit)[:12]}{' with changes' if code.get('git_dirty') else ''}."
     packages = {**(code.get("packages") or {}), **_of_model(cell)}

@@ -1,6 +1,6 @@
 """One rank of a proof: train from given weights on given batches, and write what came of it.
 
-It is started as `rank.py FOLDER ...` for the exported file in each folder, and needs torch alone.
+It is started with the folder of each exported file, and needs torch alone.
 `export.cell_rank` starts the product's side with the same loop.
 """
 

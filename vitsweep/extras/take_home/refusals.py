@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.spec.cell_spec import GROUPS, CellSpec
+from vitsweep.spec.from_yaml import targets_in
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.spec.technique import Compilation, Memory, Runtime
 from vitsweep.techniques.attention.sdpa import ScaledDotProduct
@@ -50,6 +51,10 @@ def _typed(cell: CellSpec) -> Iterator[str]:
             yield f"{group}={choice.name}"
     yield from _knobs(cell)
     yield from _of_model(cell)
+    if cell.loss_count:
+        yield f"objective.count={cell.loss_count}"
+    if not (cell.objective.is_default or cell.loss_function):
+        yield f"objective={cell.objective.name}"
     if cell.task.epochs:
         yield f"task={cell.task.name}"
     elif smoothing := cell.task.label_smoothing:
@@ -73,9 +78,10 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
 def _of_model(cell: CellSpec) -> Iterator[str]:
     model = cell.model
     if isinstance(model, ModuleSpec):
-        for knob in ("twin_batch", "loss_count"):
-            if value := getattr(model, knob):
-                yield f"model.{knob}={value}"
+        if model.twin_batch:
+            yield f"model.twin_batch={model.twin_batch}"
+        for target in targets_in(model.arguments):
+            yield f"model.arguments with _target_: {target}"
         if model.seams and cell.attention.name != "sdpa_auto":
             yield f"attention={cell.attention.name}"
         return

@@ -2,13 +2,18 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitsweep.cli import VERBS, Options, require_writable
 from vitsweep.errors import BadValueError, ExitCode, ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import read_cell
+from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.results.sweeps import find_sweep
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.from_yaml import part_from_tree
+from vitsweep.spec.menu import content_of
 from vitsweep.tables.names import cell_names, cells_named, find_cell
 from vitsweep.tables.render import ranked
 from vitsweep.tables.sweep_tables import SweepTables
@@ -61,8 +66,10 @@ def run(arguments: Sequence[str]) -> int:
     from vitsweep.extras.take_home.write import written
 
     cells = SweepTables.of(store).cells
-    row = chosen(cells.assign(cell=cell_names(cells)), typed.cell)
-    cell = read_cell(store, str(row["cell_id"]))
+    words = " ".join(typed.cell).split()
+    row = chosen(cells.assign(cell=cell_names(cells)), words)
+    asked = read_cell(store, str(row["cell_id"]))
+    cell = timed_steps_of(asked)
     unproved = (
         "Not proved: it was written with `--no-prove`." if typed.no_prove else not_provable(cell)
     )
@@ -73,9 +80,22 @@ def run(arguments: Sequence[str]) -> int:
     try:
         first = text(unproved or "Not proved: `vitsweep export` did not come to its end.")
     except ImpossibleCellError as error:
-        raise VitsweepError("\n".join(error.reasons)) from error
+        reasons = [*error.reasons]
+        for _, other in _measured(cells, words).iterrows() if BEST in words else ():
+            if not refusals(timed_steps_of(read_cell(store, str(other["cell_id"])))):
+                reasons.append(
+                    f"The fastest cell that can be written is `--cell {other['cell_id']}`."
+                )
+                break
+        raise VitsweepError("\n".join(reasons)) from error
+    if cell is not asked:
+        print(
+            "Written is the timed step: without schedule, augmentation and evaluations of the training."
+        )
     typed.to.write_text(first, encoding="utf-8")
-    print(f"Wrote cell {cell.cell_id} to {typed.to} ({len(first.splitlines())} lines).", flush=True)
+    print(
+        f"Wrote cell {row['cell_id']} to {typed.to} ({len(first.splitlines())} lines).", flush=True
+    )
     if unproved:
         print(unproved)
         return ExitCode.ok
@@ -85,6 +105,15 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.ok
     print(f"{typed.to} does not train as the cell does: use `vitsweep.apply`.", file=sys.stderr)
     return ExitCode.gate_failed
+
+
+def timed_steps_of(cell: CellSpec) -> CellSpec:
+    """Return a cell of `task=train` as its steps are timed, without the training after them."""
+    if not cell.task.epochs:
+        return cell
+    plain = {"task": "measure", "recipe": "none"}
+    tree = {g: {**content_of(g, choice), "name": choice} for g, choice in plain.items()}
+    return replace(cell, **{group: part_from_tree(tree, group) for group in tree})
 
 
 def _check(typed: Any) -> None:

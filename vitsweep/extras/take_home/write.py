@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.extras.take_home.refusals import refusals
 from vitsweep.model.module_spec import ModuleSpec
-from vitsweep.model.user_module import find_blocks, look_of, without_weights
+from vitsweep.model.user_module import find_blocks, without_weights
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.model_spec import ViTSpec
 from vitsweep.techniques.memory.checkpointed_blocks import OPERATIONS
@@ -176,7 +176,7 @@ def _known(cell: CellSpec) -> dict[str, Any]:
     shards_are_masters = is_fsdp and plan.master_weights
     cast = None if shards_are_masters or plan.param_dtype == "float32" else plan.param_dtype
     norms = ("half on cpu" if on_cpu else None) if half else ("float32" if separate else None)
-    model, own_loss = _model(cell), getattr(cell.model, "loss", None)
+    model, own_loss = _model(cell), cell.loss_function
     is_vit = model["kind"] == "vit"
     masters = plan.master_weights and not is_fsdp
     norms_back, norm_units = bool(cast and separate), is_fsdp and separate
@@ -259,7 +259,7 @@ def _sharding(cell: CellSpec) -> dict[str, Any]:
         "policy": _policy("    policy = ", policy) + "\n",
         "norm_policy": _policy("", of_norms),
         "placement": is_fsdp and isinstance(cell.model, ModuleSpec),
-        "unused": kind == "ddp" and _has_unused(cell),
+        "unused": kind == "ddp" and cell.model.may_lack_gradients and not choice.static_graph,
     }
 
 
@@ -269,12 +269,6 @@ def _policy(start: str, given: Mapping[str, str]) -> str:
     if len(line) <= 88:
         return line
     return f"{start}MixedPrecisionPolicy(\n        {', '.join(named)}\n    )"
-
-
-def _has_unused(cell: CellSpec) -> bool:
-    if not isinstance(cell.model, ModuleSpec):
-        return False
-    return bool(look_of(cell.model, cell.batch.resolution_px).unused)
 
 
 BACKENDS = {
@@ -300,6 +294,7 @@ def _model(cell: CellSpec) -> dict[str, Any]:
         "backend": BACKENDS.get(getattr(cell.attention, "backend", "")),
         "output": "",
         "imported": None,
+        "has_complex": False,
     }
 
 
@@ -330,6 +325,7 @@ def _imported(spec: ModuleSpec, side: int) -> dict[str, Any]:
         "output": _output(module, spec, side),
         "channels_last": False,
         "imported": own,
+        "has_complex": any(t.is_complex() for t in [*module.parameters(), *module.buffers()]),
     }
 
 

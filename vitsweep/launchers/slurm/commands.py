@@ -183,6 +183,7 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     most = [most_usable_bytes(each) for each in types]
     profiles = [profile for each in types for profile in profiles_of_type(each)]
     is_known = bool(types) and None not in most
+    tf32 = {profile.has_tf32 for profile in profiles}
     return Machine(
         device=device,
         cores_per_node=int(cores),
@@ -190,7 +191,7 @@ def machine_of(settings: "SlurmSettings") -> Machine:
         described_by=f"partition {settings.partition or '(default)'}",
         gib_per_device=max(filter(None, most)) / 2**30 if is_known else None,
         least_gib=min(p.usable_bytes for p in profiles) / 2**30 if is_known else None,
-        has_tf32=all(profile.has_tf32 for profile in profiles) if is_known else None,
+        has_tf32=all(tf32) if is_known and None not in tf32 else None,
     )
 
 

@@ -1,7 +1,7 @@
 """torch's scaled_dot_product_attention, by the kernel torch picks or by a named one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from vitsweep.spec.technique import AttentionKernel, Technique
@@ -27,11 +27,16 @@ class ScaledDotProduct(AttentionKernel):
             (arXiv:2205.14135), `efficient` (xFormers) and `cudnn` never write them to memory.
             `cudnn_first` lets torch choose with cuDNN's kernel before all others, which torch prefers to
             its flash kernel on some GPUs and in some versions only; the record names the one that ran.
+        text: of cross-attention to texts of several lengths: all are computed as the longest one, and scores
+            beyond their ends are `masked`; or they are `packed` one after the other.
         flash_kernel: torch's own; it keeps the ids of cells from when another package's could be registered.
     """
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn", "cudnn_first"]
     flash_kernel: Literal["torch"] = "torch"
+    text: Literal["masked", "packed"] = field(
+        default="masked", metadata={"identity": "unless default"}
+    )
 
     @property
     def recomputes_scores(self) -> bool:
@@ -58,7 +63,13 @@ class ScaledDotProduct(AttentionKernel):
         return self.backend != "cudnn"
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Say what the device or the number format has no kernel for."""
+        """Say what the device or the number format has no kernel for, and where no text is packed."""
+        if self.text == "packed" and getattr(cell.model, "text_width", None) is None:
+            yield (
+                f"`attention.text=packed` is for texts of several lengths, and `model={cell.model.name}` on "
+                f"`data={cell.data.name}` reads none: use a `stdit_*` on `data=synthetic_latents`, or leave "
+                "it out."
+            )
         if cell.resources.device == "cpu":
             if self.backend not in ON_CPU:
                 yield (
@@ -79,6 +90,9 @@ class ScaledDotProduct(AttentionKernel):
         """Ask for the named kernel in every block; `auto` leaves the model as it is."""
         from vitsweep.techniques.attention.kernels import attend_everywhere_by
 
+        for module in model.modules() if self.text == "packed" else ():
+            if "packed" in vars(module):
+                vars(module)["packed"] = True
         return model if self.backend == "auto" else attend_everywhere_by(model, self.backend)
 
 

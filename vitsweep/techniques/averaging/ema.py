@@ -1,7 +1,8 @@
 """The weights as they are, or their exponential moving average."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
 
@@ -9,6 +10,8 @@ from vitsweep.spec.model_variant import Averaging
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Decay = float | Callable[[int, int | None], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,48 @@ class Ema(Averaging):
         """Return the average, which begins as a copy of the weights."""
         return MovingAverage(weights, self.decay, warmup=self.warmup, every=self.every)
 
+    def checks(self) -> "tuple[AverageCheck]":
+        """Return the comparison of the average with its equation."""
+        return (AverageCheck(self),)
+
+
+class AverageCheck:
+    """Compares the weights that evaluation would read with their average in float64, over whole tensors.
+
+    Each update that is skipped, since the loss scale is too high, averages the weights before it again.
+
+    Args:
+        choice: gives decay, warm-up and steps between updates.
+    """
+
+    def __init__(self, choice: Ema) -> None:
+        self._choice = choice
+        self._average: dict[str, Tensor] = {}
+
+    def __call__(self, found: Any, expected: Any, bounds: Any) -> str:
+        """Return what differs after a step (see `vitsweep.proof`)."""
+        import torch
+
+        choice, number = self._choice, found.step // self._choice.every
+        kept = self._average or found.before
+        average = {n: a.to(torch.promote_types(a.dtype, torch.float64)) for n, a in kept.items()}
+        decay = min(choice.decay, (1 + number) / (10 + number)) if choice.warmup else choice.decay
+        averaged = [] if (found.step + 1) % choice.every else [found.weights]
+        for weights in [found.before] * found.repeats * len(averaged) + averaged:
+            for n, a in average.items():
+                average[n] = decay * a + (1 - decay) * weights[n].to(a.dtype)
+        self._average = average
+        moved = {n: a - found.weights[n].to(a.dtype) for n, a in average.items()}
+        allowed = bounds.update(moved, average, roundings=4)
+        return bounds.apart("average of the weights", found.averaged(), average, allowed)
+
 
 class MovingAverage:
     """average <- decay x average + (1 - decay) x weights.
 
     Args:
         weights: to be averaged, or shards of them; they keep their memory.
-        decay: of the average in each update.
+        decay: of the average in each update; or what it is after a step, of so many (None: not known).
         warmup: use (1 + t) / (10 + t) in update t as long as it is less than `decay`.
         every: optimizer steps between updates.
 
@@ -49,7 +87,9 @@ class MovingAverage:
         averages: one of each weight, in float32 or better.
     """
 
-    def __init__(self, weights: "list[Tensor]", decay: float, *, warmup: bool, every: int) -> None:
+    def __init__(
+        self, weights: "list[Tensor]", decay: "Decay", *, warmup: bool = False, every: int = 1
+    ) -> None:
         from vitsweep.collectives.primitives import local
 
         self._decay, self._warmup, self._every = decay, warmup, every
@@ -60,14 +100,15 @@ class MovingAverage:
         self._alike = _columns([pair for pair in pairs if pair[0].dtype == pair[1].dtype])
         self._narrow = _columns([pair for pair in pairs if pair[0].dtype != pair[1].dtype])
 
-    def update(self, step: int) -> None:
-        """Let the weights after optimizer step `step`, counted from 0, enter the average."""
+    def update(self, step: int, total: int | None = None) -> None:
+        """Let the weights after optimizer step `step` of `total`, counted from 0, enter the average."""
         import torch
 
         if (step + 1) % self._every:
             return
         number = step // self._every
-        decay = min(self._decay, (1 + number) / (10 + number)) if self._warmup else self._decay
+        decay = self._decay(step, total) if callable(self._decay) else self._decay
+        decay = min(decay, (1 + number) / (10 + number)) if self._warmup else decay
         with torch.no_grad():
             averages, weights = self._alike
             if averages:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 class _Flat(OptimizerChoice):
     keeps_gradient_views: ClassVar[bool] = True
-    instead: ClassVar[str]
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse shardings under which a rank does not hold whole parameters and gradients of its own."""
@@ -38,7 +37,7 @@ class _Flat(OptimizerChoice):
 class ContiguousAdamW(_Flat, AdamW):
     """AdamW over flat buffers; `implementation` says how these few large tensors are updated."""
 
-    instead: ClassVar[str] = "adamw_fused"
+    instead: ClassVar[str] = "adamw_foreach"
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Move parameters and gradients into flat buffers and update those."""

@@ -1,99 +1,234 @@
-"""torch's Muon and AdamW behind one optimizer (needs torch)."""
+"""Muon over the matrices of the blocks and AdamW behind one optimizer (needs torch)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from vitsweep.collectives.owners import OwnedMatrices, Parts
 
 FUSED_QKV = (".qkv.weight", ".in_proj_weight")
 """Names of matrices (3 D, D) that are q, k and v, one below the other."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic Newton-Schulz iteration (kellerjordan.github.io/posts/muon)."""
+LEAST_NORM = 1e-7
+BY_TENSOR = ("params", "names", "starts")
+"""Entries of a group that have one value for each of its tensors."""
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix that is orthogonalized: a weight of a block, or one of q, k and v.
+
+    Attributes:
+        name: of the weight.
+        number: which of the `of` matrices in it this is.
+        of: 3 where the weight is q, k and v, else 1.
+        shape: (rows, columns).
+        parts: which of its numbers each rank holds; None where this rank holds all.
+        begin: where this rank's numbers of it begin in what this rank holds of the weight.
+    """
+
+    name: str
+    number: int
+    of: int
+    shape: tuple[int, ...]
+    parts: Parts | None
+    begin: int
+
+    @property
+    def flops(self) -> float:
+        """Of an iteration: two products of the smaller side squared by the larger, one of it cubed."""
+        small, large = sorted(self.shape)
+        return 2.0 * small * small * (2 * large + small)
+
+    def within(self, held: Tensor) -> Tensor:
+        """Return the view of this matrix, or of this rank's numbers of it, in what this rank holds."""
+        if self.parts is None:
+            return held.chunk(self.of)[self.number]
+        return held.view(-1).narrow(0, self.begin, self.parts.own_length)
 
 
 class MuonWithAdamW(Optimizer):
     """Muon over the matrices of the blocks, AdamW over the other parameters.
 
-    Groups and state are by the model's own parameters, so that clipping, schedules and checkpoints
-    treat it like any other optimizer; Muon itself works on views of them.
+    The momentum of a matrix is updated where it lies. Matrices of one shape are orthogonalized together, by
+    batched products. Where ranks hold parts of matrices, each matrix is gathered on one rank that owns it, by
+    cost, and what comes out is sent back to the parts (Liu et al., arXiv:2502.16982, section 2.3): one
+    all-to-all each way, in bfloat16, which the iterations begin with in any case.
+
+    Groups and state are by the parameters that are given, so that clipping, schedules and checkpoints
+    treat it like any other optimizer.
 
     Args:
         groups: parameter groups with `names`, the reference model's, which of them lie `in_blocks`, and
-            `weight_decay`.
+            `weight_decay`; with `parts`, name -> `Parts`, where parameters are parts of tensors.
         learning_rate: of both.
-        muon: more arguments of torch.optim.Muon.
+        momentum: decay of the velocity of matrices.
+        nesterov: look ahead.
+        iterations: of Newton-Schulz, in bfloat16; for weights in float64 in float64.
         adamw: more arguments of torch.optim.AdamW.
 
     Attributes:
-        matrix_names: of the matrices that Muon updates.
+        matrix_names: of the weights that Muon updates, wherever their parts lie.
     """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         learning_rate: float,
-        muon: dict[str, Any],
+        *,
+        momentum: float,
+        nesterov: bool,
+        iterations: int,
         adamw: dict[str, Any],
     ) -> None:
-        of_muon = list(_parts(groups, hidden=True))
-        of_adamw = list(_parts(groups, hidden=False))
+        of_muon = [*split_groups(groups, hidden=True)]
+        of_adamw = [*split_groups(groups, hidden=False)]
+        self._matrices = [m for group in of_muon for m in _matrices(group)]
+        for group in (*of_muon, *of_adamw):
+            group.pop("parts", None)  # has process groups, which nobody can save
         super().__init__([*of_muon, *of_adamw], {"lr": learning_rate})
         # AdamW shares groups and state with this optimizer.
-        self._adamw = torch.optim.AdamW(of_adamw, lr=learning_rate, **adamw)
-        self._adamw.state = self.state
+        self._adamw = torch.optim.AdamW(of_adamw, lr=learning_rate, **adamw) if of_adamw else None
+        if self._adamw:
+            self._adamw.state = self.state
         self._of_muon = of_muon
-        self.matrix_names = [name for group in of_muon for name in group["names"]]
-        self._matrices = [
-            [_matrices(n, p) for n, p in zip(group["names"], group["params"], strict=True)]
-            for group in of_muon
-        ]
-        self._muon = torch.optim.Muon(
-            [{"params": [m for ms in each for m in ms]} for each in self._matrices],
-            adjust_lr_fn="match_rms_adamw",
-            **muon,
-        )
+        self._momentum, self._nesterov, self._iterations = momentum, nesterov, iterations
+        self.matrix_names = [*dict.fromkeys(m.name for m in self._matrices)]
+        parts = [m.parts for m in self._matrices if m.parts]
+        self._owned = OwnedMatrices(parts, [m.flops for m in self._matrices]) if parts else None
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
         loss = closure() if closure else None
-        for group, inner, matrices in zip(
-            self._of_muon, self._muon.param_groups, self._matrices, strict=True
-        ):
-            inner["lr"], inner["weight_decay"] = group["lr"], group["weight_decay"]
-            for parameter, views in zip(group["params"], matrices, strict=True):
-                self._hand_over(parameter, views)
-        self._muon.step()
-        for each in self._matrices:
-            for views in each:
-                for view in views:
-                    view.grad = None
-        self._adamw.step()
+        if self._matrices:
+            self._update_matrices()
+        if self._adamw:
+            self._adamw.step()
         return loss
 
-    def _hand_over(self, parameter: nn.Parameter, views: list[nn.Parameter]) -> None:
-        """Give the views of a matrix their parts of its gradient and momentum."""
-        if parameter.grad is None:
-            return
-        if parameter not in self.state:
-            momentum = torch.zeros_like(parameter.grad)
-            self.state[parameter]["momentum_buffer"] = momentum
-            for view, part in zip(views, momentum.chunk(len(views)), strict=True):
-                self._muon.state[view]["momentum_buffer"] = part
-        for view, part in zip(views, parameter.grad.chunk(len(views)), strict=True):
-            view.grad = part
+    def _update_matrices(self) -> None:
+        held = {
+            name: (parameter, group)
+            for group in self._of_muon
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+        }
+        ahead = {n: self._velocity(p) for n, (p, _) in held.items() if p.grad is not None}
+        if self._owned:
+            updates = self._exchanged(self._owned, ahead)
+        else:
+            own = [m for m in self._matrices if m.name in ahead]
+            found = orthogonalized([m.within(ahead[m.name]) for m in own], self._iterations)
+            updates = dict(zip(own, found, strict=True))
+        for name in ahead:
+            parameter, group = held[name]
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        for matrix, update in updates.items():
+            if matrix.name in ahead:
+                parameter, group = held[matrix.name]
+                rate = group["lr"] * rms_of_adamw(matrix.shape)
+                matrix.within(parameter).add_(update, alpha=-rate)
+
+    def _velocity(self, parameter: nn.Parameter) -> Tensor:
+        """Update the momentum of a parameter; return what is to be orthogonalized, in few bits."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        velocity = state["momentum_buffer"].lerp_(gradient, 1 - self._momentum)
+        found = gradient.lerp(velocity, self._momentum) if self._nesterov else velocity
+        return found.to(iterated_dtype(parameter.dtype))
+
+    def _exchanged(
+        self, owned: OwnedMatrices, ahead: Mapping[str, Tensor]
+    ) -> dict[_Matrix, Tensor]:
+        """Orthogonalize each matrix where it is whole; return this rank's numbers of all.
+
+        One without a gradient goes along as zeros, since its owner may hold nothing that says so.
+        """
+        some = next(p for group in self.param_groups for p in group["params"])
+        dtype = iterated_dtype(some.dtype)
+        held = [
+            m.within(ahead[m.name])
+            if m.name in ahead
+            else some.new_zeros(m.parts.own_length, dtype=dtype)  # type: ignore[union-attr]
+            for m in self._matrices
+        ]
+        found = orthogonalized(owned.gather(held), self._iterations)
+        return dict(zip(self._matrices, owned.scatter(found, held[0]), strict=True))
 
 
-def _parts(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict[str, Any]]:
+def iterated_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of Newton-Schulz iterations for weights of a dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.bfloat16
+
+
+def orthogonalized(matrices: Sequence[Tensor], iterations: int) -> list[Tensor]:
+    """Replace each matrix by one with its singular vectors, and singular values near 1.
+
+    Matrices of one shape go together. Each gets the bits, on a CPU, that `torch.optim.Muon` gives it: it is
+    divided by its norm (L2), then x <- a x + (b g + c g g) x with g = x x^T, on the smaller side.
+
+    Args:
+        matrices: (rows, columns) each, in the dtype of the iterations.
+        iterations: how many.
+    """
+    a, b, c = COEFFICIENTS
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        by_shape.setdefault(tuple(matrix.shape), []).append(index)
+    found: dict[int, Tensor] = {}
+    for (rows, columns), indices in by_shape.items():
+        x = torch.stack([matrices[i] for i in indices])
+        x = x.mT if rows > columns else x  # not copied: another order of memory gives other bits
+        norms = torch.stack([each.norm() for each in x]).clamp(min=LEAST_NORM)
+        x = x / norms[:, None, None]
+        for _ in range(iterations):
+            gram = x @ x.mT
+            polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            x = torch.baddbmm(x, polynomial, x, beta=a)
+        found |= dict(zip(indices, x.mT if rows > columns else x, strict=True))
+    return [found[index] for index in range(len(matrices))]
+
+
+def rms_of_adamw(shape: Sequence[int]) -> float:
+    """Return the factor that gives an orthogonal update AdamW's size (arXiv:2502.16982, section 2.2)."""
+    return 0.2 * float(max(shape)) ** 0.5
+
+
+def split_groups(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict[str, Any]]:
     """Yield each group's parameters that are matrices of blocks, or those that are not."""
     for group in groups:
+        parts: Mapping[str, Parts] = group.get("parts", {})
         in_blocks = {name for name in group["in_blocks"] if name.endswith("weight")}
-        named = zip(group["names"], group["params"], strict=True)
-        chosen = [(n, p) for n, p in named if (n in in_blocks and p.ndim == 2) is hidden]
-        if chosen:
-            names, parameters = zip(*chosen, strict=True)
-            yield group | {"params": list(parameters), "names": list(names)}
+
+        def is_hidden(name: str, axes: int, inside: set[str] = in_blocks) -> bool:
+            return name in inside and axes == 2
+
+        each = zip(group["names"], group["params"], strict=True)
+        chosen = [
+            index
+            for index, (name, p) in enumerate(each)
+            if is_hidden(name, len(parts[name].shape) if name in parts else p.ndim) is hidden
+        ]
+        own = {n: p for n, p in parts.items() if is_hidden(n, len(p.shape)) is hidden}
+        if chosen or own:
+            by_tensor = {k: [group[k][i] for i in chosen] for k in BY_TENSOR if k in group}
+            yield group | by_tensor | ({"parts": own} if own else {})
 
 
-def _matrices(name: str, parameter: nn.Parameter) -> list[nn.Parameter]:
-    parts = parameter.detach().chunk(3 if name.endswith(FUSED_QKV) else 1)
-    return [nn.Parameter(part) for part in parts]
+def _matrices(group: Mapping[str, Any]) -> Iterator[_Matrix]:
+    """Yield the matrices of a group, the same ones in the same order on every rank."""
+    parts: Mapping[str, Parts] = group.get("parts", {})
+    shapes = {n: tuple(p.shape) for n, p in zip(group["names"], group["params"], strict=True)}
+    for name, (rows, columns) in ({n: p.shape for n, p in parts.items()} or shapes).items():
+        of, begin = 3 if name.endswith(FUSED_QKV) else 1, 0
+        each = parts[name].split(of) if parts else [None] * of
+        for number, own in enumerate(each):
+            yield _Matrix(name, number, of, (rows // of, columns), own, begin)
+            begin += own.own_length if own else 0

@@ -1,6 +1,7 @@
 """Running a step through the stages by torch.distributed.pipelining (needs torch)."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -165,13 +166,15 @@ def cut(
     Blocks are dealt out contiguously and evenly, the first stages having one more where they do not
     divide. Parameters keep their names: block 3 is `blocks.3` in whichever stage it is.
     """
-    blocks = list(model.blocks)  # type: ignore[arg-type]
-    first, end = (number * len(blocks) // stages for number in (stage, stage + 1))
-    part = copy.copy(model)
+    whole: Any = model.blocks
+    first, end = (number * len(whole) // stages for number in (stage, stage + 1))
+    part, blocks = copy.copy(model), copy.copy(whole)
     part._modules = dict(model._modules)
-    part.blocks = nn.ModuleDict({str(i): blocks[i] for i in range(first, end)})
+    part.blocks = blocks
+    blocks._modules = {str(i): whole[i] for i in range(first, end)}
     if stage > 0:
         part.embedding = None  # type: ignore[assignment]
+        blocks._forward_pre_hooks = OrderedDict()  # tokens come as the first stage dealt them out
     if stage < stages - 1:
         part.norm = part.head = None  # type: ignore[assignment]
     part.forward_context = forward_context  # type: ignore[assignment]
@@ -197,7 +200,7 @@ class StagePart:
     def _part(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
-        x = self.transform(x, self.blocks.values())  # type: ignore[attr-defined]
+        x = self.blocks(x)
         if self.head is not None:
             return self.read_out(x)  # type: ignore[attr-defined]
         return x.contiguous()  # what is sent must be

@@ -35,8 +35,8 @@ class Dsp(SequenceParallel):
         if cell.transformer.num_sequence_axes < 2:
             yield (
                 f"`sequence_parallel={self.name}` switches between the sequence axes of a model, "
-                f"and `model={cell.model.name}` has one: use a `video_vit_*` or `axial_vit_*`, or "
-                "`sequence_parallel=ulysses`."
+                f"and `model={cell.model.name}` has one: use a `video_vit_*`, `axial_vit_*` "
+                "or `stdit_*`, or `sequence_parallel=ulysses`."
             )
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":

@@ -13,33 +13,38 @@ from vitsweep.collectives.parallel_linear import (
     scatter_to_sequence_parallel,
 )
 from vitsweep.collectives.primitives import local, sum_together
-from vitsweep.model.attention import token_axes
-from vitsweep.model.block import Block, become, split_blocks
+from vitsweep.model.block import Block, Stack, become, split_blocks, stacks_of
 from vitsweep.model.precision import TokenShardedNorm
 
 
 def shard_outside(model: nn.Module, group: ProcessGroup) -> nn.Module:
     """Split matrices and tokens over the same ranks.
 
-    All ranks of the group are one replica here: gradients are not averaged over them. Embedding and
-    head see all tokens, and get the same whole gradient on every rank.
+    All ranks of the group are one replica here: gradients are not averaged over them. What lies outside of
+    stacks sees all tokens, and gets the same whole gradient on every rank.
     """
-    along = token_axes(model)[0]
-    outside = TokenSharded(group, along.axis, along.length)
-    split_blocks(model, lambda block: _boundary(block, outside))
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
-    for norm in norms:
-        become(norm, TokenShardedNorm)
+    for stack in stacks_of(model):
+        _shard(stack, group)
+    return model
 
-    def deal(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
-        return scatter_to_sequence_parallel(tokens, along.axis, group)
+
+def _shard(stack: Stack, group: ProcessGroup) -> None:
+    axis, length = stack.axes[0]
+    outside = TokenSharded(group, axis, length)
+    split_blocks(stack, lambda block: _boundary(block, outside))
+    for norm in [*stack.modules(), stack.norm]:
+        if isinstance(norm, nn.LayerNorm) and norm.elementwise_affine:
+            become(norm, TokenShardedNorm)
+
+    def deal(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens, *context = inputs
+        return scatter_to_sequence_parallel(tokens, axis, group), *context
 
     def collect(module: nn.Module, inputs: object, tokens: Tensor) -> Tensor:
-        return gather_replicated(tokens, along.axis, group).narrow(along.axis, 0, along.length)
+        return gather_replicated(tokens, axis, group).narrow(axis, 0, length)
 
-    model.embedding.register_forward_hook(deal)  # type: ignore[union-attr]
-    model.norm.register_forward_hook(collect)  # type: ignore[union-attr]
-    return model
+    stack.register_forward_pre_hook(deal)
+    stack.norm.register_forward_hook(collect)
 
 
 def sum_over_tokens(model: nn.Module, group: ProcessGroup) -> None:
@@ -66,9 +71,8 @@ def _boundary(block: nn.Module, outside: TokenSharded) -> TokenSharded:
     Where the sharded one is among them, ranks are joined along the batch, whose order attention
     does not care for, and padding is joined with it.
     """
-    axis = getattr(block, "axis", outside.axis)
-    if axis != outside.axis:
+    if isinstance(block, Block):  # its linears see tokens as they lie outside
+        return outside
+    if block.axis != outside.axis:
         return TokenSharded(outside.group, 0, None)
-    if hasattr(block, "axis"):
-        return TokenSharded(outside.group, 1, outside.length)
-    return outside
+    return TokenSharded(outside.group, 1, outside.length)

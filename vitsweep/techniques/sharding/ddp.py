@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 HALF_GRADIENTS = 1e-2
-"""How far the loss of a short training may lie from that with float32 gradients (see `equivalence`)."""
+"""How far the loss of a short training may lie from that with float32 gradients (see `proof`)."""
 TWIN_BUCKET_MIB = 0.125
 """A nano twin has some 40,000 parameters: three buckets in float64, two in float32."""
 LEAST_COMPILED_MIB = 1
@@ -71,9 +71,16 @@ class Ddp(BucketedReplicas):
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
+        from vitsweep.collectives.primitives import view_like
+
         # torch.compile cuts a model under DDP into a graph per bucket, so that gradients are
         # exchanged early. Alone, there is nothing to exchange.
         torch._dynamo.config.optimize_ddp = world.shape.gradient_shares > 1
+        if not self.gradient_as_bucket_view:
+            # Buckets keep strides, which parameters lose that an optimizer moves into a buffer later.
+            for p in [p for p in model.parameters() if not p.is_contiguous()]:
+                p.data = view_like(p.data.new_empty(p.numel()), p, 0).copy_(p.data)
+        looks = not self.static_graph and getattr(model, "may_lack_gradients", False)
         wrapped = DistributedDataParallel(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -81,9 +88,10 @@ class Ddp(BucketedReplicas):
             bucket_cap_mb=self.bucket_mib,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
-            # Of a user's module only: DDP would wait for their gradients.
-            find_unused_parameters=bool(getattr(model, "unused_parameters", ())),
+            find_unused_parameters=looks,
         )
+        if looks:
+            _take_warning(wrapped)
         if self.gradient_dtype and world.shape.gradient_shares > 1:
             _exchange_in(getattr(torch, self.gradient_dtype), wrapped, world.gradient_group())
         return wrapped
@@ -129,6 +137,27 @@ def half_gradient_conflicts(
             f"`sharding={sharding.name}` with `precision={cell.precision.name}` exchanges nothing in float32 "
             f"over {ranks} of them: use `sharding.gradient_dtype=null`."
         )
+
+
+def _take_warning(wrapped: "DistributedDataParallel") -> None:
+    """Let DDP warn now, unseen, that a pass uses all parameters: it does so once in a process.
+
+    The warning is for those who look for unused parameters by mistake. It comes from C++, whose warnings
+    are Python's inside of an autograd function alone, and the step that is searched here ends at once.
+    """
+    import warnings
+
+    from torch.autograd import Function
+
+    class Search(Function):
+        @staticmethod
+        def forward(ctx: Any, outputs: "list[torch.Tensor]") -> None:
+            wrapped.reducer.prepare_for_backward(outputs)
+
+    parameters = [p for p in wrapped.parameters() if p.requires_grad]
+    with warnings.catch_warnings(action="ignore"):
+        Search.apply([p.flatten()[:1] for p in parameters])
+    wrapped.reducer._reset_state()
 
 
 def _exchange_in(

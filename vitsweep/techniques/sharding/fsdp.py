@@ -1,7 +1,7 @@
 """Fully sharded data parallel (FSDP2): parameters, gradients and optimizer state in shards."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import Shard
 
+    from vitsweep.techniques.sharding.fsdp_units import Units
     from vitsweep.world import World
 
 
@@ -58,6 +59,10 @@ class Fsdp(Sharding):
         is_stage = world.shape.pipeline > 1
         own = replace(self, reshard_after_forward=False) if is_stage else self
         shard_units(model, plan, self.mesh(world), own)
+        if getattr(model, "may_lack_gradients", False):
+            from vitsweep.techniques.sharding.fsdp_units import Units
+
+            vars(model)["units"] = Units(model, self.name, world)
         return model
 
     def relative_tolerance(self) -> float:
@@ -65,12 +70,19 @@ class Fsdp(Sharding):
         return HALF_GRADIENTS if self.gradient_dtype else 0.0
 
     def drop_gradients(self, model: "nn.Module") -> None:
-        """End a backward pass; drop gradients that wait for the last micro-batch (private to torch)."""
+        """End a backward pass without an exchange, and drop its gradients (private to torch).
+
+        One rank alone may call it.
+        """
         from torch.distributed.fsdp import FSDPModule
 
-        root = cast("FSDPModule", model)._get_fsdp_state()
-        if root._state_ctx.post_backward_final_callback_queued:
-            root._root_post_backward_final_callback()
+        root: Any = cast("FSDPModule", model)._get_fsdp_state()
+        if hasattr(model, "reset_iter_state"):  # from torch 2.13 on
+            cast("FSDPModule", model).reset_iter_state()
+        elif root._state_ctx.post_backward_final_callback_queued:
+            cast("FSDPModule", model).set_requires_gradient_sync(False)  # as of a micro-batch
+            with suppress(AttributeError):  # of a unit that was never gathered
+                root._root_post_backward_final_callback()
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 group = module._get_fsdp_state()._fsdp_param_group
@@ -88,7 +100,13 @@ class Fsdp(Sharding):
     ) -> AbstractContextManager[None]:
         """Reduce-scatter gradients on the last micro-batch only."""
         cast("FSDPModule", model).set_requires_gradient_sync(is_last_micro_batch)
-        return nullcontext()
+        units = _units(model)
+        return units.micro_batch() if units else nullcontext()
+
+    def complete_gradients(self, model: "nn.Module") -> None:
+        """Drop the zeros that stand for gradients which no rank had."""
+        if units := _units(model):
+            units.drop_zeros()
 
     def conflicts(self, cell: CellSpec) -> Iterator[str]:
         """Refuse several copies of the state (that is HSDP), and what units cannot be."""
@@ -141,6 +159,12 @@ class Hsdp(Fsdp):
                 f"gives {mesh.replicate} x {mesh.state_shards}: use a world that factors (4, 6, 8, ...) "
                 "with a fitting `mesh.shard`, or `sharding=fsdp`."
             )
+
+
+def _units(model: "nn.Module") -> "Units | None":
+    """Return what watches the units of a user's module; nothing watches ours."""
+    units: Units | None = vars(model).get("units")
+    return units
 
 
 def shard_units(

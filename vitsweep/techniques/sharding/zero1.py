@@ -46,23 +46,28 @@ class Zero1(BucketedReplicas):
     def optimizer_groups(
         self, groups: list[dict[str, Any]], model: "nn.Module"
     ) -> list[dict[str, Any]]:
-        """Replace parameters by this rank's slices of them; `starts` says where each begins."""
+        """Replace parameters by this rank's slices of them.
+
+        `starts` says where each begins, `parts` what each rank has of every parameter.
+        """
+        buckets = [bucket for replica in _replicas(model) for bucket in replica.buckets]
         pieces = {
             parameter: (piece, bucket.first_number(parameter))
-            for replica in _replicas(model)
-            for bucket in replica.buckets
+            for bucket in buckets
             for parameter, piece in bucket.pieces.items()
         }
+        parts = {p: bucket.parts(p) for bucket in buckets for p in bucket.parameters}
         held = []
         for group in groups:
-            names = zip(group["names"], group["params"], strict=True)
-            own = [(name, *pieces[p]) for name, p in names if p in pieces]
+            named = [*zip(group["names"], group["params"], strict=True)]
+            own = [(name, *pieces[p]) for name, p in named if p in pieces]
             held.append(
                 group
                 | {
                     "params": [piece for _, piece, _ in own],
                     "names": [name for name, _, _ in own],
                     "starts": [start for _, _, start in own],
+                    "parts": {name: parts[p] for name, p in named},
                 }
             )
         return held

@@ -7,18 +7,19 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from vitsweep.collectives.owners import Parts
+from vitsweep.collectives.parallel_linear import TokenSharded
 from vitsweep.collectives.primitives import (
     aligned,
     broadcast_together,
+    lacking_everywhere,
     start_mean_scatter,
     start_part_gather,
     view_like,
 )
-from vitsweep.model.precision import TokenShardedNorm
 
 MIB = 2**20
 
@@ -32,7 +33,7 @@ class Bucket:
     Args:
         parameters: of one dtype on one device.
         group: n ranks that average these gradients; None for one rank alone.
-        dtype: in which gradients are exchanged; None leaves them as they are.
+        dtype: in which gradients are exchanged; None leaves them, and complex ones, as they are.
 
     Attributes:
         pieces: parameter -> this rank's slice of it, 1-D, for the optimizer; only where it has one.
@@ -44,9 +45,10 @@ class Bucket:
         group: ProcessGroup | None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.parameters, self._group, self._dtype = parameters, group, dtype
+        self.parameters, self._group = parameters, group
         ranks, rank = (group.size(), group.rank()) if group else (1, 0)
         first = parameters[0].detach()
+        self._dtype = None if first.is_complex() else dtype
         sizes = [aligned(p.numel(), p.element_size()) for p in parameters]
         length = ranks * aligned(-(-sum(sizes) // ranks), first.element_size())
         self._values, self._gradients = first.new_zeros(length), first.new_zeros(length)
@@ -75,6 +77,13 @@ class Bucket:
     def first_number(self, parameter: nn.Parameter) -> int:
         """Return which number of a parameter, in the order of memory, this rank's piece begins with."""
         return self._slice(parameter)[0] - self._starts[parameter]
+
+    def parts(self, parameter: nn.Parameter) -> Parts:
+        """Return which numbers of a parameter, in the order of memory, each rank has."""
+        start, share = self._starts[parameter], len(self._own)
+        bounds = range(0, len(self._values) + 1, share)
+        inside = tuple(min(max(bound - start, 0), parameter.numel()) for bound in bounds)
+        return Parts(tuple(parameter.shape), inside, self._group)
 
     def keep(self, parameter: nn.Parameter) -> None:
         """Let the gradient of a parameter lie in the buffer, where later ones are added to it."""
@@ -156,8 +165,8 @@ class ShardedReplica(nn.Module):
         dtype: in which gradients are exchanged; None leaves them as they are.
 
     Attributes:
-        unused: parameters that had no gradient on any rank in this step; looked for where the model says
-            that it has such (`unused_parameters`).
+        unused: parameters that had no gradient on any rank in this step; looked for in a module of the
+            user's (`may_lack_gradients`).
     """
 
     def __init__(
@@ -173,10 +182,11 @@ class ShardedReplica(nn.Module):
             Bucket(parameters, group, dtype) for parameters in _in_buckets(module, bucket_mib * MIB)
         ]
         self._ready, self._sent, self._exchanging = set[int](), 0, False
-        self._may_be_unused = bool(getattr(module, "unused_parameters", ()))
+        self._may_lack_gradients = bool(getattr(module, "may_lack_gradients", False))
         self.unused = set[nn.Parameter]()
-        # Megatron-SP sums gradients of norms over other ranks first, once the backward pass is over.
-        self._early = not any(isinstance(m, TokenShardedNorm) for m in module.modules())
+        # Megatron-SP sums gradients of norms and biases over other ranks first, after the backward pass.
+        boundaries = [getattr(m, "boundary", None) for m in module.modules()]
+        self._early = not any(isinstance(boundary, TokenSharded) for boundary in boundaries)
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
@@ -201,7 +211,7 @@ class ShardedReplica(nn.Module):
         """Send what is not yet sent; wait until every piece has its mean gradient."""
         for bucket in self.buckets:
             bucket.send()
-        if self._may_be_unused:
+        if self._may_lack_gradients:
             self.unused = self._without_gradient()
         self._receive()
 
@@ -218,11 +228,9 @@ class ShardedReplica(nn.Module):
 
     def _without_gradient(self) -> set[nn.Parameter]:
         parameters = [p for bucket in self.buckets for p in bucket.parameters]
-        missing = torch.tensor([p.grad is None for p in parameters], dtype=torch.int32)
-        missing = missing.to(parameters[0].device)
-        if self._group and self._group.size() > 1:
-            dist.all_reduce(missing, dist.ReduceOp.MIN, group=self._group)
-        return {p for p, is_missing in zip(parameters, missing.tolist(), strict=True) if is_missing}
+        lacks = [p.grad is None for p in parameters]
+        found = lacking_everywhere(lacks, parameters[0].device, self._group)
+        return {parameters[index] for index in found}
 
     def gather_parameters(self) -> None:
         """Give every rank all updated parameters, and drop the gradients."""
@@ -231,6 +239,8 @@ class ShardedReplica(nn.Module):
                 work.wait()
 
     def _on_gradient(self, index: int, parameter: nn.Parameter) -> None:
+        if parameter.grad is None:  # of a function that gave none
+            return
         bucket = self.buckets[index]
         bucket.keep(parameter)
         if not self._exchanging:

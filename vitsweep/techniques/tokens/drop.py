@@ -1,12 +1,12 @@
 """Patches left out in training."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Lt
 
-from vitsweep.spec.model_spec import ModelSpec, ViTSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.model_variant import TokenVariant
 from vitsweep.techniques.tokens.registers import one_axis_conflicts
 
@@ -38,19 +38,16 @@ class DropTokens(TokenVariant):
         """Return how many patches of an image go through the blocks; at least one."""
         return max(1, round(patches * self.keep))
 
-    def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:
+    def shape(self, spec: TransformerSpec, cell: "CellSpec") -> TransformerSpec:
         """Return the shape with the number of patches that the blocks see."""
-        if not isinstance(spec, ViTSpec):
-            return spec
-        patches = spec.num_patches(cell.batch.resolution_px)
-        return replace(spec, kept_patches=self.kept(patches))
+        return spec.with_kept_patches(self.kept(spec.num_patches(cell.batch.resolution_px)))
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse shares that keep no patch or all, and heads and methods that need every patch."""
         yield from super().conflicts(cell)
         yield from one_axis_conflicts(cell, self.name)
-        spec = cell.model
-        if not isinstance(spec, ViTSpec):
+        spec = cell.transformer
+        if spec.num_sequence_axes > 1:
             return
         me, patches = f"tokens={self.name}", spec.num_patches(cell.batch.resolution_px)
         kept = round(patches * self.keep)

@@ -1,12 +1,12 @@
 """Learned tokens besides the patches."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt
 
-from vitsweep.spec.model_spec import ModelSpec, ViTSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.model_variant import TokenVariant
 
 if TYPE_CHECKING:
@@ -29,11 +29,9 @@ class Registers(TokenVariant):
 
     changes_model: ClassVar[bool] = True
 
-    def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:
+    def shape(self, spec: TransformerSpec, cell: "CellSpec") -> TransformerSpec:
         """Return the shape with more registers, which is how the model is built."""
-        if not isinstance(spec, ViTSpec):
-            return spec
-        return replace(spec, registers=spec.registers + self.count)
+        return spec.with_registers(self.count)
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Refuse models whose tokens are a grid."""

@@ -1,20 +1,28 @@
 """Blocks and models that put the branches together in another way (needs torch)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitsweep.model.block import Block, BlockStack, become, blocks_of, swap_block_class
+from vitsweep.model.block import (
+    Block,
+    Context,
+    Stack,
+    become,
+    blocks_of,
+    stacks_of,
+    swap_block_class,
+)
 from vitsweep.model.initialize import chosen
 
 
 class ParallelBlock(nn.Module):
     """A block whose MLP reads what its attention reads."""
 
-    def forward(self: Any, x: Tensor) -> Tensor:
-        """Transform the tokens of each image; the shape stays."""
+    def forward(self: Any, x: Tensor, context: Context | None = None) -> Tensor:
+        """Transform the tokens of each image; the shape stays, and no context is read."""
         normed = self.norm_attention(x)
         return x + self.attend_branch(normed) + self.mlp_branch(normed)
 
@@ -34,16 +42,17 @@ class SampleDroppingBlock(nn.Module):
 
     images_axis: int
 
-    def forward(self: Any, x: Tensor, *places: Tensor) -> Tensor:
+    def forward(self: Any, x: Tensor, context: Context | None = None, *places: Tensor) -> Tensor:
         """Transform the tokens; the shape stays.
 
         Args:
             x: tokens, (B, T, D) or (T, B, D).
+            context: none.
             places: of the images that attention computes, and of those of the MLP, (kept) each;
                 without them all images are computed.
         """
         if not places:
-            return super().forward(x)
+            return super().forward(x, context)
         x = self._add(x, places[0], lambda some: self.attend_branch(self.norm_attention(some)))
         return self._add(x, places[1], lambda some: self.mlp_branch(self.norm_mlp(some)))
 
@@ -86,24 +95,24 @@ class ImageByImageBlock(SampleDroppingBlock):
         return torch.cat(images, axis)
 
 
-class SampleDroppingModel(BlockStack):
-    """A model that draws in training which images each branch computes."""
+class SampleDroppingStack(Stack):
+    """Blocks of a model that draws in training which images each branch computes."""
 
     kept: Callable[[int], int]
     num_blocks: int
     images_axis: int
 
-    def transform(self: Any, x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
-        """Run some of the model's blocks; the shape of the tokens stays."""
+    def forward(self: Any, x: Tensor, context: Context | None = None, /) -> Tensor:
+        """Run the blocks; the shape of the tokens stays."""
         if not self.training:
-            return super().transform(x, blocks)
+            return super().forward(x, context)
         images = x.shape[self.images_axis]
-        # All blocks at once: few kernels, and each stage of a pipeline reads its own rows.
+        # All blocks at once: few kernels, and each stack and each stage of a pipeline reads its own rows.
         size = (2 * self.num_blocks, images)
         numbers = self.draws.uniform(self, "drop_samples", size, x)
         places = chosen(numbers, self.kept(images))
-        for block in blocks:
-            x = block(x, places[2 * block.place], places[2 * block.place + 1])  # type: ignore[operator]
+        for block in self:
+            x = block(x, context, places[2 * block.place], places[2 * block.place + 1])
         return x
 
 
@@ -119,9 +128,13 @@ def with_dropped_samples(
     """
     whole: Any = model
     axis = 0 if whole.batch_first else 1
-    for place, block in enumerate(whole.blocks):
+    blocks = [block for stack in stacks_of(model) for block in stack]
+    for place, block in enumerate(blocks):
         assert isinstance(block, Block)
         vars(block).update(place=place, images_axis=axis)
     swap_block_class(model, ImageByImageBlock if image_by_image else SampleDroppingBlock)
-    vars(model).update(kept=kept, num_blocks=len(whole.blocks), images_axis=axis)
-    return become(model, SampleDroppingModel)
+    drawing = {"kept": kept, "num_blocks": len(blocks), "images_axis": axis, "draws": whole.draws}
+    for stack in stacks_of(model):
+        vars(stack).update(drawing)
+        become(stack, SampleDroppingStack)
+    return model

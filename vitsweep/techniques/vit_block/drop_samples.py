@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from annotated_types import Gt, Lt
 
-from vitsweep.spec.model_spec import ModelSpec, TransformerSpec, ViTSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.model_variant import BlockVariant
 
 if TYPE_CHECKING:
@@ -45,11 +45,9 @@ class DropSamples(BlockVariant):
         """Return how many of the images of a forward pass a branch computes; at least one."""
         return max(1, round(images * (1 - self.rate)))
 
-    def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:
+    def shape(self, spec: TransformerSpec, cell: "CellSpec") -> TransformerSpec:
         """Return the shape with the share of images that blocks compute."""
         images = cell.images_per_forward
-        if not isinstance(spec, TransformerSpec):
-            return spec
         return replace(spec, computed_images=(self.kept(images), images))
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
@@ -62,7 +60,7 @@ class DropSamples(BlockVariant):
                 f"`vit_block.rate={self.rate:g}` of the {images} images of a forward pass drops none or all: "
                 f"use at least `batch.images_per_step={least}`, or another `vit_block.rate`."
             )
-        if isinstance(cell.model, TransformerSpec) and not isinstance(cell.model, ViTSpec):
+        if cell.transformer.num_sequence_axes > 1:
             yield (
                 f"`{me}` drops whole images, and a block of `model={cell.model.name}` sees the rows or "
                 "frames of an image as a batch: use a `vit_*`, or `vit_block=plain`."

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitsweep.spec.model_spec import ModelSpec, TransformerSpec
+from vitsweep.spec.model_spec import TransformerSpec
 from vitsweep.spec.model_variant import BlockVariant
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class ParallelBranches(BlockVariant):
 
     changes_model: ClassVar[bool] = True
 
-    def shape(self, spec: ModelSpec, cell: "CellSpec") -> ModelSpec:
+    def shape(self, spec: TransformerSpec, cell: "CellSpec") -> TransformerSpec:
         """Return the shape without the second norm of each block."""
-        return replace(spec, parallel_branches=True) if isinstance(spec, TransformerSpec) else spec
+        return replace(spec, parallel_branches=True)
 
     def apply(self, model: "nn.Module") -> "nn.Module":
         """Let both branches of every block read the first norm, and drop the second one."""
@@ -44,7 +44,7 @@ class ParallelBranches(BlockVariant):
         return model
 
 
-def _sum_of_branches(block: Any, x: "Tensor") -> "Tensor":
+def _sum_of_branches(block: Any, x: "Tensor", context: None = None) -> "Tensor":
     normed = block.norm_attention(x)
     attended, transformed = block.attention(normed), block.mlp(normed)
     if block.scale_mlp is not None:

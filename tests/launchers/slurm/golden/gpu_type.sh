@@ -24,4 +24,4 @@ export PYTHONPATH=/code${PYTHONPATH:+:$PYTHONPATH}
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --cpus-per-task=64 --cpu-bind=none --kill-on-bad-exit=0 PYTHON -u -m vitsweep.launchers.slurm.node.agent FOLDER DIGEST
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --cpus-per-task=64 --cpu-bind=none --kill-on-bad-exit=0 PYTHON -u -P -m vitsweep.launchers.slurm.node.agent FOLDER DIGEST last '/my code'

@@ -29,4 +29,4 @@ export NCCL_SOCKET_IFNAME=ib0
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output FOLDER/%A_%a_%t_log.out --cpus-per-task=64 --cpu-bind=none --kill-on-bad-exit=0 '--container-image=/images/vit sweep.sqsh' apptainer exec --nv /images/vitsweep.sif python -u -m vitsweep.launchers.slurm.node.agent FOLDER DIGEST
+srun --unbuffered --output FOLDER/%A_%a_%t_log.out --cpus-per-task=64 --cpu-bind=none --kill-on-bad-exit=0 '--container-image=/images/vit sweep.sqsh' apptainer exec --nv /images/vitsweep.sif python -u -P -m vitsweep.launchers.slurm.node.agent FOLDER DIGEST first /code

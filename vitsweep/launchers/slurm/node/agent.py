@@ -143,8 +143,8 @@ class Agent:
 
     def _start_ranks(self, order: dict[str, Any]) -> None:
         self._run_id = order["run"]
-        cell = read_cell(self._store, order["cell_id"])
         request = RunRequest.from_plain(order["request"])
+        cell = read_cell(self._store, request.cell_id, request.of_command)
         self._ranks = LocalRanks(
             context_for(cell),
             rank_main,
@@ -171,7 +171,10 @@ class Agent:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), "".join(sys.argv[2:]))
+    array, digest, place, own = [*sys.argv[1:], "", "", ""][:4]
+    if own:  # where the command had it, but that the code of the jobs, on PYTHONPATH, comes before
+        sys.path.insert(1 if place == "first" else len(sys.path), own)
+    code = main(Path(array), digest)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no exit handler may hold up the end of a job

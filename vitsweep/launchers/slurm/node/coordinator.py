@@ -165,7 +165,7 @@ class JobExecutor:
 
     def start(self, request: RunRequest, cell: CellSpec) -> RemoteRanks:
         """Let the agents start all ranks of a run."""
-        order = {"do": "run", "cell_id": request.cell_id, "request": request.plain()}
+        order = {"do": "run", "request": request.plain()}
         return RemoteRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
 
     @contextmanager
@@ -220,7 +220,7 @@ class Coordinator:
     def __init__(self, env: JobEnvironment, job: ArrayJob, key: bytes) -> None:
         self._key = key
         self.env, self.facts = env, job.array.facts
-        self.folder, self._of_command = job.array.folder, job.cells
+        self.folder, self._job = job.array.folder, job
         self.store, self._cells = job.store(), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
@@ -259,10 +259,9 @@ class Coordinator:
         return JobExecutor(self.store, self.folder, self.env, nodes, facts)
 
     def _cell(self, cell_id: str) -> CellSpec:
-        """Return a cell as it was frozen, measured as the submitting command wants it."""
+        """Return a cell as it was frozen, with the settings of the submitting command."""
         if cell_id not in self._cells:
-            of_command = self._of_command.get(cell_id, {}).get("measurement")
-            self._cells[cell_id] = read_cell(self.store, cell_id, of_command)
+            self._cells[cell_id] = read_cell(self.store, cell_id, self._job.of_command(cell_id))
         return self._cells[cell_id]
 
     def run_all(self) -> None:

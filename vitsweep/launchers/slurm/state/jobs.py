@@ -62,11 +62,6 @@ _NEEDED = {
 }
 
 
-def _is_event(entry: dict[str, Any]) -> bool:
-    kind = entry.get("event")
-    return isinstance(kind, str) and fits(entry, _KINDS, _NEEDED.get(kind, ()))
-
-
 @dataclass(frozen=True)
 class JobEvents:
     """All events of one job, oldest first.
@@ -322,9 +317,17 @@ class ArrayJob:
 
     @property
     def cells(self) -> dict[str, dict[str, Any]]:
-        """Cell id -> `measurement` and `code_hash` of the command that submitted it, `sha256` of the cell."""
+        """Cell id -> settings (`of_command`) and `code_hash` of its command, `sha256` of what that froze."""
         cells: dict[str, dict[str, Any]] = self.task.get("cells", {})
         return cells
+
+    def of_command(self, cell_id: str) -> dict[str, dict[str, Any]]:
+        """Return the settings of a cell that belong to the command that submitted it, by group.
+
+        Jobs of earlier versions name those of `measurement` alone.
+        """
+        facts = self.cells.get(cell_id, {})
+        return {group: part for group, part in facts.items() if isinstance(part, dict)}
 
     def store(self) -> Store:
         """Return the sweep, in which this job runs the cells that its command froze and no others."""
@@ -339,7 +342,8 @@ class ArrayJob:
         size = path.stat().st_size if path.exists() else 0
         if before and before.num_bytes == size:
             return before
-        return JobEvents([event for event in read_lines(path) if _is_event(event)], size)
+        found = [e for e in read_lines(path) if isinstance(e.get("event"), str)]
+        return JobEvents([e for e in found if fits(e, _KINDS, _NEEDED.get(e["event"], ()))], size)
 
     def remaining_runs(
         self, events: JobEvents, final_statuses: Mapping[str, str], left_out: Collection[str] = ()

@@ -181,7 +181,7 @@ def _with_id(array: JobArray, found: Mapping[Path, str], note: bool) -> JobArray
     if array.folder not in found:
         return array
     if note:
-        write_atomically(array.folder / "slurm_id", found[array.folder])
+        write_atomically(array.folder / "slurm_id", found[array.folder], durable=True)
     return replace(array, found_id=found[array.folder])
 
 
@@ -357,13 +357,13 @@ def runs_to_record(store: Store, state: JobState) -> list[Run]:
 
 def _record(store: Store, state: JobState, run: Run, failure: RunFailure) -> None:
     """Record the run that was in flight; it was measured where only its record was not published."""
-    of_command = state.job.cells.get(run.cell_id, {})
+    facts = state.job.cells.get(run.cell_id, {})
     environment: dict[str, object] = {"launcher": "slurm", "slurm_job_id": state.job.slurm_id}
-    if "code_hash" in of_command:
-        environment["code_hash"] = of_command["code_hash"]
+    if "code_hash" in facts:
+        environment["code_hash"] = facts["code_hash"]
     attempt = state.events.num_attempts(run)
     request = request_for(store, run, attempt, environment=environment)
-    record_left(request, read_cell(store, run.cell_id, of_command.get("measurement")), failure)
+    record_left(request, read_cell(store, run.cell_id, state.job.of_command(run.cell_id)), failure)
 
 
 def _note(store: Store, run: Run, failure: RunFailure) -> None:

@@ -31,6 +31,7 @@ from vitsweep.launchers.slurm.state.poll import (
     wait_for_records,
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
+from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
@@ -137,6 +138,8 @@ def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
     num_runs = sum(len(state.job.runs()) for state in members)
     num_remaining = sum(len(state.remaining_runs) for state in members)
     request = array.facts["request"]
+    # why jobs wait, and up to three of the cells that run
+    reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
     return {
         "array": array.slurm_id or "?",
         "nodes x ranks": f"{request['nodes']} x {request['ranks_per_node']}",
@@ -144,14 +147,8 @@ def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
         "running": str(counts["running"] + counts["unknown"]),
         "ended": str(counts["ended"] + counts["gone"]),
         "runs": f"{num_runs - num_remaining}/{num_runs}",
-        "now": _current_activity(members),
+        "now": ", ".join([*sorted(reasons - {"None", ""}), *_cells_in_flight(members)[:3]]),
     }
-
-
-def _current_activity(members: Sequence[JobState]) -> str:
-    """Return why jobs wait, and up to three of the cells that run."""
-    reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
-    return ", ".join([*sorted(reasons - {"None", ""}), *_cells_in_flight(members)[:3]])
 
 
 def _cells_in_flight(job_states: Sequence[JobState]) -> list[str]:
@@ -192,7 +189,10 @@ def is_busy(store: Store, job_states: Sequence[JobState], outcomes: Mapping[str,
 def _continue_hint(
     store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
 ) -> str:
-    """Return the command that measures cells which nothing will start by itself, or ""."""
+    """Return the command that measures cells which nothing will start by itself, or "".
+
+    That of somebody else is named as theirs, not as one to type.
+    """
     waiting = {cell_id for cell_id, outcome in outcomes.items() if outcome.status == WAITING}
     if not waiting or any(state.is_live for state in job_states):
         return ""
@@ -200,6 +200,9 @@ def _continue_hint(
         return "A command is at work on this sweep."
     for entry in reversed(store.commands()):
         if entry.get("command") and waiting & set(entry.get("cells", ())):
+            if not is_own(entry):
+                typed = plain_text(str(entry["command"]))
+                return f"Somebody else (or a user whose key was lost) asked for the cells that wait: {typed}"
             return f"The same command goes on with the cells that wait: {entry['command']}"
     return ""
 

@@ -1,9 +1,11 @@
 """The Slurm launcher: freezes cells, groups them by requested resources, submits job arrays."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from vitsweep.composition.hydra import value_override
 from vitsweep.composition.sweep_settings import SweepSettings
 from vitsweep.launchers.base import (
     LaunchRequest,
@@ -16,7 +18,7 @@ from vitsweep.launchers.base import (
 )
 from vitsweep.launchers.slurm.commands import require_slurm
 from vitsweep.launchers.slurm.state.jobs import JobArray
-from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
+from vitsweep.launchers.slurm.state.poll import JobState, pending_runs, reconcile, wait_for_records
 from vitsweep.launchers.slurm.state.status import watch
 from vitsweep.launchers.slurm.submit.sbatch import (
     PlannedJob,
@@ -28,6 +30,7 @@ from vitsweep.launchers.slurm.submit.sbatch import (
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.planning.freeze import code_folder
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results import sweeps
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
@@ -77,6 +80,8 @@ def _submit_missing(
     folder = code_folder(store, snapshot=request.settings.snapshot_code)
     is_awaited = {run.cell_id for run in pending} & sweep.plan.entries.keys()
     arrays = {s.job.array.folder: s.job.array for s in job_states if s.is_live and is_awaited}
+    if said := typed_otherwise(job_states, sweep.plan, store):
+        console.print(said)
     awaited = [(run.cell_id, run.block) for run in pending]
     for resources, jobs in _packed(sweep, request, settings, awaited).items():
         new = submit(store, resources, jobs, settings, folder, sweep.code)
@@ -111,6 +116,26 @@ def _packed(
     minutes, known = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
     size, order = asked.cells_per_block, BalancedOrder.after(rounds.earlier)
     return pack(plan, state.missing_blocks, minutes, known, settings, size, order)
+
+
+def typed_otherwise(job_states: Sequence[JobState], plan: SweepPlan, store: Store) -> str:
+    """Name settings of earlier commands with which live jobs run cells of this one; "" without any."""
+    cells, settings = set[str](), dict[str, None]()
+    for state in filter(lambda state: state.is_live, job_states):
+        for cell_id in {run.cell_id for run in state.remaining_runs} & plan.entries.keys():
+            typed = json.loads(json.dumps(plan.entries[cell_id].spec.of_command))
+            for group, part in state.job.of_command(cell_id).items():
+                for name, value in part.items():
+                    is_asked = group != "resources" and name != "blocks"  # facts; further jobs
+                    if is_asked and typed.get(group, {}).get(name, value) != value:
+                        cells.add(cell_id)
+                        settings[f"`{value_override(f'{group}.{name}', value)}`"] = None
+    if not cells:
+        return ""
+    return (
+        f"Live jobs run {count(len(cells), 'cell')} with {', '.join(settings)}, which an earlier command "
+        f"typed: to have them as typed now, `vitsweep cancel {sweep_argument(store)}` first."
+    )
 
 
 def _next_commands(store: Store) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import make_folder, remove, write_atomically
+from vitsweep.interpreters import folder_on_path
 from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
 from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
@@ -90,7 +91,7 @@ class PlannedJob:
             **({"metrics": dict(store.metrics)} if store.metrics else {}),
             "cells": {
                 cell_id: {
-                    "measurement": entry.spec.measurement.of_command,
+                    **entry.spec.of_command,
                     "code_hash": entry.code.hash,
                     "sha256": store.digest(cell_id),
                 }
@@ -258,7 +259,7 @@ def submit(
     make_folder(folder)
     lines = (json.dumps(job.document(store), separators=(",", ":")) for job in jobs)
     work = Work("\n".join(lines) + "\n", secrets.token_hex(32))
-    write_atomically(folder / "tasks.jsonl", work.tasks)
+    write_atomically(folder / "tasks.jsonl", work.tasks, durable=True)
     _write_key(folder / "key", work.secret)
     facts = {
         "sweep": store.name,
@@ -271,11 +272,11 @@ def submit(
         "num_jobs": len(jobs),
         "minutes": [round(job.minutes, 1) for job in jobs],
     }
-    write_atomically(folder / "array.json", json.dumps(facts, indent=1))
+    write_atomically(folder / "array.json", json.dumps(facts, indent=1), durable=True)
     options = parameters(store.name, request, settings, code) | {"map_count": len(jobs)}
     require_leases(store.root)
     slurm_id = _sbatch(folder, request, settings, options, work.digest)
-    write_atomically(folder / "slurm_id", slurm_id)
+    write_atomically(folder / "slurm_id", slurm_id, durable=True)
     return JobArray(folder)
 
 
@@ -283,6 +284,7 @@ def _write_key(path: Path, secret: str) -> None:
     """Write a secret that only the user can read; agents of a job authenticate with it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(descriptor, secret.encode())
+    os.fsync(descriptor)
     os.close(descriptor)
 
 
@@ -344,6 +346,7 @@ def _submit_command(folder: Path, options: dict[str, Any], shell_command: str) -
 
 def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path) -> dict[str, Any]:
     """Return the options of the batch script by submitit's names; submitit quotes the values."""
+    others = {"requeue": True, **settings.additional_parameters}
     cpus = f"--cpus-per-task={request.cpus}"  # srun does not inherit it since Slurm 22.05
     options = {
         "job_name": f"vitsweep-{sweep}",
@@ -361,7 +364,9 @@ def parameters(sweep: str, request: Request, settings: SlurmSettings, code: Path
         ],
         "srun_args": [cpus, "--cpu-bind=none", "--kill-on-bad-exit=0", *settings.srun_args],
         "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": True, **settings.additional_parameters},
+        "additional_parameters": {
+            k: v for k, v in others.items() if v is not None and v is not False
+        },
     }
     given = {key: value for key, value in options.items() if value is not None}
     return given | request.sbatch(settings)
@@ -372,7 +377,7 @@ def command(folder: Path, settings: SlurmSettings, digest: str) -> str:
     python: Sequence[str] = (sys.executable,)
     if settings.python is not None:
         python = (settings.python,) if isinstance(settings.python, str) else settings.python
-    return shlex.join([*python, "-u", "-m", AGENT, str(folder), digest])
+    return shlex.join([*python, "-u", "-P", "-m", AGENT, str(folder), digest, *folder_on_path()])
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 from vitsweep.errors import BadValueError
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.spec.from_yaml import section_from_tree
+from vitsweep.spec.from_yaml import hints_of, section_from_tree
 
 Auto = Literal["auto"]
 
@@ -62,8 +62,15 @@ def settings_of(given: Mapping[str, Any]) -> SlurmSettings:
     Raises:
         BadValueError: a field is unknown, missing or has a wrong value; all such are named.
     """
-    settings: SlurmSettings = section_from_tree(SlurmSettings, given, "hydra.launcher")
+    kinds = hints_of(SlurmSettings)
+    texts = {k: str(v) for k, v in given.items() if type(v) is int and kinds.get(k) == (str | None)}
+    settings: SlurmSettings = section_from_tree(SlurmSettings, {**given, **texts}, "hydra.launcher")
     _check_texts(settings)
+    if "time" in settings.additional_parameters:
+        raise BadValueError(
+            f"`hydra.launcher.additional_parameters.time={settings.additional_parameters['time']}`: the time "
+            "limit of a job, before which it saves, is `hydra.launcher.timeout_min=MINUTES`: use that."
+        )
     return settings
 
 

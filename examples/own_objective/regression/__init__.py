@@ -1,0 +1,1 @@
+"""An objective of one's own."""

@@ -1,0 +1,1 @@
+"""What maintainers run: the same product before and after, planted bugs, random faults."""

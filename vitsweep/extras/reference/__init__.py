@@ -1,0 +1,1 @@
+"""Records of another machine beside those of a sweep."""
