@@ -18,8 +18,8 @@ HOUSE = Path(__file__).parents[1]
 PACKAGE, PLUGINS, CONF = HOUSE / "vitsweep", HOUSE / "hydra_plugins", HOUSE / "conf"
 
 GROUND = (
-    "errors", "words", "console", "files", "interpreters", "__init__", "foreign", "torch_compat",
-    "control_group", "spec",
+    "errors", "words", "console", "job_environment", "files", "interpreters", "__init__", "foreign",
+    "torch_compat", "control_group", "spec",
 )  # fmt: skip
 """Each may import those before it."""
 MAKING = (

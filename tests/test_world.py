@@ -11,9 +11,10 @@ from tests.training.alone import alone
 from vitsweep import cell as module
 from vitsweep.cell import StoppedError, _refuse_skipped_graphs, _refuse_stops, _skipped
 from vitsweep.errors import VitsweepError
+from vitsweep.job_environment import environment_rank
 from vitsweep.measure.environment import Compiled
 from vitsweep.spec.resources import AXES
-from vitsweep.world import World, environment_rank, process_flags_kept
+from vitsweep.world import World, process_flags_kept
 
 VARIABLES = (
     "RANK",

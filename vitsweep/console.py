@@ -263,11 +263,13 @@ def quiet_loggers(*names: str) -> Iterator[None]:
 # Ctrl-C and SIGTERM.
 
 _signals: list[int] = []
+ENDING = (signal.SIGTERM, signal.SIGUSR2)
+"""Signals with which schedulers announce the end of a job; LSF sends SIGUSR2."""
 
 
 @contextmanager
 def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
-    """Let `handler` take SIGTERM and Ctrl-C, which a shell's background jobs ignore."""
+    """Let `handler` take `ENDING` and Ctrl-C, which a shell's background jobs ignore."""
 
     def take(number: int, frame: object) -> None:
         _signals.append(number)
@@ -276,7 +278,7 @@ def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
     if before[signal.SIGTERM] is signal.SIG_DFL:  # what came before was of another command
         _signals.clear()
     before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
@@ -290,5 +292,5 @@ def interrupts_to(handler: Callable[..., object]) -> Iterator[None]:
 
 
 def was_terminated() -> bool:
-    """Whether SIGTERM ends this command: some seconds are left, which views and charts may take."""
-    return signal.SIGTERM in _signals
+    """Whether a scheduler ends this command: some seconds are left, which views and charts may take."""
+    return any(number in _signals for number in ENDING)

@@ -1,6 +1,5 @@
 """Rank, device and device mesh of this process, however it was started."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -102,17 +101,6 @@ def device_mesh(device_type: str, shape: MeshShape) -> "DeviceMesh":
     held = [axis for axis in AXES if getattr(shape, axis) > 1]
     degrees = [getattr(shape, axis) for axis in held]
     return init_device_mesh(device_type, (*degrees, 1), mesh_dim_names=(*held, ALONE))
-
-
-def environment_rank() -> tuple[int, int, int] | None:
-    """Return (rank, local rank, world size) of torchrun or srun, or None in a process without a launcher."""
-    for rank, local_rank, size in (
-        ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-    ):
-        if rank in os.environ and size in os.environ:
-            return tuple(int(os.environ.get(key, 0)) for key in (rank, local_rank, size))  # type: ignore[return-value]
-    return None
 
 
 def allow_tf32(allowed: bool) -> None:

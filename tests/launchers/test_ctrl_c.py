@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
-from vitsweep.execution.runner import RunEnding
-from vitsweep.launchers.local import BlockRunner
+from vitsweep.execution.run_request import Run
+from vitsweep.execution.runner import LocalExecutor, RunEnding
+from vitsweep.launchers.local import RunLoop
 from vitsweep.launchers.progress import Progress
-from vitsweep.planning.blocks import Block
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import Store
 
@@ -23,15 +23,16 @@ from vitsweep.results.store import Store
 def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = Store(tmp_path).create()
     entry, other = (plan_cell(composer().compose([*TINY, f"seed={n}"]), LAPTOP) for n in (1, 2))
-    runner, out = BlockRunner(Store(tmp_path).create(), {}), io.StringIO()
+    runner, out = RunLoop(store, LocalExecutor(store, {})), io.StringIO()
     started, saving, saved = threading.Event(), threading.Event(), threading.Event()
 
     def attempt(request: Any, spec: Any) -> None:
         started.set()
         for _ in range(6000):
             try:
-                runner._stop_if_interrupted()
+                runner.lifetime.check()
             except RunEnding as ending:
                 saving.set()
                 if ending.is_forced():
@@ -39,9 +40,8 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
             time.sleep(0.01)
         saved.set()
 
-    monkeypatch.setattr(runner, "_runner", SimpleNamespace(attempt=attempt))
-    monkeypatch.setattr(runner, "_request", lambda *_: None)
-    monkeypatch.setattr(runner, "_warm_up", lambda *_: None)
+    made = SimpleNamespace(attempt=attempt, request=lambda *_, **__: None)
+    monkeypatch.setattr(runner, "_runner", made)
 
     def ctrl_c() -> None:
         main = threading.main_thread().ident
@@ -62,7 +62,7 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
         Console(file=out), dict.fromkeys((entry.cell_id, other.cell_id), "plain"), 2
     )
     monkeypatch.setattr(progress, "started", lambda cell: begun.append(cell.cell_id))
-    assert runner.run([Block("b", (entry, other))], progress)
+    assert runner.run([(Run.new("b", 0, e.cell_id), e) for e in (entry, other)], progress)
     assert runner.records == []
     assert begun == [entry.cell_id]
     assert not saved.is_set(), "the training was waited for"

@@ -11,10 +11,12 @@ import pytest
 
 from tests.cells import LAPTOP, TINY, composer
 from tests.command import NO_REPORT, QUICK, ROOT, SWEEP, Command
+from vitsweep import job_environment
 from vitsweep.cli import main
 from vitsweep.errors import VitsweepError
+from vitsweep.job_environment import init_method, ranks_per_node
 from vitsweep.launchers import external_ranks
-from vitsweep.launchers.external_ranks import init_method, ranks_per_node, run_in_place
+from vitsweep.launchers.external_ranks import run_in_place
 from vitsweep.results.store import Store
 
 
@@ -73,12 +75,13 @@ def test_the_ranks_of_a_node_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_ranks_meet_at_the_first_node_on_a_port_of_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(external_ranks, "slurm_output", lambda *command: "n1\nn2\n")
+    answer = SimpleNamespace(stdout="n1\nn2\n", returncode=0)
+    monkeypatch.setattr(job_environment, "captured", lambda *_, **__: answer)
     of_step(monkeypatch, SLURM_STEP_NODELIST="n[1-2]", SLURM_JOB_ID="3", SLURM_STEP_ID="5")
     assert init_method() == "tcp://n1:20296"
     of_step(monkeypatch, SLURM_STEP_NODELIST="n[1-2]", SLURM_JOB_ID="500")
     assert init_method() == "tcp://n1:28500"
-    monkeypatch.setattr(external_ranks, "slurm_output", lambda *command: None)
+    answer.returncode = 1
     of_step(monkeypatch, SLURM_STEP_NODELIST="n7", SLURM_JOB_ID="0")
     assert init_method() == "tcp://n7:20000"
     monkeypatch.setenv("MASTER_ADDR", "here")

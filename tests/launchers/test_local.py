@@ -1,10 +1,12 @@
 """Which runs of blocks are made on this machine, and what ends them; the runs themselves are made up."""
 
+import contextlib
 import errno
 import io
 import os
 import signal
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,15 @@ from rich.console import Console
 from tests.builders import run
 from tests.cells import entry
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.runner import RunEnding
+from vitsweep.execution.run_request import Run
+from vitsweep.execution.runner import LocalExecutor, RunEnding
 from vitsweep.launchers import local
-from vitsweep.launchers.local import BlockRunner
+from vitsweep.launchers.base import PreparedSweep
+from vitsweep.launchers.local import Lifetime, RunLoop, runs_of
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block
-from vitsweep.planning.sweep_plan import PlannedCell
+from vitsweep.planning.pending import ResumeState
+from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
 
@@ -30,12 +35,12 @@ class Made:
     def __init__(self, ends: dict[str, str]) -> None:
         self.ends, self.done = ends, list[str]()
 
-    def request(self, run: Any, cell: Any, attempt: int, code: Any) -> Any:
-        return SimpleNamespace(run=run, attempt=attempt)
+    def request(self, run: Any, cell: Any, planned: Any) -> Any:
+        return SimpleNamespace(run=run)
 
     def attempt(self, request: Any, cell: Any) -> RunRecord:
         place = request.run
-        self.done.append(f"{place.block}{place.position}{place.cell_id}#{request.attempt}")
+        self.done.append(f"{place.block}{place.position}{place.cell_id}")
         end = self.ends.get(place.cell_id, "measured")
         if end == "full":
             raise OSError(errno.ENOSPC, "full")
@@ -70,26 +75,27 @@ def cells() -> list[PlannedCell]:
 
 
 def ran(store: Store, blocks: list[Block], ends: dict[str, str], **more: Any) -> tuple[Any, ...]:
-    runner = BlockRunner(store, {"git_commit": "c", "git_dirty": False}, **more)
+    trainings = more.pop("trainings", ())
+    runner = RunLoop(store, LocalExecutor(store, {}), **more)
     made = Made(ends)
     runner._runner = made  # type: ignore[assignment]
     progress = Progress(Console(file=io.StringIO()), {name: name for name in "pab"}, 6)
-    is_stopped = runner.run(blocks, progress)
+    is_stopped = runner.run(runs_of(blocks, trainings), progress)
     return runner, made.done, is_stopped, progress
 
 
 def test_a_cell_that_ended_by_itself_gets_no_other_run(store: Store, cells: Any) -> None:
     blocks = [Block(name, tuple(cells)) for name in "xy"]
-    first = ["warmp", "x0p#1", "x1a#1", "x2b#1"]
+    first = ["warmp", "x0p", "x1a", "x2b"]
     for status, again, left in (
         ("failed", [], {"a"}),
         ("out_of_memory", [], {"a"}),
-        ("killed", ["y1a#1"], set()),
-        ("preempted", ["y1a#1"], set()),
-        ("measured", ["y1a#1"], set()),
+        ("killed", ["y1a"], set()),
+        ("preempted", ["y1a"], set()),
+        ("measured", ["y1a"], set()),
     ):
         runner, done, is_stopped, progress = ran(store, blocks, {"a": status})
-        assert done == [*first, "y0p#1", *again, "y2b#1"]
+        assert done == [*first, "y0p", *again, "y2b"]
         assert (runner.skipped, is_stopped) == (left, False)
         assert len(runner.records) == 5 + len(again)
         assert progress.reached == f"{5 + len(again)} of {5 + len(again)} runs"
@@ -99,20 +105,20 @@ def test_the_machine_is_warmed_up_before_the_first_block_alone(store: Store, cel
     block = Block("x", tuple(cells))
     for first, more, begin in (
         (block, {}, "warmp"),
-        (replace(block, purpose=SCREENING), {}, "x0p#1"),
-        (block, {"skipped": {"p"}}, "x1a#1"),
+        (replace(block, purpose=SCREENING), {}, "x0p"),
+        (block, {"skipped": {"p"}}, "x1a"),
         (replace(block, first_position=4), {}, "warmp"),
     ):
         _, done, *_ = ran(store, [first], {}, **more)
         assert done[0] == begin
-    assert done[1:] == ["x4p#1", "x5a#1", "x6b#1"]
+    assert done[1:] == ["x4p", "x5a", "x6b"]
     assert ran(store, [], {})[1:3] == ([], False)
 
 
-def test_a_saved_training_goes_on_with_its_next_attempt(store: Store, cells: Any) -> None:
-    saved = SimpleNamespace(run=SimpleNamespace(block="old", position=7, cell_id="a"), number=2)
-    done = ran(store, [Block("x", tuple(cells))], {}, interrupted={("x", "a"): saved})[1]
-    assert done[1:] == ["x0p#1", "old7a#3", "x2b#1"]
+def test_a_saved_training_goes_on_in_its_block(store: Store, cells: Any) -> None:
+    saved = SimpleNamespace(run=Run("x", 7, "a", "old"))
+    done = ran(store, [Block("x", tuple(cells))], {}, trainings=[saved])[1]
+    assert done[1:] == ["x0p", "x7a", "x2b"]
 
 
 def test_ctrl_c_lets_the_run_end_and_starts_no_other(store: Store, cells: Any) -> None:
@@ -120,16 +126,16 @@ def test_ctrl_c_lets_the_run_end_and_starts_no_other(store: Store, cells: Any) -
         runner, done, is_stopped, progress = ran(
             store, [Block(n, tuple(cells)) for n in "xy"], {"a": end}
         )
-        assert (done[1:], is_stopped) == (["x0p#1", "x1a#1"], True)
+        assert (done[1:], is_stopped) == (["x0p", "x1a"], True)
         assert [record.cell_id for record in runner.records] == ["p", "a"]
         assert progress.reached == "2 of 6 runs"
     with pytest.raises(RunEnding) as ending:
-        runner._stop_if_interrupted()
+        runner.lifetime.check()
     assert (ending.value.seconds_to_save, ending.value.is_forced()) == (
         local.SECONDS_TO_SAVE,
         False,
     )
-    runner._is_forced = True
+    runner.lifetime.is_forced = True
     assert ending.value.is_forced()
 
 
@@ -140,12 +146,51 @@ def test_a_full_disk_is_a_sentence_and_any_other_error_itself(store: Store, cell
         ran(store, [Block("x", tuple(cells))], {"a": "unheard"})
 
 
-def test_records_say_where_the_command_looked_at_its_intervals(store: Store) -> None:
+def test_records_say_where_the_command_looked_at_its_intervals(
+    store: Store, cells: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = {"git_commit": "c", "git_dirty": True}
+    plan = SweepPlan({cell.cell_id: cell for cell in cells[:1]})
+    request = SimpleNamespace(
+        console=Console(file=io.StringIO()), settings=SimpleNamespace(minutes=1.0), rounds=None
+    )
     for any_look in (False, True):
-        runner = BlockRunner(store, {"git_commit": "c", "git_dirty": True}, any_look=any_look)
-        plain = {"git_commit": "c", "git_dirty": True, "launcher": "local"}
-        looked = {"any_look": True} if any_look else {}
-        assert runner._runner.executor.facts == plain | looked  # type: ignore[attr-defined]
+        rounds = Rounds(any_look, [Block("x", tuple(cells[:1]))])
+        monkeypatch.setattr(local, "rounds_of", lambda *_, rounds=rounds, **__: rounds)
+        monkeypatch.setattr(local, "announce", lambda *_: None)
+        facts = []
+
+        def opened(store: Store, given: Any, facts: Any = facts) -> Any:
+            facts.append(dict(given))
+            return contextlib.nullcontext(LocalExecutor(store, given))
+
+        ends_now = Lifetime(ends_at=0.0)
+        sweep = PreparedSweep(store=store, plan=plan, code=code)
+        result = local._run(sweep, request, opened, ends_now)  # type: ignore[arg-type]
+        assert facts == [code | ({"any_look": True} if any_look else {})]
+        assert (result.cut_short, result.interrupted) == (True, False)
+        assert "minutes" in request.console.file.getvalue()
+
+
+@dataclass
+class Rounds:
+    """Blocks of a command, one round of them."""
+
+    is_bounded: bool
+    blocks: list[Block]
+    earlier: tuple[RunRecord, ...] = ()
+
+    def state(self, records: Any) -> ResumeState:
+        return ResumeState({}, {})
+
+    def next(self, records: Any) -> list[Block]:
+        return self.blocks
+
+    def num_runs(self, records: Any) -> "Counter[str]":
+        return Counter()
+
+    def to_resume(self) -> tuple[dict[str, int], int]:
+        return {}, 8
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def test_a_launcher_from_outside_runs_a_sweep(
         "ddp": "measured",
         "fsdp": "measured",
     }
-    assert set(vitsweep.runs()["launcher"]) == {"local"}
+    assert set(vitsweep.runs()["launcher"]) == {"resting"}
 
 
 @pytest.mark.full

@@ -8,8 +8,8 @@ from tests.cells import LAPTOP, TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.execution.run_request import Run
 from vitsweep.files import append_line
-from vitsweep.launchers.local import BlockRunner
-from vitsweep.planning.blocks import blocks_to_complete, interrupted_trainings
+from vitsweep.launchers.local import runs_of
+from vitsweep.planning.blocks import blocks_to_complete, interrupted_trainings, runs_per_cell
 from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.results.store import Store
 
@@ -81,7 +81,10 @@ def test_the_interrupted_training_of_an_added_baseline_goes_on(tmp_path: Path) -
     fsdp, baseline = plan.entries
     attempt(Store(tmp_path), baseline, 1, 3, code=plan.entries[baseline].code.hash)
 
-    runner = BlockRunner(Store(tmp_path), {})
-    [block] = runner.resume(plan, {fsdp: 1}, 8)
+    lacking = runs_per_cell(plan, {fsdp: 1}, 8)
+    hashes = {cell: plan.entries[cell].code.hash for cell in lacking}
+    trainings = interrupted_trainings(Store(tmp_path), hashes, [])
+    [block] = blocks_to_complete(trainings, plan, {fsdp: 1}, [], 8)
     assert (block.name, {e.cell_id for e in block.entries}) == ("b0", {fsdp, baseline})
-    assert list(runner.interrupted) == [("b0", baseline)]
+    [(run, _)] = [r for r in runs_of([block], trainings) if r[0].name == trainings[0].run.name]
+    assert (run.block, run.cell_id) == ("b0", baseline)

@@ -184,7 +184,7 @@ def finish(session: Session) -> int:
         rows = summarize(
             result, session.console, session.tracker, with_report=session.settings.report
         )
-    return exit_code(rows)
+    return ExitCode.not_all_measured if result.cut_short else exit_code(rows)
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]]) -> ExitCode:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vitsweep.cli import VERBS, Options, print_json, rows_of
 from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
-from vitsweep.execution.attempts import record_unfinished, unfinished
+from vitsweep.execution.attempts import is_alive, record_unfinished, unfinished
 from vitsweep.extras import each
 from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
 from vitsweep.report.answer import answers, best_cells
@@ -103,7 +103,7 @@ def _names(typed: Namespace) -> list[str]:
 def _killed_hint(store: "Store") -> str:
     """Return how to record runs on this machine that were killed with their command, or ""."""
     last = [unfinished(store, cell_id)[-1:] for cell_id in store.cells_without_runs()]
-    num_dead = sum(not run.is_running for runs in last for run in runs)
+    num_dead = sum(not is_alive(store, run) for runs in last for run in runs)
     if not num_dead:
         return ""
     return (

@@ -37,6 +37,7 @@ from vitsweep.composition.hydra import (
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.console import open_console
 from vitsweep.errors import BadValueError, ExitCode
+from vitsweep.job_environment import environment_rank
 from vitsweep.launchers.base import LaunchResult
 from vitsweep.launchers.external_ranks import run_in_place, run_rank
 from vitsweep.launchers.local import run_unlocked
@@ -46,7 +47,6 @@ from vitsweep.results.store import Store
 from vitsweep.results.sweeps import held, sweep_argument
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
-from vitsweep.world import environment_rank
 
 HYDRA_SHOWS = ("-c", "--cfg", "-i", "--info", "--hydra-help")
 """Flags that make Hydra print something instead of running."""

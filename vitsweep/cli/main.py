@@ -9,6 +9,7 @@ import vitsweep
 from vitsweep.cli import VERBS
 from vitsweep.console import interrupts_to, reader_has_gone, was_terminated
 from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, storage_error, storage_sentences
+from vitsweep.job_environment import environment_rank
 from vitsweep.results.provenance import trust_folders
 from vitsweep.words import without_units
 
@@ -81,8 +82,6 @@ def _dispatch(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"vitsweep {vitsweep.__version__}")
         return ExitCode.ok
-    from vitsweep.world import environment_rank  # 13 ms, which help and completion need not pay
-
     place = environment_rank()
     if place is not None and place[2] > 1:  # one task alone is an interactive session of Slurm
         from vitsweep.cli.hydra_detour import run_part

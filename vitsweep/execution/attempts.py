@@ -5,7 +5,6 @@ left unfinished by a command or a job that died, and which trainings can be cont
 """
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,12 +23,15 @@ from vitsweep.execution.run_request import (
     request_for,
 )
 from vitsweep.files import NAME, append_line, fits, make_durable
+from vitsweep.job_environment import node_name, scheduler_job
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.checkpoint_files import CHECKPOINT_FOLDER, whole_checkpoints
 
 FILE = "attempts.jsonl"
+ALLOCATION = "allocation"
+"""Launcher whose attempts whoever holds the lock of the sweep knows to be over, on any host."""
 KILLED = "The command that ran it was killed."
 MOST_PID = 2**22
 """Of Linux on 64 bits, proc_sys_kernel(5)."""
@@ -46,6 +48,7 @@ class Attempt:
         node: host that supervises it.
         job: Slurm's job, None on this machine.
         pid: process that supervises it; None where the line does not say.
+        launcher: that supervises it.
         started_at: seconds since 1970.
         code_hash: of the code that began it, see `execution.code_hash`.
         exit_codes: of its ranks; None while it runs, and where its supervisor died.
@@ -58,6 +61,7 @@ class Attempt:
     node: str
     job: str | None
     pid: int | None
+    launcher: str
     started_at: float
     code_hash: str | None
     exit_codes: tuple[int | None, ...] | None
@@ -71,6 +75,8 @@ class Attempt:
     @property
     def is_running(self) -> bool:
         """Whether the process that supervises it is alive on this machine; pids are used again."""
+        if self.launcher == ALLOCATION and self.node != node_name():
+            return False
         try:
             process = psutil.Process(self.pid)
             began_before = process.create_time() <= self.started_at
@@ -83,6 +89,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("event", "run_id", "name", "block", "node"), (str,)),
     **dict.fromkeys(("attempt", "position"), (int,)),
     **dict.fromkeys(("pid", "saved_step"), (int, type(None))),
+    "launcher": (str, type(None)),
     **{"time": (int, float), "exit_codes": (list,), "code_hash": (str, type(None))},
 }
 
@@ -120,6 +127,7 @@ def _attempt(cell_id: str, start: Mapping[str, Any], end: Mapping[str, Any] | No
         node=start.get("node", ""),
         job=start.get("job"),
         pid=start.get("pid"),
+        launcher=start.get("launcher") or "local",
         started_at=start.get("time", 0.0),
         code_hash=start.get("code_hash"),
         exit_codes=None if end is None else tuple(end.get("exit_codes", ())),
@@ -139,7 +147,7 @@ def append_event(request: RunRequest, event: str, **facts: Any) -> None:
         "event": event,
         "run_id": request.run_id,
         "attempt": request.attempt,
-        "node": _this_node(),
+        "node": node_name(),
         "job": request.environment.get("slurm_job_id"),
         "time": time.time(),
     }
@@ -149,16 +157,13 @@ def append_event(request: RunRequest, event: str, **facts: Any) -> None:
 def append_start(request: RunRequest, cell: CellSpec) -> None:
     """Note that an attempt begins, by which process and with which code."""
     codes = {key: request.environment.get(key) for key in ("git_commit", "code_hash")}
+    by = {"launcher": request.environment.get("launcher"), "scheduler_job": scheduler_job()}
     place = {"block": request.block, "position": request.position, "name": request.name}
     append_event(
-        request, "start", ranks=cell.resources.world_size, pid=os.getpid(), **codes, **place
+        request, "start", ranks=cell.resources.world_size, pid=os.getpid(), **by, **codes, **place
     )
     if cell.task.epochs:  # by this line a later attempt finds its checkpoints
         make_durable(request.folder.parent.parent / FILE)
-
-
-def _this_node() -> str:
-    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
 
 
 # What an attempt left whose supervisor died before it could write the record.
@@ -199,9 +204,9 @@ def record_left(
 
 
 def unfinished(store: Store, cell_id: str) -> list[Attempt]:
-    """Return the attempts of this machine that have started and left no record, oldest first.
+    """Return the attempts of this machine or of an allocation that left no record, oldest first.
 
-    Left out are runs of a cluster's jobs, runs on other machines, and trainings that are saved: these
+    Left out are runs of Slurm's jobs, runs on other machines, and trainings that are saved: these
     continue. One that has ended is among them where only its record is missing.
     """
     made = attempts(store, cell_id)
@@ -210,7 +215,8 @@ def unfinished(store: Store, cell_id: str) -> list[Attempt]:
         attempt
         for attempt in made
         if attempt.pid is not None
-        and (attempt.job, attempt.node) == (None, _this_node())
+        and attempt.job is None
+        and (attempt.node == node_name() or attempt.launcher == ALLOCATION)
         and attempt.run.name not in saved
         and not store.has_runs(cell_id, attempt.run_id)
         and (
@@ -218,6 +224,11 @@ def unfinished(store: Store, cell_id: str) -> list[Attempt]:
             or _left_a_measurement(store, cell_id, attempt.run_id, attempt.number)
         )
     ]
+
+
+def is_alive(store: Store, attempt: Attempt) -> bool:
+    """Whether an attempt goes on; of an allocation on other hosts the lock of the sweep tells."""
+    return attempt.is_running or (attempt.launcher == ALLOCATION and store.is_locked())
 
 
 def record_unfinished(store: Store, cells: Iterable[str]) -> None:
@@ -228,7 +239,7 @@ def record_unfinished(store: Store, cells: Iterable[str]) -> None:
     for cell_id in cells:
         for attempt in unfinished(store, cell_id):
             if not attempt.is_running:
-                facts = {"environment": {"launcher": "local"}}
+                facts = {"environment": {"launcher": attempt.launcher}}
                 request = request_for(store, attempt.run, attempt.number, **facts)
                 record_left(request, read_cell(store, cell_id), RunFailure(Status.killed, KILLED))
 

@@ -180,6 +180,9 @@ class Executor(Protocol):
     def rendezvous(self) -> AbstractContextManager[str]:
         """Hold an `init_method` for the ranks of one run."""
 
+    def lacks(self, cell: CellSpec) -> str:
+        """Say which nodes that a cell needs are gone; "" where all are there."""
+
 
 @dataclass(frozen=True)
 class LocalExecutor:
@@ -207,6 +210,10 @@ class LocalExecutor:
     rendezvous = staticmethod(rendezvous)
     """Hold a file in which the ranks meet."""
 
+    def lacks(self, cell: CellSpec) -> str:
+        """Return "": this machine is there."""
+        return ""
+
 
 @dataclass
 class Runner:
@@ -226,7 +233,7 @@ class Runner:
     _instrumented: Counter[str] = field(default_factory=Counter)
 
     def request(
-        self, run: Run, cell: CellSpec, attempt: int = 1, planned: CellCode | None = None
+        self, run: Run, cell: CellSpec, attempt: int = 0, planned: CellCode | None = None
     ) -> RunRequest:
         """Return the request of an attempt, still without rendezvous.
 
@@ -235,7 +242,7 @@ class Runner:
         Args:
             run: the run.
             cell: its cell.
-            attempt: from 1.
+            attempt: from 1; 0 for the one after the latest.
             planned: code of the cell as the command found it; None where any code may run.
 
         Raises:
@@ -246,6 +253,7 @@ class Runner:
             raise _edited(changed_files(planned.files, code.files))
         self.store.keep_code(code.hash, code.files)
         begun = [a for a in attempts(self.store, run.cell_id) if a.run.name == run.name]
+        attempt = attempt or max((a.number for a in begun), default=0) + 1
         purpose = {"purpose": run.purpose} if run.purpose else {}
         same_code = all(begin.code_hash == code.hash for begin in begun)
         return request_for(

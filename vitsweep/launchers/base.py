@@ -62,6 +62,7 @@ class LaunchResult:
         store: the sweep folder.
         plan: the cells of the command with their baselines.
         interrupted: the user stopped the command, or detached from submitted jobs.
+        cut_short: runs are missing because a node or the time was lost: the same command goes on.
         submitted: cells still have to run somewhere else, so there is nothing to show yet.
         state: of the cells at the end, of a command on this machine.
         reached: how many runs that command took, and of how many.
@@ -70,6 +71,7 @@ class LaunchResult:
     store: Store
     plan: SweepPlan
     interrupted: bool = False
+    cut_short: bool = False
     submitted: bool = False
     state: ResumeState = field(default_factory=lambda: ResumeState({}, {}))
     reached: str = ""

@@ -1,6 +1,5 @@
 """A cell in processes that something else has started: torchrun, srun, or a stock Hydra launcher."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,16 +8,13 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import ImpossibleCellError, VitsweepError
 from vitsweep.execution.run_request import Run, request_for
 from vitsweep.execution.worker import run_rank_in_process
+from vitsweep.job_environment import environment_rank, init_method, ranks_per_node
 from vitsweep.launchers.base import LaunchResult
-from vitsweep.launchers.slurm.commands import slurm_output
 from vitsweep.planning.freeze import code_state, freeze, open_store
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.rates.profile import device_name, profile_of
 from vitsweep.spec.resources import Machine
-from vitsweep.world import environment_rank
-
-FIRST_PORT, NUM_PORTS = 20_000, 40_000
 
 
 def run_in_place(overrides: Sequence[str]) -> tuple[LaunchResult, SweepSettings] | None:
@@ -78,30 +74,3 @@ def run_rank(cell: ComposedCell, composer: Composer) -> tuple[LaunchResult, Swee
     )
     run_rank_in_process(request, entry.spec, rank, local_rank)
     return (LaunchResult(store=store, plan=plan), settings) if rank == 0 else None
-
-
-def ranks_per_node(size: int) -> int:
-    """Return how many ranks torchrun or Slurm started on each node.
-
-    Raises:
-        VitsweepError: nodes hold different numbers of them.
-    """
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", str(size))  # "2(x4)" or "2,1"
-    if "," in tasks:
-        raise VitsweepError(
-            f"Slurm put {tasks} ranks on the nodes; a mesh needs the same number on each: start "
-            "with `srun --ntasks-per-node=N`."
-        )
-    return int(tasks.split("(")[0])
-
-
-def init_method() -> str:
-    """Return where the ranks meet: torchrun's own address, or the first node of the Slurm step."""
-    if "MASTER_ADDR" in os.environ:
-        return "env://"
-    nodes = os.environ["SLURM_STEP_NODELIST"]
-    first = (slurm_output("scontrol", "show", "hostnames", nodes) or nodes).split()[0]
-    step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
-    return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"

@@ -1,9 +1,11 @@
-"""The launcher of this machine: one cell at a time, each run in fresh processes."""
+"""The loop of runs, each in fresh processes, and the launcher of this machine."""
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -17,8 +19,8 @@ from vitsweep.errors import (
     storage_sentences,
 )
 from vitsweep.execution.attempts import Attempt, record_unfinished
-from vitsweep.execution.run_request import Run, RunRequest
-from vitsweep.execution.runner import LocalExecutor, RunEnding, Runner
+from vitsweep.execution.run_request import Run
+from vitsweep.execution.runner import Executor, LocalExecutor, RunEnding, Runner
 from vitsweep.launchers.base import (
     LaunchRequest,
     LaunchResult,
@@ -35,11 +37,12 @@ from vitsweep.planning.blocks import (
     blocks_to_complete,
     interrupted_trainings,
     runs_per_cell,
+    seconds_of_block,
     warm_up_cell,
 )
 from vitsweep.planning.freeze import open_store, planned_store
 from vitsweep.planning.rounds import blocks_in_turn
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan, cell_labels, plan_of
+from vitsweep.planning.sweep_plan import PlannedCell, cell_labels, plan_of
 from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds
@@ -48,68 +51,69 @@ from vitsweep.tables.formatting import count
 
 SECONDS_TO_SAVE = 300.0
 """How long a training may take to save itself after Ctrl-C."""
+WARM_UP = "warm-up"
+"""Purpose of a run that warms the machine up; what it measures is shown and discarded."""
 
 
 @dataclass
-class BlockRunner:
-    """Runs blocks into a store.
+class Lifetime:
+    """Until when runs begin, and what ends the one that goes on: Ctrl-C, SIGTERM or SIGUSR2.
+
+    Attributes:
+        ends_at: when time is over, on the monotonic clock; no run begins that would not end before.
+        is_stopped: no further run begins.
+        is_forced: a training that saves itself is not waited for.
+    """
+
+    ends_at: float = inf
+    is_stopped: bool = False
+    is_forced: bool = False
+
+    def stop(self) -> None:
+        """Let what runs end, a training saved; called again, end it at once."""
+        self.is_stopped, self.is_forced = True, self.is_stopped
+
+    def check(self) -> None:
+        """Called while ranks run.
+
+        Raises:
+            RunEnding: the run must end.
+        """
+        if self.is_stopped:
+            raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, lambda: self.is_forced)
+
+
+@dataclass
+class RunLoop:
+    """Does runs one after the other, and records each.
 
     Attributes:
         store: where the records go.
-        code: state of the code, as frozen with the cells.
-        earlier: records that were in the store when the command began.
-        any_look: the command looks at its intervals between blocks and stops by them; its records say so,
-            and their intervals are `tables.stats.any_look_half_width`.
+        executor: starts the ranks.
+        lifetime: until when it does.
+        earlier: records that were in the store before: they tell how long a run takes.
         records: records that this command added, oldest first.
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
             would end the same way in the next block.
-        interrupted: (block name, cell id) -> the latest attempt at the training that continues there.
+        cut_short: why it ended before all runs were done, besides a signal; "" where they are.
     """
 
     store: Store
-    code: dict[str, Any]
+    executor: Executor
+    lifetime: Lifetime = field(default_factory=Lifetime)
     earlier: Sequence[RunRecord] = ()
-    any_look: bool = False
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
-    interrupted: dict[tuple[str, str], Attempt] = field(default_factory=dict)
-    _is_stopped: bool = False
-    _is_forced: bool = False
+    cut_short: str = ""
 
     def __post_init__(self) -> None:
-        facts = {
-            "git_commit": self.code.get("git_commit"),
-            "git_dirty": self.code.get("git_dirty"),
-            "launcher": "local",
-            **({"any_look": True} if self.any_look else {}),
-        }
-        executor = LocalExecutor(self.store, facts)
-        self._runner = Runner(self.store, executor, self._stop_if_interrupted)
+        self._runner = Runner(self.store, self.executor, self.lifetime.check)
 
-    def resume(
-        self, plan: SweepPlan, missing: Mapping[str, int], cells_per_block: int
-    ) -> list[Block]:
-        """Continue the trainings that were interrupted; return the blocks that they belong to."""
-        lacking = runs_per_cell(plan, missing, cells_per_block)  # with their baselines
-        interrupted = interrupted_trainings(
-            self.store,
-            {cell_id: plan.entries[cell_id].code.hash for cell_id in lacking},
-            self.earlier,
-        )
-        for training in interrupted:
-            self.interrupted[training.run.block, training.run.cell_id] = training
-        return blocks_to_complete(interrupted, plan, missing, self.earlier, cells_per_block)
-
-    def saved_trainings(self, plan: SweepPlan) -> list[Attempt]:
-        """Return the trainings that this command began or continued, and that were interrupted."""
-        hashes = {cell_id: entry.code.hash for cell_id, entry in plan.entries.items()}
-        return interrupted_trainings(self.store, hashes, [*self.earlier, *self.records])
-
-    def run(self, planned: Iterable[Block], progress: Progress) -> bool:
-        """Run blocks as they come; True if the user stopped them.
+    def run(self, coming: Iterable[tuple[Run, PlannedCell]], progress: Progress) -> bool:
+        """Do runs as they come; True if the user stopped them.
 
         Args:
-            planned: blocks, which may be generated from the results of the blocks before.
+            coming: runs with their cells, which may be generated from the results of those before.
             progress: is updated with every run.
 
         Raises:
@@ -117,10 +121,10 @@ class BlockRunner:
         """
         try:
             with progress.shown(), interrupts_to(signal.default_int_handler):
-                for number, block in enumerate(planned):
-                    if number == 0:
-                        self._warm_up(block, progress)
-                    self._run_block(block, progress)
+                for run, entry in coming:
+                    self._run_one(run, entry, progress)
+                    if self.cut_short:
+                        break
         except KeyboardInterrupt:
             return True
         except OSError as error:
@@ -129,33 +133,44 @@ class BlockRunner:
             raise VitsweepError(storage_sentences(error)) from error
         return False
 
-    def _run_block(self, block: Block, progress: Progress) -> None:
-        """Run the cells of a block.
+    def _run_one(self, run: Run, entry: PlannedCell, progress: Progress) -> None:
+        """Do a run.
 
-        Ctrl-C lets what runs end, a training saved; a second one ends it at once. Neither raises while
-        a run goes on: a KeyboardInterrupt between two lines would lose it.
+        Ctrl-C lets it end, a training saved; a second one ends it at once. Neither raises while it goes
+        on: a KeyboardInterrupt between two lines would lose it.
         """
 
         def interrupt(*_: object) -> None:
-            self._is_stopped, self._is_forced = True, self._is_stopped
-            if not self._is_forced:
+            self.lifetime.stop()
+            if not self.lifetime.is_forced:
                 with suppress(RuntimeError):  # it came amid another line
                     progress.console.print("Stopping; Ctrl-C again to force.")
 
         with interrupts_to(interrupt), suppress(RunEnding):
-            for position, entry in enumerate(block.entries, start=block.first_position):
-                self._run_one(block, position, entry, progress)
-        if self._is_stopped:
+            self._attempt(run, entry, progress)
+        if self.lifetime.is_stopped:
             raise KeyboardInterrupt
 
-    def _run_one(self, block: Block, position: int, entry: PlannedCell, progress: Progress) -> None:
+    def _attempt(self, run: Run, entry: PlannedCell, progress: Progress) -> None:
+        is_warm_up = run.purpose == WARM_UP
         if entry.cell_id in self.skipped:
-            progress.dropped(1)
+            progress.dropped(not is_warm_up)
             return
-        self._stop_if_interrupted()  # the run before may have ended after Ctrl-C
+        needed = seconds_of_block(Block(run.block, (entry,)), [*self.earlier, *self.records])
+        if time.monotonic() + needed > self.lifetime.ends_at:
+            self.cut_short = "The next run would not end in the minutes that are left"
+        self.cut_short = self.cut_short or self.executor.lacks(entry.spec)
+        if self.cut_short:
+            return
+        self.lifetime.check()
+        request = self._runner.request(run, entry.spec, planned=entry.code)
+        if is_warm_up:  # a line of the cell's `attempts.jsonl` says that it ran; there is no record
+            progress.warming_up(entry)
+            progress.warmed_up(entry, self._runner.warm_up(request, entry.spec))
+            return
         progress.started(entry)
         try:
-            record = self._runner.attempt(self._request(block, position, entry), entry.spec)
+            record = self._runner.attempt(request, entry.spec)
         except RunEnding as ending:
             if ending.record is None:
                 raise
@@ -165,36 +180,51 @@ class BlockRunner:
         self.records.append(record)
         progress.ended(entry, record)
 
-    def _warm_up(self, block: Block, progress: Progress) -> None:
-        """Run the baseline once before the first block; what it measures is shown and discarded.
 
-        A line of the cell's `attempts.jsonl` says that it ran; there is no record.
-        """
-        entry = warm_up_cell(block)
-        if entry is None or entry.cell_id in self.skipped or block.is_screening:
-            return
-        progress.warming_up(entry)
-        progress.warmed_up(entry, self._runner.warm_up(self._request(block, 0, entry), entry.spec))
+def runs_of(
+    blocks: Iterable[Block], trainings: Iterable[Attempt] = ()
+) -> Iterator[tuple[Run, PlannedCell]]:
+    """Name the runs of blocks; before the first block its baseline warms the machine up.
 
-    def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
-        run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
-        if training := self.interrupted.get((block.name, entry.cell_id)):
-            run, attempt = training.run, training.number + 1
-        return self._runner.request(run, entry.spec, attempt, entry.code)
-
-    def _stop_if_interrupted(self) -> None:
-        if self._is_stopped:
-            raise RunEnding(
-                "The command was interrupted.", SECONDS_TO_SAVE, lambda: self._is_forced
-            )
+    Args:
+        blocks: as they come.
+        trainings: interrupted ones, which go on in their blocks.
+    """
+    begun = {(t.run.block, t.run.cell_id): t.run for t in trainings}
+    for number, block in enumerate(blocks):
+        entry = None if number or block.is_screening else warm_up_cell(block)
+        if entry:
+            yield Run.new(block.name, 0, entry.cell_id, WARM_UP), entry
+        for position, entry in enumerate(block.entries, start=block.first_position):
+            run = Run.new(block.name, position, entry.cell_id, block.purpose)
+            yield begun.get((block.name, entry.cell_id), run), entry
 
 
-# The launcher: cells one after another, on this machine.
+# The launcher: cells one after another, on this machine or on the nodes that an executor has.
+
+
+OpenExecutor = Callable[[Store, Mapping[str, Any]], AbstractContextManager[Executor]]
+"""Called with the sweep and columns of every record; holds what starts ranks until its block ends."""
 
 
 @contextmanager
-def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
+def on_this_machine(store: Store, facts: Mapping[str, Any]) -> Iterator[Executor]:
+    """Hold the executor of this machine."""
+    yield LocalExecutor(store, {"launcher": "local", **facts})
+
+
+@contextmanager
+def launch(
+    request: LaunchRequest,
+    opened: OpenExecutor = on_this_machine,
+    lifetime: Lifetime | None = None,
+) -> Iterator[LaunchResult]:
     """Run what is missing of the cells; the sweep stays locked until the `with` block ends.
+
+    Args:
+        request: the cells.
+        opened: opens what starts their ranks, once there is a run to do.
+        lifetime: until when runs begin.
 
     Raises:
         BadValueError: a value is wrong; nothing has run.
@@ -209,7 +239,7 @@ def launch(request: LaunchRequest) -> Iterator[LaunchResult]:
         planned = planned_store(request.machine.device)
         for entry in sweep.plan.runnable:
             sweep.store.adopt_prediction(entry.cell_id, planned)
-        yield _run(sweep, request)
+        yield _run(sweep, request, opened, lifetime or Lifetime())
 
 
 def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer) -> None:
@@ -228,7 +258,7 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
     )
     store = open_store(settings)
     sweep = frozen(store, admitted(store, request))
-    _run(sweep, request)
+    _run(sweep, request, on_this_machine, Lifetime())
     [cell_id] = [entry.cell_id for entry in sweep.plan.named]
     runs = list(sweep.store.runs(cell_id))
     if not any(run.status == Status.measured for run in runs):
@@ -237,39 +267,54 @@ def run_unlocked(cell: ComposedCell, settings: SweepSettings, composer: Composer
         raise VitsweepError(f"Cell {cell_id} was not measured. {' '.join(reasons)}")
 
 
-def _run(sweep: PreparedSweep, request: LaunchRequest) -> LaunchResult:
+def _run(
+    sweep: PreparedSweep, request: LaunchRequest, opened: OpenExecutor, lifetime: Lifetime
+) -> LaunchResult:
     """Run what is missing, or blocks until a race has ended."""
-    plan, console = sweep.plan, request.console
+    store, plan, console = sweep.store, sweep.plan, request.console
     rounds = rounds_of(sweep, request.settings, chosen_by=request.rounds)
-    begin = rounds.state(())
+    begin, records = rounds.state(()), list[RunRecord]()
     announce(rounds, begin, sweep, console)
-    runner = BlockRunner(sweep.store, sweep.code, rounds.earlier, rounds.is_bounded)
-    runner.skipped |= set(begin.not_measured)
-    resumed = runner.resume(plan, *rounds.to_resume())
+    hashes = {cell_id: entry.code.hash for cell_id, entry in plan.entries.items()}
+    missing, size = rounds.to_resume()
+    lacking = runs_per_cell(plan, missing, size)  # with their baselines
+    trainings = interrupted_trainings(store, {c: hashes[c] for c in lacking}, rounds.earlier)
+    resumed = blocks_to_complete(trainings, plan, missing, rounds.earlier, size)
     minutes = request.settings.minutes
     progress = Progress(console, cell_labels(plan), 0, inf if minutes is None else 60 * minutes)
     progress.expects(rounds.num_runs(()))
-    planned = blocks_in_turn(rounds, runner.records, resumed, progress.expects)
-    stopped = runner.run(planned, progress)
+    coming = runs_of(blocks_in_turn(rounds, records, resumed, progress.expects), trainings)
+    facts = {key: sweep.code.get(key) for key in ("git_commit", "git_dirty")}
+    facts |= {"any_look": True} if rounds.is_bounded else {}
+    stopped, cut_short = False, ""
+    if first := next(coming, None):
+        with opened(store, facts) as executor:
+            ended = {*begin.not_measured}
+            loop = RunLoop(store, executor, lifetime, rounds.earlier, records, ended)
+            stopped = loop.run(chain([first], coming), progress)
+            cut_short = loop.cut_short
     undecided = 0
     if rounds.is_bounded and not stopped and not request.rounds:
-        undecided = len(rounds.state(runner.records).missing_blocks)
-    if undecided:
+        undecided = len(rounds.state(records).missing_blocks)
+    if cut_short:
+        console.print(f"{cut_short}: the same command goes on.")
+    elif undecided:
         console.print(
             f"The {minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not decided: the "
             "same command goes on."
         )
     elif stopped:
-        rounds.stopped(runner.records)
-        for training in runner.saved_trainings(plan):
+        rounds.stopped(records)
+        for training in interrupted_trainings(store, hashes, [*rounds.earlier, *records]):
             console.print(
                 f"Training of cell {training.run.cell_id} is saved after step {training.saved_step}: the "
                 "same command continues it.",
             )
     return LaunchResult(
-        store=sweep.store,
+        store=store,
         plan=plan,
         interrupted=stopped,
-        state=rounds.state(runner.records),
+        cut_short=bool(cut_short),
+        state=rounds.state(records),
         reached=progress.reached,
     )

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vitsweep.control_group import allowed_cores
+from vitsweep.job_environment import node_name, slurm_job_id
 from vitsweep.measure.communication import Observing
 from vitsweep.model.initialize import plain_name
 from vitsweep.rates.profile import cpu_half_precision, cpu_model, device_name
@@ -39,10 +40,10 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "host_cores": os.cpu_count(),
-        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "node": node_name(),
         "host_allocator": host_allocator(),
         "cores_allowed": allowed_cores(),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "slurm_job_id": slurm_job_id(),
     }
 
 

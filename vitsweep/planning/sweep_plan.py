@@ -169,6 +169,7 @@ def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = No
         reasons=(
             *conflicts(cell),
             *lacking,
+            *_without_nodes(cell, machine),
             *_without_tf32(cell, machine),
             *(resume_conflicts(cell) if cell.task.resume_from else ()),
             *_changed_model(cell, composed),
@@ -176,6 +177,15 @@ def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = No
         ),
         known_code={} if known is None else known,
     )
+
+
+def _without_nodes(cell: CellSpec, machine: Machine) -> Iterator[str]:
+    """Yield why an allocation is too small for a cell, which is never shrunk."""
+    if cell.resources.nodes > machine.nodes:
+        yield (
+            f"`resources.nodes={cell.resources.nodes}` is more than the allocation has: use "
+            f"`resources.nodes={machine.nodes:g}`, or a larger one."
+        )
 
 
 def _without_tf32(cell: CellSpec, machine: Machine) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from functools import cache
-from math import prod
+from math import inf, prod
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -74,6 +74,7 @@ class Machine:
         least_gib: the same of the smallest of its GPUs.
         has_tf32: whether its GPUs are known to multiply float32 as TF32; None where it is not known.
         most_ranks: on a node, of all cells that are planned together; 0 where there is one cell.
+        nodes: how many like it there are; infinite where something else grants them.
     """
 
     device: Device
@@ -85,6 +86,7 @@ class Machine:
     least_gib: float | None = None
     has_tf32: bool | None = None
     most_ranks: int = 0
+    nodes: float = inf
 
     @classmethod
     def here(cls) -> "Machine":

@@ -1,4 +1,4 @@
-"""The agent of a node, without Slurm: what it reports about its ranks to the coordinator."""
+"""The agent of a node: what it reports about its ranks to the first one."""
 
 import multiprocessing
 import threading
@@ -9,9 +9,8 @@ from typing import Any
 
 from vitsweep.execution.outcome import RankEnd
 from vitsweep.execution.rank_processes import LocalRanks
-from vitsweep.launchers.slurm.node.agent import Agent
-from vitsweep.launchers.slurm.node.transport import receive, send
-from vitsweep.results.store import Store
+from vitsweep.launchers.nodes.agent import Agent
+from vitsweep.launchers.nodes.transport import receive, send
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -39,7 +38,7 @@ class EndingWhileReported(LocalRanks):
 def test_a_rank_that_ends_during_a_report_is_in_the_next_one(tmp_path: Path) -> None:
     coordinator, connection = SPAWN.Pipe()
     end_last, last = SPAWN.Pipe()
-    agent = Agent(connection, Store(tmp_path))
+    agent = Agent(connection)
     agent._ranks = ranks = EndingWhileReported(SPAWN, rank, (last,), [0, 1], tmp_path)
     ranks.end_last, agent._run_id = end_last, "run"
     agent.report()
@@ -47,6 +46,6 @@ def test_a_rank_that_ends_during_a_report_is_in_the_next_one(tmp_path: Path) -> 
     deadline, report = time.monotonic() + 60, dict[str, Any](running=True, ends=[])
     while report["running"] and time.monotonic() < deadline:
         message = receive(coordinator)  # heartbeats arrive all the time
-        report = report if "heartbeat" in message else message
+        report = report if "do" in message else message
     assert [end["exit_code"] for end in report["ends"]] == [0, 0]
     send(coordinator, {"do": "shut_down"})

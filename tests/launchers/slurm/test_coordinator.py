@@ -18,11 +18,11 @@ from vitsweep.launchers.slurm.node.coordinator import (
     NOT_ALL_MEASURED,
     NOT_STARTED,
     Coordinator,
+    JobEnvironment,
     JobEventWriter,
     coordinate,
 )
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals
-from vitsweep.launchers.slurm.node.transport import JobEnvironment
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
@@ -210,14 +210,13 @@ def test_the_exit_code_of_a_job_says_how_it_ended(store, job, monkeypatch):
         coordinate(env, job, b"")
 
 
-def test_a_signal_is_acted_on_once(store, job):
+def test_a_signal_ends_the_run_and_is_noted(store, job):
     found = restarted(job, store)
     ending = ended(Status.preempted, "preempted", True, None)
     found.signals = SimpleNamespace(due=lambda: ending, seconds_left=12.34, received="SIGTERM")
     found._nodes = SimpleNamespace(kill_timeout_s=99.0)
     with pytest.raises(JobEnding):
         found._on_wait()
-    found._on_wait()
     [event] = job.events().of_kind("signal")
     assert (event["signal"], event["seconds_left"]) == ("SIGTERM", 12.3)
     assert found._nodes.kill_timeout_s == module.SHORT_KILL_TIMEOUT_SECONDS

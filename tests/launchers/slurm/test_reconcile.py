@@ -26,12 +26,12 @@ from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
+from vitsweep.launchers.nodes.transport import LOOPBACK, Nodes, NodesExecutor
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.node import coordinator
-from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobExecutor
+from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobEnvironment
 from vitsweep.launchers.slurm.node.signals import JobEnding
-from vitsweep.launchers.slurm.node.transport import LOOPBACK, JobEnvironment, Nodes
 from vitsweep.launchers.slurm.state import poll, status
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
@@ -247,8 +247,8 @@ def restarted(job: ArrayJob, store: Store) -> Coordinator:
     job.array.facts["request"]["minutes"] = 30
     coordinator = Coordinator(env, job, b"key")
     _, connection = multiprocessing.Pipe()
-    nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)], lambda: None)
-    place = JobExecutor(store, job.array.folder, env, nodes, {})
+    nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)])
+    place = NodesExecutor(nodes, job.array.folder / "warm_up_0", {})
     coordinator.runner = Runner(store, place)
     return coordinator
 

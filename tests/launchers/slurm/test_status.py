@@ -169,7 +169,7 @@ def test_what_jobs_write_of_their_runs_is_shown(monkeypatch):
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_cell_whose_run_started_here_is_running_or_killed(store, monkeypatch, is_running):
     (store.root / "jobs" / "a" / "array.json").write_text(json.dumps({"num_jobs": 0}))
-    runs = [SimpleNamespace(is_running=not is_running), SimpleNamespace(is_running=is_running)]
+    runs = [SimpleNamespace(is_running=on, launcher="local") for on in (not is_running, is_running)]
     monkeypatch.setattr(status, "unfinished", lambda store, cell_id: runs)
     found = {outcome.status for outcome in status.outcomes_of(store, []).values()}
     assert found == ({"running"} if is_running else {"killed"})

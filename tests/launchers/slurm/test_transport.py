@@ -15,11 +15,12 @@ import pytest
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution import process
-from vitsweep.launchers.slurm.node.transport import (
+from vitsweep.launchers.nodes import transport
+from vitsweep.launchers.nodes.transport import (
     AgentListener,
-    JobEnvironment,
     Nodes,
     connect,
+    ports,
     receive,
     send,
 )
@@ -27,16 +28,9 @@ from vitsweep.launchers.slurm.node.transport import (
 TWO = ("127.0.0.2", "127.0.0.3")
 
 
-def env(node_index: int = 0, nodes: tuple[str, ...] = TWO) -> JobEnvironment:
-    return JobEnvironment(
-        job_id="7",
-        array_id="7",
-        index=0,
-        restart=0,
-        node_index=node_index,
-        nodes=nodes,
-        launch_address=None,
-    )
+def agent(index: int, key: bytes, timeout_s: float = 60) -> Connection:
+    """The connection of the agent of a node."""
+    return connect(index, TWO[:1], lambda: key, timeout_s)[0]
 
 
 def listening_addresses() -> set[tuple[str, int]]:
@@ -51,16 +45,16 @@ def key() -> bytes:
     return secrets.token_bytes()
 
 
-def listener(key: bytes, **job: Any) -> tuple[AgentListener, tuple[str, int]]:
+def listener(key: bytes) -> tuple[AgentListener, tuple[str, int]]:
     """A listener, and the first address on which it listens."""
     before = listening_addresses()
-    found = AgentListener(env(**job), key)
+    found = AgentListener(TWO, TWO[:1], key)
     return found, min(listening_addresses() - before)
 
 
 def agents(listening: AgentListener, key: bytes) -> list[tuple[dict[str, Any], Connection]]:
-    mine = [connect(env(index), key, 60) for index in range(2)]
-    found = listening.accept_agents(TWO, 60)
+    mine = [agent(index, key) for index in range(2)]
+    found = listening.accept_agents(60)
     for number, connection in enumerate(mine):
         send(connection, {"from": number})
     return found
@@ -100,30 +94,32 @@ def test_a_stranger_is_dropped_and_holds_up_nobody(
 
 def test_an_agent_of_another_job_is_refused(key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     listening, (host, port) = listener(key)
-    monkeypatch.setattr(JobEnvironment, "ports", staticmethod(lambda key: [port]))
+    monkeypatch.setattr(transport, "ports", lambda key: [port])
     with pytest.raises(VitsweepError, match="cannot reach"):
-        connect(env(), b"another key", 0.5)
+        agent(0, b"another key", 0.5)
     with pytest.raises(multiprocessing.AuthenticationError):
         multiprocessing.connection.Client((host, port), authkey=b"another key")
     assert len(agents(listening, key)) == 2
 
 
 def test_ports_follow_from_the_key_alone() -> None:
-    one, other = (JobEnvironment.ports(secret) for secret in (b"a.7.0", b"b.7.0"))
+    one, other = (ports(secret) for secret in (b"a.7.0", b"b.7.0"))
     assert one != other
-    assert one == JobEnvironment.ports(b"a.7.0")
+    assert one == ports(b"a.7.0")
 
 
 @pytest.mark.parametrize(
-    ("nodes", "address"), [(("n1",), "127.0.0.1"), (TWO, "127.0.0.2"), (("n1", "n2"), "0.0.0.0")]
+    ("known", "address"),
+    [(["127.0.0.2"], "127.0.0.2"), (["n1", "127.0.0.1"], "127.0.0.1"), (["n1"], "0.0.0.0")],
 )
 def test_it_listens_where_the_nodes_of_the_job_reach_it_and_nowhere_else(
-    key: bytes, nodes: tuple[str, ...], address: str
+    key: bytes, known: list[str], address: str
 ) -> None:
     before = listening_addresses()
-    kept = AgentListener(env(nodes=nodes), key)
+    kept = AgentListener(("n1", "n2"), known, key)
     assert [ip for ip, _ in listening_addresses() - before] == [address]
-    del kept
+    kept.close()
+    assert listening_addresses() == before
 
 
 def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> None:
@@ -143,7 +139,7 @@ def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> N
 @pytest.mark.parametrize("address", ["127.0.0.5", "localhost", "::1"])
 def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
     _, connection = multiprocessing.Pipe()
-    nodes = Nodes([({"node": "n1", "address": address}, connection)], lambda: None)
+    nodes = Nodes([({"node": "n1", "address": address}, connection)])
     init_method = nodes.rendezvous()
     port = urlsplit(init_method).port or 0
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -158,10 +154,10 @@ def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
 
 def test_heartbeats_wake_nobody_and_reports_do(key: bytes) -> None:
     listening, _ = listener(key)
-    mine = [connect(env(index), key, 60) for index in range(2)]
-    nodes = Nodes(listening.accept_agents(TWO, 60), lambda: None)
+    mine = [agent(index, key) for index in range(2)]
+    nodes = Nodes(listening.accept_agents(60))
     for _ in range(5):
-        send(mine[0], {"heartbeat": 0})
+        send(mine[0], {"do": "heartbeat"})
     before = nodes.all[0].received_at
     while nodes.all[0].received_at == before:
         nodes.receive(0.3)

@@ -25,7 +25,7 @@ from vitsweep.errors import (
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
-from vitsweep.launchers.external_ranks import init_method
+from vitsweep.job_environment import init_method
 from vitsweep.model.block import mark_blocks
 from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_look import Look, as_it_was, listed, logits_of, look_at, shapeless

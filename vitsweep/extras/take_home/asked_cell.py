@@ -12,7 +12,7 @@ from vitsweep.composition.composer import Composer
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.foreign import MOST_YAML_BYTES, parsed_yaml
-from vitsweep.launchers.external_ranks import ranks_per_node
+from vitsweep.job_environment import environment_rank, ranks_per_node
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.results.provenance import is_own_text, require_trust
 from vitsweep.results.sweeps import find_sweep
@@ -22,7 +22,6 @@ from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import conf_dir, plain_choice
 from vitsweep.spec.resolve import resolve
 from vitsweep.spec.resources import Machine
-from vitsweep.world import environment_rank
 
 if TYPE_CHECKING:
     from pandas import Series

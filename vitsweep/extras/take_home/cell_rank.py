@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.rank import Named, leave, run
-from vitsweep.launchers.external_ranks import init_method
+from vitsweep.job_environment import environment_rank, init_method
 from vitsweep.model.build import first_model
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.shards import plain_weights, whole_tensors
-from vitsweep.world import World, environment_rank
+from vitsweep.world import World
 
 
 class Cell:

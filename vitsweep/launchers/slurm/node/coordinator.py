@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
-from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
-from vitsweep.launchers.slurm.node.transport import (
+from vitsweep.launchers.nodes.transport import (
+    LOOPBACK,
     SECONDS_TO_CONNECT,
     SHORT_KILL_TIMEOUT_SECONDS,
     AgentListener,
-    JobEnvironment,
     Nodes,
-    RemoteRanks,
+    NodesExecutor,
 )
+from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.state.jobs import (
     CAUSE_CANCELLED,
     CAUSE_DONE,
@@ -34,8 +33,68 @@ from vitsweep.launchers.slurm.state.jobs import (
 )
 from vitsweep.planning.freeze import code_state
 from vitsweep.results.record import RunRecord, Status
-from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """Job, restart and node of this process, as Slurm sets them.
+
+    Attributes:
+        job_id: id of this job; every job of an array has its own.
+        array_id: id of the array.
+        index: of the job in the array.
+        restart: how often Slurm has started the job before.
+        node_index: of this node in the job; 0 runs the coordinator.
+        nodes: names of all nodes, by node index.
+        launch_address: IP address of the node that started the step, which is the first one.
+    """
+
+    job_id: str
+    array_id: str
+    index: int
+    restart: int
+    node_index: int
+    nodes: tuple[str, ...]
+    launch_address: str | None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> "JobEnvironment":
+        """Read it from the environment of a Slurm task."""
+        from submitit.slurm.slurm import SlurmJobEnvironment
+
+        job = environ["SLURM_JOB_ID"]
+        return cls(
+            job_id=job,
+            array_id=environ.get("SLURM_ARRAY_JOB_ID", job),
+            index=int(environ.get("SLURM_ARRAY_TASK_ID", 0)),
+            restart=int(environ.get("SLURM_RESTART_COUNT", 0)),
+            node_index=int(environ["SLURM_NODEID"]),
+            nodes=tuple(SlurmJobEnvironment().hostnames),
+            launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR"),
+        )
+
+    @property
+    def shown_id(self) -> str:
+        """The job's id as Slurm's tools show it, such as `123_4`."""
+        return f"{self.array_id}_{self.index}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses to try for the first node, best first; its name need not resolve.
+
+        A job of one node does not leave the node.
+        """
+        known = [self.nodes[0], self.launch_address] if len(self.nodes) > 1 else [LOOPBACK]
+        return list(dict.fromkeys(filter(None, known)))
+
+    def key(self, secret: str) -> bytes:
+        """Return the key with which agents of this start of this job authenticate.
+
+        Args:
+            secret: of the job array.
+        """
+        return f"{secret}.{self.job_id}.{self.restart}".encode()
 
 
 def code_that_runs(sweep: Path, of_submission: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,40 +199,6 @@ class JobEventWriter:
         )
 
 
-@dataclass
-class JobExecutor:
-    """The nodes of a job.
-
-    Attributes:
-        store: of the sweep.
-        folder: of the job array, for what ranks leave besides their runs.
-        env: of this process in the job.
-        nodes: agents of the job.
-        facts: columns of every record.
-    """
-
-    store: Store
-    folder: Path
-    env: JobEnvironment
-    nodes: Nodes
-    facts: Mapping[str, Any]
-
-    @property
-    def scratch(self) -> Path:
-        """A folder of this job's own, which all its nodes see."""
-        return self.folder / f"warm_up_{self.env.index}"
-
-    def start(self, request: RunRequest, cell: CellSpec) -> RemoteRanks:
-        """Let the agents start all ranks of a run."""
-        order = {"do": "run", "request": request.plain()}
-        return RemoteRanks(self.nodes, request.run_id, cell.resources.ranks_per_node, order)
-
-    @contextmanager
-    def rendezvous(self) -> Iterator[str]:
-        """Hold a port of the first node, until the next run."""
-        yield self.nodes.rendezvous()
-
-
 SECONDS_TO_BE_REQUEUED = 180
 ALL_MEASURED, NOT_ALL_MEASURED, NOT_STARTED, INTERRUPTED = 0, 3, 4, 5
 """Exit codes of a job."""
@@ -224,7 +249,7 @@ class Coordinator:
         self.store, self._cells = job.store(), dict[str, CellSpec]()
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
-        self._num_started_runs, self._is_ending = 0, False
+        self._num_started_runs = 0
         self._nodes: Nodes | None = None
         limit_s, delay_s = self.facts["request"]["minutes"] * 60, self.facts["signal_delay_s"]
         self.signals = Signals(
@@ -241,13 +266,13 @@ class Coordinator:
         env = self.env
         ids = {"job_id": env.job_id, "array_id": env.array_id}
         self.event_log.write("job_start", **ids, nodes=list(env.nodes))
-        agents = AgentListener(env, self._key).accept_agents(env.nodes, SECONDS_TO_CONNECT)
-        self._nodes = Nodes(agents, self._on_wait)
-        self.runner = Runner(self.store, self._executor(self._nodes))
+        listener = AgentListener(env.nodes, env.addresses, self._key)
+        self._nodes = Nodes(listener.accept_agents(SECONDS_TO_CONNECT))
+        self.runner = Runner(self.store, self._executor(self._nodes), self._on_wait)
         self._leave_cells_taken_over()
         self._record_orphan()
 
-    def _executor(self, nodes: Nodes) -> JobExecutor:
+    def _executor(self, nodes: Nodes) -> NodesExecutor:
         """Return the nodes of the job, and what every record of it says."""
         queued_s = self._started_at - self.facts["time"]
         facts = {
@@ -256,7 +281,7 @@ class Coordinator:
             "slurm_job_id": self.env.shown_id,
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
         }
-        return JobExecutor(self.store, self.folder, self.env, nodes, facts)
+        return NodesExecutor(nodes, self.folder / f"warm_up_{self.env.index}", facts)
 
     def _cell(self, cell_id: str) -> CellSpec:
         """Return a cell as it was frozen, with the settings of the submitting command."""
@@ -388,15 +413,12 @@ class Coordinator:
                 self.event_log.run_ended(run, record, will_repeat=will_repeat)
 
     def _on_wait(self) -> None:
-        """Called while ranks run: act on Slurm's signals, once, and write heartbeats.
+        """Called while ranks run: act on Slurm's signals, and write heartbeats.
 
         Raises:
             JobEnding: a signal says that the job must end.
         """
-        if self._is_ending:
-            return  # raised already; a training is saving itself
         if ending := self.signals.due():
-            self._is_ending = True
             left = round(self.signals.seconds_left, 1)
             self.event_log.write("signal", signal=self.signals.received, seconds_left=left)
             if self._nodes:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.attempts import KILLED, unfinished
+from vitsweep.execution.attempts import KILLED, is_alive, unfinished
 from vitsweep.files import SweepGoneError
 from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
@@ -116,7 +116,7 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
 def _last_unfinished(store: Store, cell_id: str) -> Outcome:
     """Return what became of a cell without a record: its last run may have started on this machine."""
     for run in unfinished(store, cell_id)[-1:]:
-        return Outcome(RUNNING) if run.is_running else Outcome(Status.killed, KILLED)
+        return Outcome(RUNNING) if is_alive(store, run) else Outcome(Status.killed, KILLED)
     return Outcome(WAITING)
 
 

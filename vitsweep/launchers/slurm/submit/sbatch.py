@@ -19,6 +19,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.execution.run_request import Run
 from vitsweep.files import make_folder, remove, write_atomically
 from vitsweep.interpreters import folder_on_path
+from vitsweep.launchers.nodes.transport import write_key
 from vitsweep.launchers.slurm.commands import controller_settings, submitted_scripts
 from vitsweep.launchers.slurm.state.jobs import JobArray, Work
 from vitsweep.launchers.slurm.submit.settings import Request, SlurmSettings, groups, request_of
@@ -258,9 +259,8 @@ def submit(
     folder = store.root.absolute() / "jobs" / f"{stamp}-{request.name}-{secrets.token_hex(2)}"
     make_folder(folder)
     lines = (json.dumps(job.document(store), separators=(",", ":")) for job in jobs)
-    work = Work("\n".join(lines) + "\n", secrets.token_hex(32))
+    work = Work("\n".join(lines) + "\n", write_key(folder / "key"))
     write_atomically(folder / "tasks.jsonl", work.tasks, durable=True)
-    _write_key(folder / "key", work.secret)
     facts = {
         "sweep": store.name,
         "time": time.time(),
@@ -278,14 +278,6 @@ def submit(
     slurm_id = _sbatch(folder, request, settings, options, work.digest)
     write_atomically(folder / "slurm_id", slurm_id, durable=True)
     return JobArray(folder)
-
-
-def _write_key(path: Path, secret: str) -> None:
-    """Write a secret that only the user can read; agents of a job authenticate with it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(descriptor, secret.encode())
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def _sbatch(
@@ -401,7 +393,7 @@ def environment_of_sbatch(options: Mapping[str, Any], exported: Sequence[str]) -
         name: value
         for name, value in os.environ.items()
         if (name not in kept | KEPT_IN_A_JOB and name.startswith(changing))
-        or (name not in exported and not _is_passed_on(name, value))
+        or (name not in exported and not is_passed_on(name, value))
     }
     for name in hidden:
         del os.environ[name]
@@ -411,6 +403,7 @@ def environment_of_sbatch(options: Mapping[str, Any], exported: Sequence[str]) -
         os.environ.update(hidden)
 
 
-def _is_passed_on(name: str, value: str) -> bool:
+def is_passed_on(name: str, value: str) -> bool:
+    """Whether a job gets a variable: one of `PASSED_ON` that holds no secret."""
     is_known = PASSED_ON.fullmatch(name) is not None and not SECRET_NAME.search(name)
     return is_known and not SECRET_VALUE.search(value)

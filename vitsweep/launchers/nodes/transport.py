@@ -1,7 +1,7 @@
-"""Authenticated connections from the agents of all nodes to the coordinator on the first node.
+"""Authenticated connections from the agents of all nodes to the first one, and the ranks that they start.
 
-Each side proves that it knows the job's key (HMAC of a random message, as `multiprocessing` does it)
-before the other reads anything else from it. Messages are JSON: nothing is unpickled.
+Each side proves that it knows a key (HMAC of a random message, as `multiprocessing` does it) before the
+other reads anything else from it. Messages are JSON: nothing is unpickled.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import random
+import secrets
 import socket
 import struct
 import threading
@@ -25,13 +26,14 @@ from multiprocessing.connection import (
     deliver_challenge,
     wait,
 )
+from pathlib import Path
 from typing import Any
 
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.outcome import RankEnd
-
-# The rank of a process in its Slurm job.
-
+from vitsweep.execution.run_request import RunRequest
+from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.resources import Resources
 
 PORTS = range(20_000, 32_000)
 """Below the range from which Linux takes ports for outgoing connections."""
@@ -39,135 +41,90 @@ NUM_CANDIDATE_PORTS = 8
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobEnvironment:
-    """Job, restart and node of this process, as Slurm sets them.
+def ports(key: bytes) -> list[int]:
+    """Return the ports on which the first node may listen: several, because any may be taken.
 
-    Attributes:
-        job_id: id of this job; every job of an array has its own.
-        array_id: id of the array.
-        index: of the job in the array.
-        restart: how often Slurm has started the job before.
-        node_index: of this node in the job; 0 runs the coordinator.
-        nodes: names of all nodes, by node index.
-        launch_address: IP address of the node that started the step, which is the first one.
+    Args:
+        key: a secret; nobody else can compute the ports.
     """
+    return random.Random(hashlib.sha256(b"ports" + key).digest()).sample(PORTS, NUM_CANDIDATE_PORTS)
 
-    job_id: str
-    array_id: str
-    index: int
-    restart: int
-    node_index: int
-    nodes: tuple[str, ...]
-    launch_address: str | None
 
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> "JobEnvironment":
-        """Read it from the environment of a Slurm task."""
-        from submitit.slurm.slurm import SlurmJobEnvironment
-
-        job = environ["SLURM_JOB_ID"]
-        return cls(
-            job_id=job,
-            array_id=environ.get("SLURM_ARRAY_JOB_ID", job),
-            index=int(environ.get("SLURM_ARRAY_TASK_ID", 0)),
-            restart=int(environ.get("SLURM_RESTART_COUNT", 0)),
-            node_index=int(environ["SLURM_NODEID"]),
-            nodes=tuple(SlurmJobEnvironment().hostnames),
-            launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR"),
-        )
-
-    @property
-    def node_name(self) -> str:
-        """This node's name."""
-        return self.nodes[self.node_index]
-
-    @property
-    def shown_id(self) -> str:
-        """The job's id as Slurm's tools show it, such as `123_4`."""
-        return f"{self.array_id}_{self.index}"
-
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses to try for the first node, best first; its name need not resolve.
-
-        A job of one node does not leave the node.
-        """
-        known = [self.nodes[0], self.launch_address] if len(self.nodes) > 1 else [LOOPBACK]
-        return list(dict.fromkeys(filter(None, known)))
-
-    @staticmethod
-    def ports(key: bytes) -> list[int]:
-        """Return the ports on which the first node may listen: several, because any may be taken.
-
-        Args:
-            key: the secret of the job; nobody else can compute the ports.
-        """
-        return random.Random(hashlib.sha256(b"ports" + key).digest()).sample(
-            PORTS, NUM_CANDIDATE_PORTS
-        )
-
-    def key(self, secret: str) -> bytes:
-        """Return the key with which agents of this start of this job authenticate.
-
-        Args:
-            secret: of the job array.
-        """
-        return f"{secret}.{self.job_id}.{self.restart}".encode()
+def write_key(path: Path) -> str:
+    """Write a new secret that only the user can read, with which agents authenticate; return it."""
+    secret = secrets.token_hex(32)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(descriptor, secret.encode())
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return secret
 
 
 SECONDS_TO_CONNECT = 180.0
-"""How long the nodes of a job may take to connect; some boot, or load Python from a slow disk."""
+"""How long agents may take to connect; some nodes boot, or load Python from a slow disk."""
 SECONDS_TO_AUTHENTICATE = 5
 """A connection that is silent for so long before it has authenticated is dropped."""
-WELCOME = {"welcome": True}
-REFUSED = (multiprocessing.AuthenticationError, AssertionError, EOFError, ValueError, OSError)
+REFUSED = (
+    multiprocessing.AuthenticationError, AssertionError, EOFError, ValueError, LookupError, OSError
+)  # fmt: skip
 """What a peer without the key, or one that is not ours at all, causes."""
 
 
 class AgentListener:
-    """The coordinator's end: accepts one connection from the agent of each node.
+    """The first node's end: accepts one connection from the agent of each node.
 
     It listens on the addresses by which the nodes know the first one, not on others of the machine.
     A connection is authenticated in a thread of its own, so that a silent one holds up no other.
 
     Args:
-        env: of the first node.
+        names: of the nodes, by index.
+        addresses: of the first node, see `connect`.
         key: with which agents authenticate.
     """
 
-    def __init__(self, env: JobEnvironment, key: bytes) -> None:
-        self._key = key
+    def __init__(self, names: Sequence[str], addresses: Sequence[str], key: bytes) -> None:
+        self._names, self._key = names, key
         self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
-        for listening in _listen(env, key):
+        self._listening = _listen(addresses, key)
+        for listening in self._listening:
             threading.Thread(target=self._accept_loop, args=(listening,), daemon=True).start()
 
     def accept_agents(
-        self, node_names: Sequence[str], timeout_s: float
+        self, timeout_s: float, ended: Callable[[int], str] = lambda index: ""
     ) -> list[tuple[dict[str, Any], Connection]]:
         """Wait for the agents of all nodes; return their hello messages and connections, by node.
+
+        Args:
+            timeout_s: for all of them.
+            ended: says of a node's index why no agent will come from it; "" where one may.
 
         Raises:
             VitsweepError: some did not connect; they are named.
         """
         agents: dict[int, tuple[dict[str, Any], Connection]] = {}
         deadline = time.monotonic() + timeout_s
-        while len(agents) < len(node_names):
-            try:
-                hello, connection = self._accepted.get(
-                    timeout=max(0.0, deadline - time.monotonic())
-                )
-            except queue.Empty:
-                missing = ", ".join(n for i, n in enumerate(node_names) if i not in agents)
+        while missing := {i: n for i, n in enumerate(self._names) if i not in agents}:
+            with suppress(queue.Empty):
+                hello, connection = self._accepted.get(timeout=0.5)
+                agents[hello["node_index"]] = hello, connection
+                continue
+            said = [f"{name} ({why})" for i, name in missing.items() if (why := ended(i))]
+            if said or time.monotonic() > deadline:
                 raise VitsweepError(
-                    f"No connection from {missing} within {timeout_s:.0f} s: the node is down, or it "
-                    f"cannot reach {node_names[0]}."
-                ) from None
-            agents[hello["node_index"]] = hello, connection
-        return [agents[index] for index in range(len(node_names))]
+                    f"No connection from {', '.join(said or missing.values())} within {timeout_s:.0f} s: "
+                    f"the node is down, or it cannot reach {self._names[0]}."
+                )
+        return [agents[index] for index in range(len(self._names))]
+
+    def close(self) -> None:
+        """Listen no more; accepted connections stay."""
+        for listening in self._listening:
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # which wakes `accept`
+            listening.close()
 
     def _accept_loop(self, listening: socket.socket) -> None:
-        while True:
+        while listening.fileno() >= 0:
             with suppress(OSError):
                 peer, _ = listening.accept()
                 threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
@@ -178,8 +135,9 @@ class AgentListener:
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
                 hello = receive(connection)
-                send(connection, WELCOME)
-            self._accepted.put((hello, connection))
+                name = self._names[hello["node_index"]]
+                send(connection, {"node": name})
+            self._accepted.put((hello | {"node": name}, connection))
 
 
 @contextmanager
@@ -201,27 +159,27 @@ def _limit_silence(peer: socket.socket, seconds: int) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
-def _listen(env: JobEnvironment, key: bytes) -> list[socket.socket]:
+def _listen(addresses: Sequence[str], key: bytes) -> list[socket.socket]:
     """Return sockets that listen on the first port that is free at all addresses of this node."""
-    for port in env.ports(key):
+    for port in ports(key):
         with suppress(OSError):
-            return [_listening(address, port) for address in _own_addresses(env)]
-    raise VitsweepError(f"The ports {env.ports(key)} are all taken on {env.node_name}.")
+            return [_listening(address, port) for address in own_addresses(addresses) or [""]]
+    raise VitsweepError(f"The ports {ports(key)} are all taken on {addresses[0]}.")
 
 
-def _own_addresses(env: JobEnvironment) -> list[str]:
-    """Return the addresses under which the other nodes know this one; without any, it listens at all.
+def own_addresses(addresses: Sequence[str]) -> list[str]:
+    """Return the addresses of this node by some names, under which other nodes know it; [] without any.
 
     Where its name means this machine alone (127.0.1.1 in /etc/hosts), others know it by another.
     """
     found = []
-    for known in env.addresses:
+    for known in addresses:
         with suppress(OSError):
             address = str(socket.getaddrinfo(known, None)[0][4][0])
             if known == address or not ipaddress.ip_address(address).is_loopback:
                 _listening(address, 0).close()
                 found.append(address)
-    return list(dict.fromkeys(found)) or [""]
+    return list(dict.fromkeys(found))
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -229,27 +187,43 @@ def _listening(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=4096)
 
 
-def connect(env: JobEnvironment, key: bytes, timeout_s: float) -> Connection:
-    """Connect an agent to the coordinator on the first node, and say which node it serves.
+def connect(
+    index: int,
+    addresses: Sequence[str],
+    read_key: Callable[[], bytes],
+    timeout_s: float = SECONDS_TO_CONNECT,
+    **facts: Any,
+) -> tuple[Connection, str]:
+    """Connect an agent to the first node; return the connection, and what the first calls this node.
+
+    Args:
+        index: of this node; the first is 0.
+        addresses: to try for the first node, best first; its name need not resolve.
+        read_key: returns the key, which may be written late, and anew.
+        timeout_s: how long it tries.
+        facts: further entries of the hello.
 
     Raises:
         VitsweepError: it cannot be reached.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, why = time.monotonic() + timeout_s, ""
     while time.monotonic() < deadline:
-        for address, port in product(env.addresses, env.ports(key)):
+        try:
+            key, why = read_key(), ""
+        except OSError as error:
+            key, why = b"", f" There is no `{error.filename}` here ({error.strerror})."
+        for address, port in product(addresses, ports(key) if key else ()):
             with suppress(*REFUSED):
                 peer = socket.create_connection((address, port), SECONDS_TO_AUTHENTICATE)
                 peer.settimeout(None)
                 with _connection_of(peer) as connection:
                     answer_challenge(connection, key)
                     deliver_challenge(connection, key)
-                    hello = {"node_index": env.node_index, "node": env.node_name}
-                    send(connection, hello | {"address": address})
-                    receive(connection)  # the welcome: it was not dropped meanwhile
-                return connection
+                    send(connection, {"node_index": index, "address": address, **facts})
+                    welcome = receive(connection)  # it was not dropped meanwhile
+                return connection, welcome["node"]
         time.sleep(0.2)
-    raise VitsweepError(f"{env.node_name} cannot reach {' or '.join(env.addresses)}.")
+    raise VitsweepError(f"Node {index} cannot reach {' or '.join(addresses)}.{why}")
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -271,22 +245,33 @@ def receive(connection: Connection) -> dict[str, Any]:
     return message
 
 
-# The nodes of a job as the coordinator sees them through their agents, and the ranks of one run there.
+# The nodes as the first one sees them through their agents, and the ranks of one run there.
 
-SECONDS_UNTIL_LOST = 180.0
-"""An agent sends a heartbeat every ten seconds; after this long without one its node is lost. One that
+HEARTBEAT_SECONDS, SECONDS_UNTIL_LOST = 10.0, 180.0
+"""How often each side sends a heartbeat; after how long without one it takes the other for lost. One that
 swaps, or waits for a file system, may come back before."""
 KILL_TIMEOUT_SECONDS, SHORT_KILL_TIMEOUT_SECONDS = 20.0, 1.0
-"""How long an agent may take to end its ranks; the second where Slurm is about to kill the job, and
+"""How long an agent may take to end its ranks; the second where a scheduler is about to kill the job, and
 with it the agents and their ranks."""
+
+
+def send_heartbeats(send: Callable[[dict[str, Any]], None]) -> None:
+    """Begin a thread that sends heartbeats until the other side is gone."""
+
+    def go_on(never: threading.Event) -> None:
+        with suppress(OSError):
+            while not never.wait(HEARTBEAT_SECONDS):
+                send({"do": "heartbeat"})
+
+    threading.Thread(target=go_on, args=(threading.Event(),), daemon=True).start()
 
 
 @dataclass
 class Node:
-    """One node of the job.
+    """One of several nodes.
 
     Attributes:
-        name: as Slurm names it.
+        name: as the scheduler, or the user, names it.
         connection: to its agent.
         lost: a sentence saying why it is gone, or "".
         report: the latest report of its agent: run, whether ranks are running, how ranks ended.
@@ -298,11 +283,19 @@ class Node:
     lost: str = ""
     report: dict[str, Any] = field(default_factory=dict)
     received_at: float = field(default_factory=time.monotonic)
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        send_heartbeats(self._send)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            send(self.connection, message)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send an order to its agent; a node that is gone is marked as lost."""
         try:
-            send(self.connection, message)
+            self._send(message)
         except OSError as error:
             self._lose(f"its connection broke ({error})")
 
@@ -314,7 +307,7 @@ class Node:
             self._lose("its agent ended or the node died")
             return True
         self.received_at = time.monotonic()
-        if is_report := "heartbeat" not in message:
+        if is_report := "do" not in message:  # no heartbeat
             self.report = message
         return is_report
 
@@ -328,18 +321,14 @@ class Node:
 
 
 class Nodes:
-    """All nodes of the job.
+    """All nodes.
 
     Args:
         agents: hello message and connection of each agent, by node index.
-        on_wait: called whenever the coordinator waits; may raise to end the run.
     """
 
-    def __init__(
-        self, agents: Sequence[tuple[dict[str, Any], Connection]], on_wait: Callable[[], None]
-    ) -> None:
+    def __init__(self, agents: Sequence[tuple[dict[str, Any], Connection]]) -> None:
         self.all = [Node(hello["node"], connection) for hello, connection in agents]
-        self.on_wait = on_wait
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
         self._kept_port: socket.socket | None = None
         reached_at = [hello["address"] for hello, _ in agents]
@@ -388,47 +377,75 @@ class Nodes:
             self._kept_port.close()
 
 
-class RemoteRanks:
-    """The started ranks of one run on all nodes, as `execution.rank_processes.Ranks` asks for.
+@dataclass(frozen=True)
+class NodesExecutor:
+    """Nodes on which agents start the ranks: a cell runs on the first `resources.nodes` of them.
 
-    Args:
-        nodes: of the job.
-        run_id: repeated in the reports of agents, so that none about an earlier run is taken for
-            this one.
-        ranks_per_node: global ranks are numbered node by node.
-        order: sent to each agent, with the run id and the node's ranks.
+    Attributes:
+        nodes: all of them.
+        scratch: a folder that all nodes see, for a run whose record is discarded.
+        facts: columns of every record.
     """
 
-    def __init__(
-        self, nodes: Nodes, run_id: str, ranks_per_node: int, order: dict[str, Any]
-    ) -> None:
-        self._nodes, self._run_id, self._ranks_per_node = nodes, run_id, ranks_per_node
-        for index, node in enumerate(nodes.all):
-            node.send(order | {"run": run_id, "ranks": self._ranks_of(index)})
+    nodes: Nodes
+    scratch: Path
+    facts: Mapping[str, Any]
+
+    def start(self, request: RunRequest, cell: CellSpec) -> "RemoteRanks":
+        """Let the agents start all ranks of a run."""
+        return RemoteRanks(self.nodes, request, cell.resources)
+
+    @contextmanager
+    def rendezvous(self) -> Iterator[str]:
+        """Hold a port of the first node, until the next run."""
+        yield self.nodes.rendezvous()
+
+    def lacks(self, cell: CellSpec) -> str:
+        """Say which nodes that a cell needs are gone; "" where all are there."""
+        self.nodes.receive(0)
+        used = self.nodes.all[: cell.resources.nodes]
+        return " ".join(node.lost.removesuffix(".") for node in used if node.lost)
+
+
+class RemoteRanks:
+    """The started ranks of one run on the first nodes, as `execution.rank_processes.Ranks` asks for.
+
+    Args:
+        nodes: all nodes.
+        request: its run id is repeated in the reports of agents, so that none about an earlier run is
+            taken for this one.
+        asked: nodes, and ranks of each: global ranks are numbered node by node.
+    """
+
+    def __init__(self, nodes: Nodes, request: RunRequest, asked: Resources) -> None:
+        self._nodes, self._used = nodes, nodes.all[: asked.nodes]
+        self._run_id, self._ranks_per_node = request.run_id, asked.ranks_per_node
+        order = {"do": "run", "run": request.run_id, "request": request.plain()}
+        for index, node in enumerate(self._used):
+            node.send(order | {"ranks": self._ranks_of(index)})
 
     def wait(self, seconds: float) -> None:
         """Read reports of agents for at most `seconds`."""
         self._nodes.receive(seconds)
-        self._nodes.on_wait()
 
     @property
     def running(self) -> bool:
         """Whether a rank still runs, as far as is known."""
-        return any(self._runs_on(node) for node in self._nodes.all)
+        return any(self._runs_on(node) for node in self._used)
 
     @property
     def failed(self) -> bool:
         """Whether a rank ended with another exit code than 0, or a node is gone."""
-        return bool(self._nodes.lost) or any(e.exit_code or e.lost for e in self.ends())
+        return any(e.exit_code or e.lost for e in self.ends()) or any(n.lost for n in self._used)
 
     def interrupt(self) -> None:
         """Let all ranks save their training and exit."""
-        for node in self._nodes.all:
+        for node in self._used:
             node.send({"do": "interrupt"})
 
     def kill(self) -> None:
         """End the run everywhere; do not wait long for a node that does not answer."""
-        for node in self._nodes.all:
+        for node in self._used:
             if self._runs_on(node):
                 node.send({"do": "kill"})
         deadline = time.monotonic() + self._nodes.kill_timeout_s
@@ -437,9 +454,7 @@ class RemoteRanks:
 
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended, as far as agents have reported."""
-        return [
-            end for index, node in enumerate(self._nodes.all) for end in self._ends_on(index, node)
-        ]
+        return [end for index, node in enumerate(self._used) for end in self._ends_on(index, node)]
 
     def _runs_on(self, node: Node) -> bool:
         return not node.lost and (node.report.get("run") != self._run_id or node.report["running"])
