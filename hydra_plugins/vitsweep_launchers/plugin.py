@@ -7,6 +7,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from hydra.core.utils import JobReturn
@@ -137,6 +138,33 @@ class SlurmLauncher(CellLauncherPlugin):
 
         plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(self.fields), resolve=True)
         return settings_of(plain)
+
+
+class AllocationLauncher(CellLauncherPlugin):
+    """Runs cells on the nodes of an allocation, from the first of them.
+
+    Args:
+        fields: everything in conf/hydra/launcher/allocation.yaml.
+    """
+
+    can_choose_rounds = True
+
+    @cached_property
+    def _allocation(self) -> Any:
+        from vitsweep import extras
+
+        plain = OmegaConf.to_container(OmegaConf.create(self.fields), resolve=True)
+        return extras.option("hydra/launcher=allocation")(plain)
+
+    def machine(self) -> "Machine":
+        """Return this node, of which there are so many."""
+        machine: Machine = self._allocation.machine()
+        return machine
+
+    def launch_cells(self, request: "LaunchRequest") -> "AbstractContextManager[LaunchResult]":
+        """Measure what is missing, one block after the other."""
+        launched: AbstractContextManager[LaunchResult] = self._allocation.launch(request)
+        return launched
 
 
 class VitsweepSweeper(Sweeper):

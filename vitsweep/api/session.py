@@ -282,7 +282,8 @@ def require_rounds(
     if refused and not getattr(launcher, "can_choose_rounds", False):  # of vitsweep or of Hydra
         raise BadValueError(
             f"`{refused}` does not go with `hydra/launcher={name}`, which submits all blocks at once: use "
-            "`hydra/launcher=local`, on a cluster inside an allocation of a node (`salloc -N1 ...`)."
+            "`hydra/launcher=local`, or inside a job `hydra/launcher=allocation`, as "
+            "`sbatch slurm/sweep_in_one_job.sbatch` types it."
         )
 
 

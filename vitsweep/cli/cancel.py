@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vitsweep.cli import VERBS, Options
 from vitsweep.console import open_console
+from vitsweep.extras import OPTIONS, load
 from vitsweep.launchers.slurm.state.status import cancel
 from vitsweep.results.sweeps import find_sweep
 
@@ -15,5 +16,7 @@ def add_options(options: Options) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """End the jobs of a sweep; what was measured is kept."""
-    typed = VERBS["cancel"].read(arguments)
-    return cancel(find_sweep(typed.sweep), open_console())
+    store = find_sweep(VERBS["cancel"].read(arguments).sweep)
+    if "cancel" in OPTIONS:
+        load(OPTIONS["cancel"])(store)
+    return cancel(store, open_console())

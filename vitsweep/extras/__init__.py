@@ -104,6 +104,15 @@ KNOWN: dict[str, Feature] = {
         heading="Predictions",
         settings={"only": None, "max_gpu_hours": None},
     ),
+    "allocation": Feature(
+        verbs={
+            "agent": "run the ranks of a node of an allocation, as the command on its first node says"
+        },
+        options={
+            "hydra/launcher=allocation": "launcher:Allocation",
+            "cancel": "launcher:refuse_to_cancel",
+        },
+    ),
     "compare": Feature(
         verbs={
             "compare": "measure two settings in turns until the interval on their ratio is narrow",

@@ -63,7 +63,8 @@ REFUSED = {
     "no budget": (["seed=1", "seed=2", "--minutes=nan"], "`--minutes nan` must be a number above"),
     "no number": (["seed=1", "seed=2", "--width", "wide"], "invalid float value: 'wide'"),
     "a choice that is not": (["precision=fp33", ""], "did you mean `precision=fp32`?"),
-    "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "measures on this machine"),
+    "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "`hydra/launcher=allocation`"),
+    "a launcher of one": (["seed=1 hydra/launcher=local", "seed=2"], "after A and B"),
     "another folder for one": (["sweep.name=a seed=1", "seed=2"], "`sweep.*` is one for A and B"),
     "cannot run": (["sharding=hsdp", ""], "at least 2 replicas"),
 }  # fmt: skip

@@ -15,7 +15,8 @@ def test_what_chooses_from_the_runs_before_is_refused_with_the_way_out() -> None
     for typed in ("search=race", "minutes=3", "limit.key=batch.images_per_step", "screening=true"):
         require_rounds(LocalLauncher(), "local", settings(f"sweep.{typed}"))
         with pytest.raises(
-            BadValueError, match=rf"^`sweep.{typed}.* `hydra/launcher=slurm`.*local.*salloc -N1"
+            BadValueError,
+            match=rf"^`sweep.{typed}.* `hydra/launcher=slurm`.*local.*=allocation.*sbatch slurm/",
         ):
             require_rounds(SlurmLauncher(), "slurm", settings(f"sweep.{typed}"))
     require_rounds(SlurmLauncher(), "slurm", settings())

@@ -28,11 +28,9 @@ from vitsweep.extras.compare.pair import (
     plan_pair,
 )
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
-from vitsweep.launchers.local import launch
 from vitsweep.planning.blocks import Block, seconds_of_block
 from vitsweep.report.answer import MOST_BLOCKS
 from vitsweep.results.trackers import check_tracker
-from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import screened
@@ -112,13 +110,13 @@ def compared_settings(
     plan, settings = planned.plan, planned.settings
     asked = LaunchRequest(
         plan=plan,
-        machine=Machine.here(),
+        machine=planned.on.machine,
         settings=settings,
         console=console,
         rounds=partial(PairRounds, planned),
         facts=planned.facts,
     )
-    with launch(asked) as launched:
+    with planned.on.launch(asked) as launched:
         a, b = planned.request.names
         reason = _stop_reason(launched)
         result = compared_cells(SweepTables.of(launched.store).every_run, *planned.cells)

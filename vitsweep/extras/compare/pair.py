@@ -2,8 +2,10 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError, ImpossibleCellError
 from vitsweep.execution.run_request import read_cell
 from vitsweep.extras.compare.comparison import blocks_wanted, compared_cells
+from vitsweep.launchers.base import LaunchRequest, LaunchResult
+from vitsweep.launchers.local import launch
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.machine_defaults import with_sizes
 from vitsweep.planning.pending import ResumeState, has_typed_blocks
@@ -27,6 +31,7 @@ from vitsweep.rates.profile import device_name
 from vitsweep.results.record import RunRecord
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep, sweep_names
+from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
 from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
@@ -67,6 +72,13 @@ class ComparisonRequest:
         return variant, baseline
 
 
+class MeasuredOn(NamedTuple):
+    """Where a comparison is measured: a node, and what launches cells there."""
+
+    machine: Machine
+    launch: Callable[[LaunchRequest], AbstractContextManager[LaunchResult]]
+
+
 class PlannedPair(NamedTuple):
     """The two cells, the baseline last, the settings of their sweep, its tracker, the message on sizes."""
 
@@ -74,7 +86,8 @@ class PlannedPair(NamedTuple):
     settings: SweepSettings
     tracker: Mapping[str, Any]
     request: ComparisonRequest
-    defaults: str = ""
+    defaults: str
+    on: "MeasuredOn"
 
     @property
     def cells(self) -> tuple[str, str]:
@@ -173,12 +186,14 @@ def with_cells(request: ComparisonRequest, store: Store, a: str, b: str) -> Comp
         f"Cells {ids[0]} and {ids[1]} of `{store.name}`; both have {' '.join(both)}.",
         file=sys.stderr,
     )
-    here = Machine.here()
+    here = measured_on(request).machine
+    num_here = 1 if here.nodes == inf else int(here.nodes)
     for cell in (read_cell(store, each).resources for each in ids):
-        if cell.nodes > 1 or cell.device != here.device:
+        if cell.nodes > num_here or cell.device != here.device:
             raise BadValueError(
                 f"The cells of `{store.name}` run on {count(cell.nodes, 'node')} with `{cell.device}`, and "
-                f"this machine is one node with `{here.device}`: {typed} compares these settings here."
+                f"here {'is' if num_here == 1 else 'are'} {count(num_here, 'node')} with `{here.device}`: "
+                f"{typed} compares these settings here."
             )
     where: tuple[str, ...] = ()
     if request.traced_blocks and store.baselines().get(ids[0]) == ids[1]:
@@ -201,8 +216,11 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
     Raises:
         VitsweepError: a setting is wrong or cannot run.
     """
+    on = measured_on(request)
+    machine = on.machine
+    common = tuple(word for word in request.common if not of_launcher(word))
+    request = replace(request, common=common)
     composer = Composer(hydra.open_loader(conf_dir(), request.config_dir))
-    machine = Machine.here()
     typed = [*request.common, *request.variant, *request.baseline]
     _require_single_cells(typed, composer)
     composed = [
@@ -224,7 +242,33 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
     plan = make_sweep_plan([variant, baseline], machine, lambda cell: baseline)
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
-    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, says(plan))
+    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, says(plan), on)
+
+
+def of_launcher(word: str) -> bool:
+    """Whether a word typed for both settings chooses or sets the launcher."""
+    return word.startswith(("hydra/launcher=", "hydra.launcher."))
+
+
+def measured_on(request: ComparisonRequest) -> MeasuredOn:
+    """Return where the cells run: on this machine, or where the launcher that was typed runs them.
+
+    Raises:
+        BadValueError: it cannot choose blocks from those before.
+    """
+    words = [word for word in request.common if of_launcher(word)]
+    if not words:
+        return MeasuredOn(Machine.here(), launch)
+    config = hydra.compose_sweep(hydra.open_loader(conf_dir(), request.config_dir), "config", words)
+    name = f"hydra/launcher={hydra.choice(config, 'launcher')}"
+    if not getattr(target_class(dict(config.hydra.launcher), name), "can_choose_rounds", False):
+        raise BadValueError(
+            f"`{name}`: `compare` chooses each block from those before, and a launcher that submits jobs "
+            "cannot: type it inside of one with `hydra/launcher=allocation`, as "
+            "`slurm/sweep_in_one_job.sbatch` does, or leave the launcher out."
+        )
+    launcher = hydra.launcher_of(config)
+    return MeasuredOn(launcher.machine(), launcher.launch_cells)
 
 
 def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:
@@ -235,6 +279,6 @@ def _require_single_cells(texts: Sequence[str], composer: Composer) -> None:
             raise BadValueError(f"`{text}` is several settings; `compare` takes one A and one B.")
         if str(override.key_or_group).split(".")[0].split("/")[0] == "hydra":
             raise BadValueError(
-                f"`{text}`: `compare` measures on this machine. On a cluster type it inside an "
-                "allocation of one node (`salloc -N1 ... python -m vitsweep compare ...`)."
+                f"`{text}` belongs to both settings: type a launcher after A and B, such as "
+                "`hydra/launcher=allocation`; `compare` takes nothing else of Hydra."
             )

@@ -1,0 +1,415 @@
+"""`hydra/launcher=allocation`: which nodes there are, what starts agents there, and what becomes of runs."""
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cells import LAPTOP, TINY, composer
+from tests.command import Command, fault
+from vitsweep import extras, job_environment
+from vitsweep.cli.main import run
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.execution.attempts import ALLOCATION, attempts, unfinished
+from vitsweep.extras.allocation.launcher import (
+    Allocation,
+    _require_alike,
+    _script,
+    node_facts,
+    refuse_to_cancel,
+)
+from vitsweep.files import append_line
+from vitsweep.foreign import read_lines
+from vitsweep.job_environment import hosts_of_job, scheduler_job
+from vitsweep.launchers.nodes import agent
+from vitsweep.launchers.nodes.transport import AgentListener, connect
+from vitsweep.planning.sweep_plan import plan_cell
+from vitsweep.results.store import Store
+
+BIN = Path(__file__).parent / "bin"
+HOSTS = ("127.0.0.1", "127.0.0.2")
+FIELDS = {"start": "ssh", "start_args": (), "hosts": HOSTS, "minutes": None}
+OF_SCHEDULERS = (
+    "PBS_NODEFILE", "PBS_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_JOBID", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID", "SLURMD_NODENAME",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OF_SCHEDULERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+
+
+def on(num_nodes: int = 2, start: str = "ssh", *args: str) -> tuple[str, ...]:
+    """What is typed for nodes that are all this machine."""
+    hosts = ",".join(f"127.0.0.{n + 1}" for n in range(num_nodes))
+    options = ",".join(f"'{arg}'" for arg in args)
+    return (
+        "hydra/launcher=allocation",
+        f"hydra.launcher.hosts=[{hosts}]",
+        f"hydra.launcher.start={start}",
+        f"hydra.launcher.start_args=[{options}]",
+        "resources.ranks_per_node=1",
+        "resources.threads_per_rank=1",
+    )
+
+
+# Which nodes there are.
+
+
+def test_each_scheduler_names_its_nodes_and_the_end_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (hosts_of_job(), scheduler_job()) == ([], "")
+    (tmp_path / "nodes").write_text("a\na\nb\n")
+    answer = SimpleNamespace(stdout="n1\nn2\n", returncode=0)
+    monkeypatch.setattr(job_environment, "captured", lambda *_, **__: answer)
+    for variables, hosts, ends in (
+        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}, ["n1", "n2"], "scancel 7"),
+        ({"LSB_HOSTS": "a a b", "LSB_JOBID": "8"}, ["a", "a", "b"], "bkill 8"),
+        ({"LSB_MCPU_HOSTS": "a 4 b 4", "LSB_JOBID": "8"}, ["a", "b"], "bkill 8"),
+        (
+            {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "9.s"},
+            ["a", "a", "b"],
+            "qdel 9.s",
+        ),
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert (hosts_of_job(), scheduler_job()) == (hosts, ends)
+    found = Allocation({**FIELDS, "hosts": None, "start": "pbsdsh"})
+    assert found.lines == {"a": 0, "b": 2}
+    assert found._prefix("pbsdsh", "b") == ["pbsdsh", "-n", "2", "--"]
+
+
+def test_where_nothing_names_nodes_it_is_said() -> None:
+    with pytest.raises(BadValueError, match=r"`hydra\.launcher\.hosts=\[a,b\]`"):
+        Allocation({**FIELDS, "hosts": None})
+    with pytest.raises(BadValueError, match=r"hydra\.launcher\.start"):
+        Allocation({**FIELDS, "start": "rsh"})
+
+
+def test_the_command_runs_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Allocation(FIELDS).names() == [*HOSTS]
+    own = socket.gethostname()
+    assert Allocation({**FIELDS, "hosts": ("nosuch.example", own)}).names() == [
+        own,
+        "nosuch.example",
+    ]
+    monkeypatch.setenv("SLURMD_NODENAME", "127.0.0.2")
+    assert Allocation(FIELDS).names() == [*reversed(HOSTS)]
+    for start, line in (
+        ("ssh", r"`ssh -o BatchMode=yes nosuch\.example 'cd .* && .*'`"),
+        ("none", r"`ssh "),
+        ("srun", r"`srun --overlap -N1 -n1 -w nosuch\.example --cpu-bind=none sh -c 'cd "),
+    ):
+        elsewhere = Allocation({**FIELDS, "hosts": ("nosuch.example",), "start": start})
+        with pytest.raises(BadValueError, match=line):
+            elsewhere.names()
+
+
+def test_a_cell_of_more_nodes_than_there_are_is_invalid() -> None:
+    machine = replace(LAPTOP, nodes=2)
+    for nodes, num in ((2, 0), (3, 1)):
+        entry = plan_cell(composer().compose([*TINY, f"resources.nodes={nodes}"]), machine)
+        assert len([r for r in entry.reasons if f"`resources.nodes={nodes}`" in r]) == num
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("ssh", "ssh X -o BatchMode=yes h"),
+        ("srun", "srun X --overlap -N1 -n1 -w h --cpu-bind=none"),
+        ("mpirun", "mpirun X --host h -n 1 --bind-to none"),
+        ("blaunch", "blaunch X h"),
+        ("pbsdsh", "pbsdsh X -n 1 --"),
+    ],
+)
+def test_a_starter_is_a_prefix_with_options_of_the_user(start: str, words: str) -> None:
+    found = Allocation({**FIELDS, "hosts": ("g", "h"), "start_args": ("X",)})
+    assert found._prefix(start, "h") == words.split()
+
+
+# What an agent is given, and what it says.
+
+
+def test_the_script_passes_on_what_ranks_need_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "NCCL_DEBUG": "a b", "HF_TOKEN": "hf_x", "SLURM_PROCID": "3", "TMPDIR": "/job/1", "MY_OWN": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    script = _script(Store(tmp_path / "my sweep"), 2, "a")
+    assert "export NCCL_DEBUG='a b'\n" in script
+    for name in ("HF_TOKEN", "SLURM_PROCID", "TMPDIR", "MY_OWN"):
+        assert f"export {name}=" not in script
+    assert f"vitsweep agent '{tmp_path}/my sweep' --nodes 2 --first a --index \"$1\"" in script
+
+
+def test_unlike_nodes_are_refused_by_name() -> None:
+    own = node_facts()
+    _require_alike(["a", "b"], [own, own])
+    for key in own:
+        with pytest.raises(VitsweepError, match=f"Node b .*{key} other, not"):
+            _require_alike(["a", "b"], [own, own | {key: "other"}])
+
+
+def test_an_agent_waits_for_the_key_and_says_what_it_does_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["agent", str(tmp_path), "--index", "2", "--nodes", "2", "--first", "a"]) == 2
+    assert "`--index 2`" in capsys.readouterr().err
+    monkeypatch.setattr(agent, "connect", lambda *given, **facts: connect(*given, timeout_s=0.3))
+    monkeypatch.setattr(agent, "ignore_signals", lambda: None)
+    monkeypatch.setattr(agent, "make_socket_folder", lambda: tmp_path / "sockets")
+    typed = ["agent", str(tmp_path / "s"), "--index", "1", "--nodes", "2", "--first", "127.0.0.1"]
+    assert run(typed) == 1
+    assert f"`{tmp_path}/s/agents" in capsys.readouterr().err
+
+
+def test_strangers_get_nothing_and_end_nothing() -> None:
+    key = os.urandom(32)
+    listener = AgentListener(HOSTS, HOSTS[:1], key)
+    port = listener._listening[0].getsockname()[1]
+    heard: list[bytes] = []
+    peers = [socket.create_connection((HOSTS[0], port)) for _ in range(150)]
+    for number, peer in enumerate(peers):
+        if number % 3:
+            peer.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 3 == 1 else os.urandom(64))
+    mine = [connect(index, HOSTS[:1], lambda: key) for index in range(2)]
+    agents = listener.accept_agents(60)
+    assert [hello["node_index"] for hello, _ in agents] == [0, 1]
+    for peer in peers:
+        with peer, suppress(ConnectionError):
+            peer.settimeout(60)
+            while data := peer.recv(4096):
+                heard.append(data)
+    challenge = re.compile(rb"\0\0\0.#CHALLENGE#.*", re.S)
+    assert all(challenge.fullmatch(data) for data in heard), "and nothing else"
+    assert [name for _, name in mine] == [*HOSTS]
+    listener.close()
+    for connection in (*(c for c, _ in mine), *(c for _, c in agents)):
+        connection.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOSTS[0], port))
+
+
+def test_an_agent_leaves_a_first_node_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = multiprocessing.Pipe()
+    monkeypatch.setattr(agent, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(agent, "SECONDS_UNTIL_LOST", 0.05)
+    serving = threading.Thread(target=agent.Agent(mine).serve, daemon=True)
+    serving.start()
+    serving.join(60)
+    assert not serving.is_alive()
+    other.close()
+
+
+# What becomes of attempts, whoever finds them.
+
+
+def test_open_attempts_of_an_allocation_are_over_for_whoever_holds_the_lock(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s").create()
+    line = {"event": "start", "attempt": 1, "node": "elsewhere", "pid": 1, "job": None, "time": 1.0}
+    for run_id, by in (("a", ALLOCATION), ("b", "local")):
+        append_line(store.cell("c") / "attempts.jsonl", line | {"run_id": run_id, "launcher": by})
+    assert [attempt.run_id for attempt in unfinished(store, "c")] == ["a"]
+    assert not attempts(store, "c")[0].is_running
+
+
+def test_cancel_names_the_host_and_what_to_type(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s").create()
+    refuse_to_cancel(store)
+    for job, said in (
+        ("qdel 12.server", "`qdel 12.server`"),
+        ("", "Ctrl-C"),
+        ("rm -rf x", "Ctrl-C"),
+    ):
+        store.append_command({"cells": [], "allocation": {"host": "n1", "job": job}})
+        with store.lock(lambda: None), pytest.raises(VitsweepError, match=f"n1.*{said}") as error:
+            refuse_to_cancel(store)
+        assert "rm" not in str(error.value)
+        refuse_to_cancel(store)
+
+
+# Whole commands; all nodes are this machine.
+
+
+@pytest.mark.smoke
+def test_a_cell_runs_on_two_nodes_that_are_given_no_environment(vitsweep: Command) -> None:
+    done = vitsweep(*on(), "resources.nodes=2", "sweep.baseline=null")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [row] = vitsweep.runs().to_dict("records")
+    assert (row["status"], row["launcher"], row["nodes_used"]) == (
+        "measured",
+        "allocation",
+        "127.0.0.1,127.0.0.2",
+    )
+    assert (vitsweep.store.root / "agents" / "key").stat().st_mode & 0o777 == 0o600
+    assert agents_of(vitsweep) == []
+
+
+def agents_of(vitsweep: Command) -> list[psutil.Process]:
+    """The agents of a sweep, by index."""
+    folder, found = str(vitsweep.store.root.absolute()), {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if "agent" in words and folder in words and "--index" in words and "-c" in words:
+            found[int(words[words.index("--index") + 1])] = process
+    return [found[index] for index in sorted(found)]
+
+
+def until(done: Callable[[], Any], seconds: float = 200) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := done()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def ranks_run(vitsweep: Command) -> bool:
+    return any(vitsweep.folder.glob("results/*/cells/*/attempts/*/rank1.log"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", ["pbsdsh", "blaunch", "none"])
+def test_other_starters(vitsweep: Command, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = None
+    if start == "none":
+        words = ["agent", str(vitsweep.store.root), "--index=1", "--nodes=2", f"--first={HOSTS[0]}"]
+        beside = vitsweep.start(*words, python=["-P"])
+    done = vitsweep(*on(2, start), "resources.nodes=2", "sharding=ddp,fsdp", "-m")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(vitsweep.runs()["nodes_used"]) == {"127.0.0.1,127.0.0.2"}
+    if beside:
+        assert beside.wait(60) == 0
+    log = (vitsweep.store.root / "agents" / "1.log") if start == "pbsdsh" else None
+    assert log is None or log.read_text().startswith("index 1")
+
+
+@pytest.mark.full
+def test_mpirun_starts_agents(vitsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    if subprocess.run(["which", "mpirun"], capture_output=True).returncode:
+        pytest.skip("needs OpenMPI: `apt-get install openmpi-bin`")
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    done = vitsweep(*on(2, "mpirun"), "resources.nodes=2", "sweep.baseline=null")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """A real sshd on loopback; yields the options of ssh."""
+    if not Path("/usr/sbin/sshd").exists():
+        pytest.skip("needs sshd: `apt-get install openssh-server`")
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+        )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = (
+        f"Port {port}", "ListenAddress 0.0.0.0", f"HostKey {tmp_path}/host", "StrictModes no", "UsePAM no",
+        f"AuthorizedKeysFile {tmp_path}/user.pub", f"PidFile {tmp_path}/pid", "PermitRootLogin yes",
+    )  # fmt: skip
+    (tmp_path / "conf").write_text("\n".join(settings) + "\n")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    daemon = subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", tmp_path / "conf"])
+    given = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null")
+    yield ("-p", str(port), "-i", f"{tmp_path}/user", *(w for o in given for w in ("-o", o)))
+    daemon.terminate()
+    daemon.wait()
+
+
+@pytest.mark.full
+def test_real_ssh_measures_cells_of_one_two_and_four_nodes(
+    vitsweep: Command, sshd: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"].removeprefix(f"{BIN}{os.pathsep}"))
+    words = ("-m", *on(4, "ssh", *sshd), "resources.nodes=1,2,4,5", "sweep.baseline=null")
+    done = vitsweep(*words, "measurement.prove=twin")
+    assert done.returncode == 3, done.stdout + done.stderr
+    rows = vitsweep.cells().set_index("nodes")["status"].to_dict()
+    assert rows == {1: "measured", 2: "measured", 4: "measured", 5: "invalid"}
+    used = vitsweep.runs().set_index("nodes")["nodes_used"].str.count(",").to_dict()
+    assert used == {1: 0, 2: 1, 4: 3}
+
+
+@pytest.mark.full
+def test_the_death_of_an_agent_ends_its_run_and_the_same_command_goes_on(vitsweep: Command) -> None:
+    words = (*on(), "resources.nodes=2", "sweep.baseline=null", *fault("Hang"))
+    running = vitsweep.fork(*words)
+    until(lambda: ranks_run(vitsweep))
+    agents_of(vitsweep)[1].kill()
+    out, errors = running.communicate(200)
+    assert running.returncode == 3, out + errors
+    assert "the same command goes on" in errors
+    [row] = vitsweep.runs().to_dict("records")
+    assert (row["status"], "Node 127.0.0.2 was lost" in row["reason"]) == ("killed", True)
+    assert agents_of(vitsweep) == []
+
+
+@pytest.mark.full
+def test_a_command_that_is_killed_leaves_no_process_and_the_same_goes_on(vitsweep: Command) -> None:
+    words = ("-m", *on(), "resources.nodes=2", "sharding=ddp,fsdp")
+    running = vitsweep.fork(*words)
+    until(lambda: ranks_run(vitsweep))
+    os.kill(running.pid, signal.SIGKILL)
+    running.process.join()
+    until(lambda: not agents_of(vitsweep), 60)
+    done = vitsweep(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = vitsweep.cells()
+    assert (len(cells), set(cells["status"])) == (2, {"measured"})
+    lines = [line for p in vitsweep.store.cells.glob("*/attempts.jsonl") for line in read_lines(p)]
+    assert {line["launcher"] for line in lines if line["event"] == "start"} == {"allocation"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_the_signals_of_schedulers_end_the_command(
+    vitsweep: Command, number: signal.Signals
+) -> None:
+    running = vitsweep.fork(*on(), "resources.nodes=2", "sweep.baseline=null", *fault("Hang"))
+    until(lambda: ranks_run(vitsweep))
+    running.send_signal(number)
+    _, errors = running.communicate(200)
+    assert running.returncode == 143, errors
+    until(lambda: not agents_of(vitsweep), 30)
+
+
+@pytest.mark.full
+def test_races_budgets_and_comparisons_work_on_two_nodes(vitsweep: Command) -> None:
+    nodes = (*on(), "resources.nodes=2", "measurement.min_seconds=0.1")
+    bounded = vitsweep(
+        "-m", *nodes, "sharding=ddp,fsdp", "sweep.minutes=0.5", "measurement.blocks=3"
+    )
+    assert bounded.returncode == 0, bounded.stdout + bounded.stderr
+    assert set(vitsweep.runs()["launcher"]) == {"allocation"}
+    if "race" in extras.FEATURES:
+        race = ("sweep.search=race", "sweep.minutes=1", "sweep.name=race", "seed=1,2,3")
+        ended = vitsweep("-m", *nodes, *race, "measurement.blocks=3")
+        assert ended.returncode in (0, 3), ended.stdout + ended.stderr
+    if "compare" in extras.FEATURES:
+        pair = vitsweep("compare", "seed=1", "seed=2", *nodes, *TINY, "--minutes=0.5", quick=False)
+        assert pair.returncode == 0, pair.stdout + pair.stderr
+        assert "the throughput of" in pair.stdout

@@ -1,0 +1,1 @@
+"""Cells on the nodes of an allocation, which any scheduler or none has granted."""

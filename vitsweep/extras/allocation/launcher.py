@@ -1,0 +1,280 @@
+"""`hydra/launcher=allocation`: an agent on each node, started by whatever starts processes there."""
+
+import os
+import platform
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+
+from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.execution.code_hash import package_hash
+from vitsweep.files import make_folder, read_text, remove, write_atomically
+from vitsweep.interpreters import command_of
+from vitsweep.job_environment import hosts_of_job, node_name, scheduler_job
+from vitsweep.launchers.base import LaunchRequest, LaunchResult
+from vitsweep.launchers.local import Lifetime, launch
+from vitsweep.launchers.nodes.transport import (
+    LOOPBACK,
+    SECONDS_TO_CONNECT,
+    AgentListener,
+    Nodes,
+    NodesExecutor,
+    own_addresses,
+    write_key,
+)
+from vitsweep.launchers.slurm.submit.sbatch import is_passed_on
+from vitsweep.planning.freeze import command_line
+from vitsweep.rates.profile import device_name
+from vitsweep.results.provenance import plain_text
+from vitsweep.results.store import Store
+from vitsweep.spec.from_yaml import section_from_tree
+from vitsweep.spec.resources import Machine
+
+STARTERS = {
+    "ssh": "ssh -o BatchMode=yes {host}",
+    "srun": "srun --overlap -N1 -n1 -w {host} --cpu-bind=none",
+    "mpirun": "mpirun --host {host} -n 1 --bind-to none",
+    "blaunch": "blaunch {host}",
+    "pbsdsh": "pbsdsh -n {index} --",
+}
+"""Commands that start a process on a node: its name, and the index of its first line in the list of nodes."""
+KEY = "VITSWEEP_AGENT_KEY"
+"""Variable with the key, where the agents are started by something else."""
+OF_ONE_NODE = re.compile(
+    r"(SLURM|SLURMD|SRUN|SBATCH|OMPI|PMI|PMIX)_.*|HOSTNAME|PWD|TMPDIR|TMP|TEMP|TERM"
+)
+"""Variables of the first node that others have of their own."""
+END_OF_JOB = re.compile(r"(qdel|bkill|scancel) [\w.\[\]-]+")
+SECONDS_TO_END = 10.0
+"""How long agents may take to end, and a starter that has ended to have its agent connect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationSettings:
+    """Everything in conf/hydra/launcher/allocation.yaml, where each field is explained."""
+
+    start: Literal["ssh", "srun", "mpirun", "blaunch", "pbsdsh", "none"]
+    start_args: tuple[str, ...]
+    hosts: tuple[str, ...] | None
+    minutes: Annotated[float, Gt(0)] | None
+
+
+class Allocation:
+    """The nodes on which a command runs cells, from the first of them.
+
+    Args:
+        fields: everything in the launcher's YAML.
+
+    Raises:
+        BadValueError: a field is wrong, or nothing says which nodes there are.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._began = time.monotonic()
+        self.settings: AllocationSettings = section_from_tree(
+            AllocationSettings, fields, "hydra.launcher"
+        )
+        self.lines: dict[str, int] = {}
+        for index, host in enumerate(self.settings.hosts or hosts_of_job()):
+            self.lines.setdefault(host, index)
+        if not self.lines:
+            raise BadValueError(
+                "`hydra/launcher=allocation` knows no nodes: type it in a job of PBS, LSF or Slurm, or name "
+                "them (`hydra.launcher.hosts=[a,b]`)."
+            )
+
+    def machine(self) -> Machine:
+        """Return this node, of which there are so many."""
+        return replace(Machine.here(), nodes=len(self.lines))
+
+    def launch(self, request: LaunchRequest) -> AbstractContextManager[LaunchResult]:
+        """Measure what is missing, on the nodes.
+
+        Raises:
+            BadValueError: this host is none of them.
+        """
+        names, minutes, job = self.names(), self.settings.minutes, scheduler_job()
+        place = {"host": names[0], "job": job}
+        request = replace(request, facts={**request.facts, "allocation": place})
+        ends_at = self._began + 60 * minutes if minutes else inf
+        return launch(request, partial(self._opened, names), Lifetime(ends_at))
+
+    def names(self) -> list[str]:
+        """Return the nodes, this one first."""
+        hosts, own = list(self.lines), {node_name(), socket.gethostname(), socket.getfqdn()}
+        short = {name.split(".")[0] for name in own}
+        here = [
+            *(host for host in hosts if host in own),
+            *(host for host in hosts if host.split(".")[0] in short),
+            *(host for host in hosts if own_addresses([host])),
+        ]
+        if not here:
+            raise BadValueError(
+                f"This host (`{socket.gethostname()}`) is none of the nodes {', '.join(hosts)}, and the "
+                f"command runs on the first: `{self._typed_on(hosts[0])}`."
+            )
+        return list(dict.fromkeys([here[0], *hosts]))
+
+    def _typed_on(self, host: str) -> str:
+        """Return what to type for the same command on a node."""
+        typed = f"cd {shlex.quote(os.getcwd())} && {command_line()}"
+        start = "ssh" if self.settings.start == "none" else self.settings.start
+        words = typed if start == "ssh" else f"sh -c {shlex.quote(typed)}"
+        return f"{shlex.join(self._prefix(start, host))} {shlex.quote(words) if start == 'ssh' else words}"
+
+    def _prefix(self, start: str, host: str) -> list[str]:
+        words = (word.format(host=host, index=self.lines[host]) for word in STARTERS[start].split())
+        first, *others = words
+        return [first, *self.settings.start_args, *others]
+
+    @contextmanager
+    def _opened(
+        self, names: Sequence[str], store: Store, facts: Mapping[str, Any]
+    ) -> Iterator[NodesExecutor]:
+        """Start an agent on each node; end them when the block ends.
+
+        Raises:
+            VitsweepError: one does not connect, or is of an unlike node.
+        """
+        folder = make_folder(store.root.absolute() / "agents")
+        remove(folder / "key")
+        key = (os.environ.get(KEY) or write_key(folder / "key")).encode()
+        addresses = names[:1] if len(names) > 1 else [LOOPBACK]
+        script = folder / "agent.sh"
+        write_atomically(script, _script(store, len(names), addresses[0]))
+        listener, starters = AgentListener(names, addresses, key), list[Starter]()
+        nodes: Nodes | None = None
+        try:
+            for index, name in enumerate(names if self.settings.start != "none" else names[:1]):
+                prefix = self._prefix(self.settings.start, name) if index else []
+                path = shlex.quote(str(script)) if self.settings.start == "ssh" else str(script)
+                words = [*prefix, "/bin/sh", path if index else str(script), str(index)]
+                starters.append(Starter(words, folder / f"{index}.log"))
+
+            def ended(index: int) -> str:
+                return starters[index].said_at_end() if index < len(starters) else ""
+
+            agents = listener.accept_agents(SECONDS_TO_CONNECT, ended)
+            _require_alike(names, [hello for hello, _ in agents])
+            nodes = Nodes(agents)
+            yield NodesExecutor(nodes, folder / "warm_up", {"launcher": "allocation", **facts})
+        finally:
+            listener.close()
+            if nodes:
+                nodes.shut_down()
+            for starter in starters:
+                starter.end(SECONDS_TO_END if nodes else 0)
+
+
+class Starter:
+    """A process that starts an agent; in a session of its own, so that Ctrl-C reaches the command alone.
+
+    Args:
+        words: its command.
+        log: file for the output of the agent.
+    """
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self._log, self._ended_at = log, inf
+        with open(log, "wb") as output:
+            try:
+                self._process = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise VitsweepError(
+                    f"`hydra.launcher.start={words[0]}`: there is no `{words[0]}` here; choose another."
+                ) from error
+
+    def said_at_end(self) -> str:
+        """Return the last line of its agent where it ended some seconds ago; exit codes say nothing."""
+        if self._process.poll() is None:
+            return ""
+        self._ended_at = min(self._ended_at, time.monotonic())
+        if time.monotonic() < self._ended_at + SECONDS_TO_END:
+            return ""
+        lines = read_text(self._log).strip().splitlines() or ["it ended without a word"]
+        return f"{lines[-1]}, see `{self._log}`"
+
+    def end(self, seconds: float) -> None:
+        """Wait until it has ended, for so long; then kill it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _script(store: Store, num_nodes: int, first: str) -> str:
+    """Return the script that starts an agent where no environment is passed on; $1 is the node's index."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.isidentifier() and is_passed_on(name, value) and not OF_ONE_NODE.fullmatch(name)
+    }
+    words = (str(store.root.absolute()), "--nodes", str(num_nodes), "--first", first)
+    agent = shlex.join(command_of("vitsweep", "agent", *words))
+    exports = (f"export {name}={shlex.quote(value)}" for name, value in passed.items())
+    return "\n".join([f"cd {shlex.quote(os.getcwd())}", *exports, f'exec {agent} --index "$1"', ""])
+
+
+def refuse_to_cancel(store: Store) -> None:
+    """Say what ends a command that measures on an allocation: no other process can.
+
+    Raises:
+        VitsweepError: there is one.
+    """
+    place = (store.commands() or [{}])[-1].get("allocation")
+    if not isinstance(place, dict) or not store.is_locked():
+        return
+    job, host = str(place.get("job")), plain_text(str(place.get("host")))
+    ends = f"`{job}` ends its job, or " if END_OF_JOB.fullmatch(job) else ""
+    raise VitsweepError(
+        f"A command on {host} measures cells of {store.name}: {ends}Ctrl-C there ends it, and the same "
+        "command continues."
+    )
+
+
+def node_facts() -> dict[str, Any]:
+    """Return what the nodes of an allocation must have alike."""
+    machine = Machine.here()
+    return {
+        "code": package_hash(),
+        "Python": platform.python_version(),
+        "torch": version("torch"),
+        "cores": machine.cores_per_node,
+        "GPUs": machine.devices_per_node,
+        "device": device_name(machine.device),
+    }
+
+
+def _require_alike(names: Sequence[str], hellos: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse nodes that differ from the first: what they share of a cell would measure the slowest."""
+    own = node_facts()
+    for name, hello in zip(names, hellos, strict=True):
+        unlike = [
+            f"{key} {hello.get(key)}, not {own[key]}" for key in own if hello.get(key) != own[key]
+        ]
+        if unlike:
+            raise VitsweepError(
+                f"Node {name} is not like {names[0]} ({'; '.join(unlike)}), and a cell runs on like nodes "
+                "with the same code: leave it out (`hydra.launcher.hosts=[...]`), or make it alike."
+            )

@@ -1,0 +1,35 @@
+"""`vitsweep agent`: a node of an allocation on which something else starts the agents."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitsweep.cli import VERBS, Options
+from vitsweep.errors import BadValueError
+from vitsweep.extras.allocation.launcher import KEY, node_facts
+from vitsweep.files import read_text
+from vitsweep.launchers.nodes.agent import run_agent
+
+
+def add_options(options: Options) -> None:
+    """Add what may follow the verb."""
+    options.add_argument("sweep", metavar="SWEEP_FOLDER", help="folder of the sweep")
+    for option, metavar, kind, said in (
+        ("--index", "I", int, "of this node; that of the command is 0"),
+        ("--nodes", "N", int, "how many nodes there are"),
+        ("--first", "HOST", str, "node on which the command is typed"),
+    ):
+        options.add_argument(option, metavar=metavar, type=kind, required=True, help=said)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Follow the command on the first node; return 1 where it cannot be reached."""
+    typed = VERBS["agent"].read(arguments)
+    if not 0 <= typed.index < typed.nodes:
+        raise BadValueError(f"`--index {typed.index}` must be below `--nodes {typed.nodes}`.")
+    key = Path(typed.sweep).absolute() / "agents" / "key"
+
+    def read_key() -> bytes:
+        return (os.environ.get(KEY) or read_text(key)).encode()
+
+    return run_agent(typed.index, [typed.first], read_key, **node_facts())
