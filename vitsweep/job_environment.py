@@ -24,20 +24,7 @@ def scheduler_job() -> str:
     return next(found, "")
 
 
-def hosts_of_job() -> list[str]:
-    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
-    if path := os.environ.get("PBS_NODEFILE"):
-        with open(path, encoding="utf-8") as lines:
-            return lines.read().split()
-    if counted := os.environ.get("LSB_MCPU_HOSTS"):  # `a 4 b 4`
-        return counted.split()[::2]
-    if listed := os.environ.get("LSB_HOSTS"):
-        return listed.split()
-    nodes = os.environ.get("SLURM_JOB_NODELIST")
-    return _expanded(nodes) if nodes else []
-
-
-def _expanded(nodes: str) -> list[str]:
+def hosts_in(nodes: str) -> list[str]:
     """Return the names in a list of Slurm such as `n[1-3]`."""
     try:
         done = captured(("scontrol", "show", "hostnames", nodes), timeout=20)
@@ -81,7 +68,7 @@ def init_method() -> str:
     """Return where the ranks meet: torchrun's own address, or the first node of the Slurm step."""
     if "MASTER_ADDR" in os.environ:
         return "env://"
-    first = _expanded(os.environ["SLURM_STEP_NODELIST"])[0]
+    first = hosts_in(os.environ["SLURM_STEP_NODELIST"])[0]
     step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
     return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"
 

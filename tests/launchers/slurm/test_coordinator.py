@@ -102,11 +102,9 @@ def test_records_say_how_long_the_job_was_queued(store, job, monkeypatch):
     found = restarted(job, store)
     for waited, queued_s in ((12.34, 12.3), (0.0, 0.0), (-0.2, None)):
         found._started_at = found.facts["time"] + waited
-        executor = found._executor(found._nodes)
-        assert executor.facts["queued_s"] == queued_s
-        assert (executor.facts["launcher"], executor.facts["slurm_job_id"]) == ("slurm", "7_0")
-    assert executor.scratch.name == "warm_up_0"
-    assert executor.scratch.parent == job.array.folder
+        columns = found._columns()
+        assert columns["queued_s"] == queued_s
+        assert (columns["launcher"], columns["slurm_job_id"]) == ("slurm", "7_0")
     assert module.code_that_runs(store.root, {"git_commit": "c"}) == {"git_commit": "c"}
 
 

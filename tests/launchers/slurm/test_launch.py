@@ -130,7 +130,7 @@ def test_a_cell_alone_that_is_not_measured_is_an_error(store, monkeypatch, is_me
         store=store, plan=request.plan))  # fmt: skip
     ends = [Status.timed_out, Status.measured if is_measured else Status.failed]
 
-    def runs(sweep: Any, request: Any) -> None:
+    def runs(sweep: Any, request: Any, *how: Any) -> None:
         for block, status in enumerate(ends):
             store.save_run(run(cell_id, f"b{block}", 9.0, status, f"reason {block}"))
 

@@ -26,7 +26,7 @@ from vitsweep.execution.outcome import RECORD_DRAFT
 from vitsweep.execution.run_request import attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
-from vitsweep.launchers.nodes.transport import LOOPBACK, Nodes, NodesExecutor
+from vitsweep.launchers.nodes.transport import LOOPBACK, Nodes
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.node import coordinator
@@ -247,9 +247,8 @@ def restarted(job: ArrayJob, store: Store) -> Coordinator:
     job.array.facts["request"]["minutes"] = 30
     coordinator = Coordinator(env, job, b"key")
     _, connection = multiprocessing.Pipe()
-    nodes = Nodes([({"node": "n1", "address": LOOPBACK}, connection)])
-    place = NodesExecutor(nodes, job.array.folder / "warm_up_0", {})
-    coordinator.runner = Runner(store, place)
+    agents = [({"node": "n1", "address": LOOPBACK}, connection)]
+    coordinator.runner = Runner(store, Nodes(agents, job.array.folder / "warm_up_0", {}))
     return coordinator
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -139,23 +140,24 @@ def test_the_store_of_torch_listens_on_the_address_of_the_rendezvous_only() -> N
 @pytest.mark.parametrize("address", ["127.0.0.5", "localhost", "::1"])
 def test_the_port_of_a_rendezvous_is_kept_for_rank_0(address: str) -> None:
     _, connection = multiprocessing.Pipe()
-    nodes = Nodes([({"node": "n1", "address": address}, connection)])
-    init_method = nodes.rendezvous()
-    port = urlsplit(init_method).port or 0
+    nodes = Nodes([({"node": "n1", "address": address}, connection)], Path("warm_up"), {})
+    with nodes.rendezvous() as init_method:
+        port = urlsplit(init_method).port or 0
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
         other.bind(("", port))
     store = process._store(init_method, 0, 1, timedelta(seconds=60))
     store.set("key", "value")
     assert store.get("key") == b"value"
-    assert urlsplit(nodes.rendezvous()).port != port
+    with nodes.rendezvous() as other_method:
+        assert urlsplit(other_method).port != port
     nodes.shut_down()
 
 
 def test_heartbeats_wake_nobody_and_reports_do(key: bytes) -> None:
     listening, _ = listener(key)
     mine = [agent(index, key) for index in range(2)]
-    nodes = Nodes(listening.accept_agents(60))
+    nodes = Nodes(listening.accept_agents(60), Path("warm_up"), {})
     for _ in range(5):
         send(mine[0], {"do": "heartbeat"})
     before = nodes.all[0].received_at

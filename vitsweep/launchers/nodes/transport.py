@@ -321,18 +321,36 @@ class Node:
 
 
 class Nodes:
-    """All nodes.
+    """Nodes on which agents start ranks: a cell runs on the first `resources.nodes` of them.
 
     Args:
         agents: hello message and connection of each agent, by node index.
+        scratch: a folder that all nodes see, for a run whose record is discarded.
+        facts: columns of every record.
     """
 
-    def __init__(self, agents: Sequence[tuple[dict[str, Any], Connection]]) -> None:
+    def __init__(
+        self,
+        agents: Sequence[tuple[dict[str, Any], Connection]],
+        scratch: Path,
+        facts: Mapping[str, Any],
+    ) -> None:
         self.all = [Node(hello["node"], connection) for hello, connection in agents]
+        self.scratch, self.facts = scratch, facts
         self.kill_timeout_s = KILL_TIMEOUT_SECONDS
         self._kept_port: socket.socket | None = None
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
+
+    def start(self, request: RunRequest, cell: CellSpec) -> "RemoteRanks":
+        """Let the agents start all ranks of a run."""
+        return RemoteRanks(self, request, cell.resources)
+
+    def lacks(self, cell: CellSpec) -> str:
+        """Say which nodes that a cell needs are gone; "" where all are there."""
+        self.receive(0)
+        used = self.all[: cell.resources.nodes]
+        return " ".join(node.lost.removesuffix(".") for node in used if node.lost)
 
     @property
     def lost(self) -> str:
@@ -357,8 +375,9 @@ class Nodes:
                 node.connection.close()
         self._free_port()
 
-    def rendezvous(self) -> str:
-        """Return an `init_method` for one run: the first node, and a port that is kept for it there.
+    @contextmanager
+    def rendezvous(self) -> Iterator[str]:
+        """Yield an `init_method` for one run: the first node, and a port that is kept for it there.
 
         The port stays bound until the next run, so that no other program of the node gets it before
         rank 0 listens on it. Rank 0 may: both sockets have SO_REUSEADDR, and this one never listens.
@@ -370,41 +389,11 @@ class Nodes:
         self._free_port()
         self._kept_port = kept
         address = f"[{self.address}]" if is_ipv6 else self.address
-        return f"tcp://{address}:{kept.getsockname()[1]}"
+        yield f"tcp://{address}:{kept.getsockname()[1]}"
 
     def _free_port(self) -> None:
         if self._kept_port:
             self._kept_port.close()
-
-
-@dataclass(frozen=True)
-class NodesExecutor:
-    """Nodes on which agents start the ranks: a cell runs on the first `resources.nodes` of them.
-
-    Attributes:
-        nodes: all of them.
-        scratch: a folder that all nodes see, for a run whose record is discarded.
-        facts: columns of every record.
-    """
-
-    nodes: Nodes
-    scratch: Path
-    facts: Mapping[str, Any]
-
-    def start(self, request: RunRequest, cell: CellSpec) -> "RemoteRanks":
-        """Let the agents start all ranks of a run."""
-        return RemoteRanks(self.nodes, request, cell.resources)
-
-    @contextmanager
-    def rendezvous(self) -> Iterator[str]:
-        """Hold a port of the first node, until the next run."""
-        yield self.nodes.rendezvous()
-
-    def lacks(self, cell: CellSpec) -> str:
-        """Say which nodes that a cell needs are gone; "" where all are there."""
-        self.nodes.receive(0)
-        used = self.nodes.all[: cell.resources.nodes]
-        return " ".join(node.lost.removesuffix(".") for node in used if node.lost)
 
 
 class RemoteRanks:

@@ -20,7 +20,6 @@ from vitsweep.launchers.nodes.transport import (
     SHORT_KILL_TIMEOUT_SECONDS,
     AgentListener,
     Nodes,
-    NodesExecutor,
 )
 from vitsweep.launchers.slurm.node.signals import JobEnding, Signals, requeue
 from vitsweep.launchers.slurm.state.jobs import (
@@ -267,21 +266,21 @@ class Coordinator:
         ids = {"job_id": env.job_id, "array_id": env.array_id}
         self.event_log.write("job_start", **ids, nodes=list(env.nodes))
         listener = AgentListener(env.nodes, env.addresses, self._key)
-        self._nodes = Nodes(listener.accept_agents(SECONDS_TO_CONNECT))
-        self.runner = Runner(self.store, self._executor(self._nodes), self._on_wait)
+        scratch = self.folder / f"warm_up_{env.index}"
+        self._nodes = Nodes(listener.accept_agents(SECONDS_TO_CONNECT), scratch, self._columns())
+        self.runner = Runner(self.store, self._nodes, self._on_wait)
         self._leave_cells_taken_over()
         self._record_orphan()
 
-    def _executor(self, nodes: Nodes) -> NodesExecutor:
-        """Return the nodes of the job, and what every record of it says."""
+    def _columns(self) -> dict[str, Any]:
+        """Return what every record of the job says."""
         queued_s = self._started_at - self.facts["time"]
-        facts = {
+        return {
             **code_that_runs(self.store.root, self.facts.get("code", {})),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
         }
-        return NodesExecutor(nodes, self.folder / f"warm_up_{self.env.index}", facts)
 
     def _cell(self, cell_id: str) -> CellSpec:
         """Return a cell as it was frozen, with the settings of the submitting command."""
