@@ -160,7 +160,7 @@ class NotOursError(BadValueError):
 
     def __init__(self, choice: str) -> None:
         super().__init__(
-            f"`{choice}` runs no cells from Python: use `local` or `slurm`, or type "
+            f"`{choice}` runs no cells from Python: use `local`, `allocation` or `slurm`, or type "
             "`python -m vitsweep -m ...`."
         )
         self.choice = choice

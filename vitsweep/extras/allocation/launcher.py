@@ -115,17 +115,14 @@ class Allocation:
         """Return the nodes, this one first."""
         hosts, own = list(self.lines), {node_name(), socket.gethostname(), socket.getfqdn()}
         short = {name.split(".")[0] for name in own}
-        here = [
-            *(host for host in hosts if host in own),
-            *(host for host in hosts if host.split(".")[0] in short),
-            *(host for host in hosts if own_addresses([host])),
-        ]
-        if not here:
+        ours = (own.__contains__, lambda h: h.split(".")[0] in short, lambda h: own_addresses([h]))
+        here = next((host for is_own in ours for host in hosts if is_own(host)), None)
+        if here is None:
             raise BadValueError(
                 f"This host (`{socket.gethostname()}`) is none of the nodes {', '.join(hosts)}, and the "
                 f"command runs on the first: `{self._typed_on(hosts[0])}`."
             )
-        return list(dict.fromkeys([here[0], *hosts]))
+        return list(dict.fromkeys([here, *hosts]))
 
     def _typed_on(self, host: str) -> str:
         """Return what to type for the same command on a node."""
@@ -149,6 +146,7 @@ class Allocation:
             VitsweepError: one does not connect, or is of an unlike node.
         """
         folder = make_folder(store.root.absolute() / "agents")
+        folder.chmod(0o700)  # agents run what lies there
         remove(folder / "key")
         key = (os.environ.get(KEY) or write_key(folder / "key")).encode()
         addresses = names[:1] if len(names) > 1 else [LOOPBACK]

@@ -285,17 +285,11 @@ class Node:
     received_at: float = field(default_factory=time.monotonic)
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        send_heartbeats(self._send)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        with self._sending:
-            send(self.connection, message)
-
     def send(self, message: dict[str, Any]) -> None:
         """Send an order to its agent; a node that is gone is marked as lost."""
         try:
-            self._send(message)
+            with self._sending:
+                send(self.connection, message)
         except OSError as error:
             self._lose(f"its connection broke ({error})")
 
@@ -341,6 +335,14 @@ class Nodes:
         self._kept_port: socket.socket | None = None
         reached_at = [hello["address"] for hello, _ in agents]
         self.address = max(reached_at, key=lambda a: (a != self.all[0].name, a))
+        send_heartbeats(self._send_to_all)
+
+    def _send_to_all(self, message: dict[str, Any]) -> None:
+        living = [node for node in self.all if not node.lost]
+        if not living:
+            raise ConnectionError("All nodes are gone.")
+        for node in living:
+            node.send(message)
 
     def start(self, request: RunRequest, cell: CellSpec) -> "RemoteRanks":
         """Let the agents start all ranks of a run."""
