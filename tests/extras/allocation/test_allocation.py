@@ -370,12 +370,26 @@ def test_the_death_of_an_agent_ends_its_run_and_the_same_command_goes_on(vitswee
 
 
 @pytest.mark.full
+def test_an_agent_that_is_stopped_for_a_minute_loses_no_run(vitsweep: Command) -> None:
+    running = vitsweep.fork(*on(), "resources.nodes=2", "sweep.baseline=null")
+    until(lambda: ranks_run(vitsweep))
+    stopped = agents_of(vitsweep)[1]
+    stopped.suspend()
+    time.sleep(60)
+    assert running.poll() is None
+    stopped.resume()
+    out, errors = running.communicate(200)
+    assert running.returncode == 0, out + errors
+    assert vitsweep.runs()["status"].tolist() == ["measured"]
+
+
+@pytest.mark.full
 def test_a_command_that_is_killed_leaves_no_process_and_the_same_goes_on(vitsweep: Command) -> None:
     words = ("-m", *on(), "resources.nodes=2", "sharding=ddp,fsdp")
     running = vitsweep.fork(*words)
     until(lambda: ranks_run(vitsweep))
     os.kill(running.pid, signal.SIGKILL)
-    running.process.join()
+    running.communicate(60)
     until(lambda: not agents_of(vitsweep), 60)
     done = vitsweep(*words)
     assert done.returncode == 0, done.stdout + done.stderr
