@@ -156,8 +156,8 @@ class RunLoop:
         if entry.cell_id in self.skipped:
             progress.dropped(not is_warm_up)
             return
-        needed = seconds_of_block(Block(run.block, (entry,)), [*self.earlier, *self.records])
-        if time.monotonic() + needed > self.lifetime.ends_at:
+        alone, left = Block(run.block, (entry,)), self.lifetime.ends_at - time.monotonic()
+        if left < inf and left < seconds_of_block(alone, [*self.earlier, *self.records]):
             self.cut_short = "The next run would not end in the minutes that are left"
         self.cut_short = self.cut_short or self.executor.lacks(entry.spec)
         if self.cut_short:
