@@ -297,7 +297,7 @@ def test_other_starters(vitsweep: Command, start: str, monkeypatch: pytest.Monke
     beside = None
     if start == "none":
         words = ["agent", str(vitsweep.store.root), "--index=1", "--nodes=2", f"--first={HOSTS[0]}"]
-        beside = vitsweep.start(*words, python=["-P"])
+        beside = vitsweep.start(*words, python=["-P"], quick=False)
     done = vitsweep(*on(2, start), "resources.nodes=2", "sharding=ddp,fsdp", "-m")
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(vitsweep.runs()["nodes_used"]) == {"127.0.0.1,127.0.0.2"}

@@ -114,7 +114,7 @@ class Allocation:
     def names(self) -> list[str]:
         """Return the nodes, this one first."""
         hosts, own = list(self.lines), {node_name(), socket.gethostname(), socket.getfqdn()}
-        short = {name.split(".")[0] for name in own}
+        short = {part for name in own if not (part := name.split(".")[0]).isdigit()}  # no address
         ours = (own.__contains__, lambda h: h.split(".")[0] in short, lambda h: own_addresses([h]))
         here = next((host for is_own in ours for host in hosts if is_own(host)), None)
         if here is None:
