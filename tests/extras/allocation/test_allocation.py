@@ -302,7 +302,8 @@ def test_other_starters(vitsweep: Command, start: str, monkeypatch: pytest.Monke
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(vitsweep.runs()["nodes_used"]) == {"127.0.0.1,127.0.0.2"}
     if beside:
-        assert beside.wait(60) == 0
+        told = beside.communicate(timeout=60)
+        assert beside.returncode == 0, told
     log = (vitsweep.store.root / "agents" / "1.log") if start == "pbsdsh" else None
     assert log is None or log.read_text().startswith("index 1")
 
