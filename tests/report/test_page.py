@@ -115,7 +115,9 @@ def test_a_csv_has_its_columns_in_order_and_the_flags_of_each_row() -> None:
     assert len(found.columns) < MOST_COLUMNS
     assert "nodes" not in found
     assert for_people(DataFrame()).empty
-    nodes = for_people(cells(table(run("a", nodes=1, world_size=2), run("b", nodes=2, world_size=4)), {}))
+    nodes = for_people(
+        cells(table(run("a", nodes=1, world_size=2), run("b", nodes=2, world_size=4)), {})
+    )
     assert nodes["nodes"].tolist() == [1, 2]
 
 
