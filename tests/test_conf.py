@@ -110,6 +110,12 @@ BESIDE = {
     "model=dit_nano": ["objective=flow_matching", "batch.resolution_px=4"],
     "model=dit_xl_2": ["objective=flow_matching", "batch.resolution_px=4"],
     "objective=flow_matching": ["model=dit_nano", "batch.resolution_px=4"],
+    "objective=lejepa": ["objective.projector_width=64"],
+    "objective=masked_autoencoder": [
+        "objective.decoder_width=64",
+        "objective.decoder_heads=4",
+    ],
+    "objective=self_distillation": ["objective.prototypes=256", "objective.head_width=64"],
     "model=axial_vit_base": ["batch.resolution_px=32"],
     "model=video_vit_3b": VIDEO,
     "model=video_vit_720m": VIDEO,

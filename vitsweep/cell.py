@@ -168,7 +168,7 @@ def _timed_samples(
     cell, world = trainer.cell, trainer.world
     sync_ranks(world)
     setup_seconds = seconds_since_start()
-    # A first step without a warm-up would be timed.
+    # Only in a warm-up: they would slow a timed step.
     sketch: Callable[[], list[float]] = list
     unmoved: Callable[[], Unmoved] = dict
     if cell.measurement.warmup_steps:

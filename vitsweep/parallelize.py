@@ -99,7 +99,9 @@ def parallelize(
     if sharded and cell.optimizer.updates_shards:
         local_shards = LocalShards(groups)
         groups = local_shards.groups
-    if cell.optimizer.elementwise:  # whose groups users save: process groups cannot be
+    if (
+        cell.optimizer.elementwise
+    ):  # users save its groups: without `parts`, which hold process groups
         groups = [{k: v for k, v in group.items() if k != "parts"} for group in groups]
     optimizer = cell.optimizer.build(groups)  # may move parameters into buffers of its own
     updated = [p for group in optimizer.param_groups for p in group["params"]]

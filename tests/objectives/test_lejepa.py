@@ -15,6 +15,7 @@ from tests.training.alone import batch
 from vitsweep.objectives.base import Step
 from vitsweep.objectives.lejepa import LeJepa
 from vitsweep.objectives.sigreg import OpenLeJepa
+from vitsweep.objectives.views import cubic_weights
 from vitsweep.spec.cell_spec import CellSpec
 
 LEJEPA = "objective=lejepa"
@@ -117,6 +118,15 @@ def test_crops_lie_in_the_image_as_torch_would_sample_them() -> None:
         grid = F.affine_grid(transform, [8, 1, 8, 8], align_corners=False)
         expected = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
         assert torch.allclose(found[:, view].double(), expected, atol=1e-5)
+
+
+def test_positions_by_the_formula_of_the_cubic_are_those_of_torch() -> None:
+    whole = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for side in (2, 3, 5, 8):
+        along = cubic_weights(side, 5)
+        found = torch.einsum("aw,bh,dwh->dab", along, along, whole)
+        expected = F.interpolate(whole[None], size=(side, side), mode="bicubic")[0]
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_crops_belong_to_an_image_whoever_draws_them() -> None:

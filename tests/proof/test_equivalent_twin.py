@@ -50,6 +50,9 @@ from vitsweep.world import World
         ["precision=bf16_params", "optimizer=adamw_fused"],
         ["layout=batch_second", "classifier=pooled", "attention=mha_module"],
         ["optimizer=adamw_contiguous", "optimizer.clip_norm=0.1", "batch.accumulation_steps=2"],
+        ["objective=self_distillation", "precision.dtype=float64"],
+        ["objective=lejepa", "precision.dtype=float64", "objective.small_views=2"],
+        ["objective=masked_autoencoder", "objective.decoder_heads=4"],
     ],
     ids=" ".join,
 )

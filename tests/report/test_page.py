@@ -113,7 +113,12 @@ def test_a_csv_has_its_columns_in_order_and_the_flags_of_each_row() -> None:
     assert list(found)[5:7] == ["precision", "optimizer.momentum"]
     assert found["flags"].tolist() == ["oversubscribed throttled", "", ""]
     assert len(found.columns) < MOST_COLUMNS
+    assert "nodes" not in found
     assert for_people(DataFrame()).empty
+    nodes = for_people(
+        cells(table(run("a", nodes=1, world_size=2), run("b", nodes=2, world_size=4)), {})
+    )
+    assert nodes["nodes"].tolist() == [1, 2]
 
 
 def test_samples_are_a_row_per_rank_and_step() -> None:

@@ -64,7 +64,7 @@ def _require_folder() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Run a verb, a part of a cell, or what stands without a verb."""
+    """Run a verb, one rank that torchrun or srun started, or cells without a verb."""
     if arguments and arguments[0] in VERBS:
         with interrupts_to(signal.default_int_handler):
             return VERBS[arguments[0]].run(arguments[1:])

@@ -47,8 +47,8 @@ _stop_requested = threading.Event()
 def rank_main(request: RunRequest, rank: int, local_rank: int) -> None:
     """Run one rank in a process of its own; the exit code is 0 only if all its work is done.
 
-    Rank 0 leaves the record of a measured run in the run's folder; the supervisor publishes it when
-    all ranks have ended with 0. A rank that fails leaves `failure-<rank>.json` for the supervisor.
+    Rank 0 leaves the record of a timed run in the run's folder. The supervisor publishes it when the run
+    has ended, also where a rank died under the instruments. A rank that raises leaves `failure-<rank>.json`.
     """
     end_with_launcher()
     signal.signal(STOP_SIGNAL, lambda *_: _stop_requested.set())

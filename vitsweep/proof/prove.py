@@ -34,10 +34,10 @@ from vitsweep.spec.technique import Check
 from vitsweep.world import World, device_mesh
 
 MOST_TRIALS = 4
-"""Proofs without a choice, where one found a difference that several choices may explain."""
+"""Most proofs that follow a wrong one, each with one suspect replaced by the plain choice."""
 BIT_FOR_BIT = "bit for bit in float64"
 Checks = Sequence[tuple[Place, Check]]
-"""Where what a check finds shows first, and the check."""
+"""The place to blame for what a check finds, and the check."""
 Shown = tuple[float, list[str]]
 """Largest relative difference of a loss, and what a record says."""
 MANY_NUMBERS = (256, 257)
@@ -71,7 +71,7 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
     - the loss and, tensor by tensor, the averaged, unscaled and clipped gradients,
     - the update of every tensor, with what the optimizer's equations make of these very gradients,
     - the weights that the next forward pass reads, with those that the optimizer updates,
-    - buffers.
+    - buffers, and what the cell's choices add (`Technique.checks`).
 
     The optimizer is proved once more alone, see `proof.optimizer_definitions.series_apart`.
 

@@ -69,14 +69,16 @@ def for_people(table: DataFrame) -> DataFrame:
     """Return what a person reads of a table of cells or settings: at most `MOST_COLUMNS` columns.
 
     `cell` is a row's short name, `flags` its validity flags in one text. Of the user's metrics, and of the
-    settings that vary, as many follow as there is room for.
+    settings that vary, as many follow as there is room for. `nodes` is one of them, which `world_size` says
+    elsewhere.
     """
     flags = {f: table[f].eq(True).fillna(False) for f in FLAGS if f in table}
     texts = [" ".join(f for f, of in flags.items() if of.iloc[row]) for row in range(len(table))]
     known = table.assign(cell=cell_names(table), flags=texts) if len(table) else table
     head, read = ([c for c in names if c in known] for names in (_HEAD, _READ))
     own = list(own_metrics(table))
-    more = [*own, *(c for c in varying_columns(table) if c not in read)]
+    nodes = ["nodes"] if "nodes" in table and table["nodes"].nunique() > 1 else []
+    more = [*own, *(c for c in dict.fromkeys([*nodes, *varying_columns(table)]) if c not in read)]
     more = more[: MOST_COLUMNS - len(head) - len(read)]
     settings = [c for c in more if c not in own]
     return known[[*head, *settings, *read, *(c for c in own if c in more)]]

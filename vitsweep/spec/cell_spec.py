@@ -339,7 +339,8 @@ class CellSpec:
     def cell_id(self) -> str:
         """Twelve hex digits over all names and values that can change the numbers (see `identity`).
 
-        Device, cores and launcher are outside: records say on which device a cell ran.
+        Device and launcher are outside: records say on which device a cell ran. Threads of a rank are
+        inside, and `auto` takes them from the cores.
         """
         return self.id_without()
 
@@ -359,7 +360,7 @@ class CellSpec:
 
     @property
     def twin(self) -> dict[str, Any]:
-        """The `twin_settings` of its row."""
+        """No twin of a proof: the `twin_settings` of its row."""
         names = self.of_command.get("model", {})
         return twin_settings({k: v for n in names for k, v in spread(f"model.{n}", names[n])})
 

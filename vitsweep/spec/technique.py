@@ -195,7 +195,7 @@ class Sharding(Technique):
     colour = 1
 
     shards_parameters: ClassVar[bool] = False
-    """True where ranks keep shards in float32: these are the master weights then."""
+    """True where ranks keep shards; with `master_weights` these are the masters."""
 
     shards_optimizer: ClassVar[bool] = False
     """True where ranks hold whole parameters, and update and keep the optimizer state of slices only."""
@@ -266,7 +266,7 @@ class Sharding(Technique):
 class OptimizerChoice(Technique):
     """An optimizer and its implementation.
 
-    Norm weights and biases form a group of their own without weight decay.
+    All but matrices (norms, biases, tokens, positions) form a group of their own without weight decay.
     """
 
     touches: ClassVar[tuple[str, ...]] = ("optimizer",)

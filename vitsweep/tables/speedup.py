@@ -120,7 +120,7 @@ def speedup_over(
     - `no difference shown`: it is not, whether or not the cell's own interval holds 1;
     - `emulated`: the cell or its baseline emulates a number format (`precision.emulate`), so that its time
       says nothing of the format: there is no interval;
-    - `missing blocks`: it is, but runs of some blocks ended otherwise (`ENDED`), and what is left is
+    - `missing blocks`: it is shown, but runs of some blocks ended otherwise (`ENDED`), and what is left is
       biased towards the side that misses them (survivorship bias): nothing is claimed.
 
     Args:

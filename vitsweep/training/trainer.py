@@ -128,7 +128,7 @@ class Trainer:
         marks: PhaseMarks | None = None,
         micro_batches: int | None = None,
     ) -> Tensor:
-        """Add the gradients of a step's micro-batches, or of so many; return the mean loss as `step` does."""
+        """Run both passes of a step's micro-batches, or of so many; return the mean loss as `step` does."""
         marks = marks or _NoMarks()
         micro_batches = micro_batches or self.cell.batch.accumulation_steps
         self.cell.compilation.begin_step()
@@ -207,7 +207,7 @@ class Trainer:
         return loss.detach()
 
     def update(self) -> None:
-        """Unscale, clip, let the optimizer step, and forget the gradients."""
+        """Unscale, clip, let the optimizer step, average the weights, and forget the gradients."""
         if self.masters:
             self.masters.take_gradients()
         if self.local_shards:

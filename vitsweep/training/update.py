@@ -175,8 +175,8 @@ class LossScaler:
     """torch's GradScaler, dynamic or constant, agreeing on found_inf across ranks.
 
     Where ranks hold different gradients (pipeline stages, tensor shards, ZeRO shards) an overflow
-    on one would make it skip a step that the others take. FSDP2's DTensors agree by themselves; the
-    flag is max-reduced for all others. apex caps its scale at 2**24; torch does not.
+    on one would make it skip a step that the others take: every flag is max-reduced. apex caps
+    its scale at 2**24; torch does not.
 
     Args:
         loss_scale: "dynamic" (2**16 at first, x2 after 2000 good steps, /2 after an overflow) or a
