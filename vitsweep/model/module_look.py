@@ -353,6 +353,16 @@ def as_it_was(module: nn.Module | None = None) -> Iterator[None]:
                     buffer.copy_(copy)
 
 
+def follow(model: nn.Module, other: nn.Module) -> None:
+    """Give a model the modes of another, and let the same parameters need gradients, by name."""
+    modes = {plain_name(name): part.training for name, part in other.named_modules()}
+    for name, part in model.named_modules():
+        part.training = modes.get(plain_name(name), part.training)
+    needs = {plain_name(name): p.requires_grad for name, p in other.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(needs.get(plain_name(name), parameter.requires_grad))
+
+
 def is_writable(buffer: Tensor) -> bool:
     """Whether a buffer can be written in place: one that was expanded cannot."""
     places = zip(buffer.stride(), buffer.shape, strict=True)

@@ -133,7 +133,7 @@ def differences(world: World, cases: list[tuple[str, CellSpec]]) -> list[str]:
                     loss = training.step(batch)
                 calls = [getattr(module, "calls", 0) for module in training.model.modules()]
                 modes = [module.training for module in training.model.modules()]
-                draws = vars(training._trainer.draws)
+                draws = vars(training.trainer.draws)
                 state = training.state_dict()
                 numbers = [float(loss), calls, modes, draws, torch.rand(3).tolist()]
                 trained.append((state.pop("tensors"), [state, *numbers]))
@@ -174,7 +174,7 @@ def test_what_cannot_be_checked_is_refused_by_name() -> None:
         with pytest.raises(VitsweepError, match="took no step"):
             vitsweep.check(training, batch)
         training.step(batch)
-        training._copy = None
+        training.bare = None
         with pytest.raises(VitsweepError, match="needs a copy of the Stack"):
             vitsweep.check(training, batch)
 
@@ -197,8 +197,8 @@ def test_an_overflow_at_the_loss_scale_is_not_judged() -> None:
     with vitsweep.apply(cell, Stack(1, 10, 16, 2)) as training:
         batch = torch.randn(4, 1, 8, 8), torch.arange(4)
         training.step(batch)
-        training._trainer.scaler.restore({**training._trainer.scaler.state(), "scale": 2.0**40})  # type: ignore[union-attr]
+        training.trainer.scaler.restore({**training.trainer.scaler.state(), "scale": 2.0**40})  # type: ignore[union-attr]
         result = vitsweep.check(training, batch, raise_on_fault=True)
         assert result.verdict == "not judged"
         assert "overflow at a loss scale of" in result.sentence
-        assert training._trainer.scaler.current == 2.0**40  # type: ignore[union-attr]
+        assert training.trainer.scaler.current == 2.0**40  # type: ignore[union-attr]

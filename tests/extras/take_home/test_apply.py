@@ -129,7 +129,7 @@ def _differences(world: World, cell: CellSpec) -> list[str]:
     faults = [f"losses {losses} are not {wanted}"] if losses != wanted else []
     faults += [f"weight {n}" for n, w in names.items() if not torch.equal(w, found[n])]
     faults += ["other names"] if found.keys() != names.keys() else []
-    averages = (t.average.averages if t.average else [] for t in (product, applied._trainer))
+    averages = (t.average.averages if t.average else [] for t in (product, applied.trainer))
     faults += ["averages" for a, b in zip(*averages, strict=True) if not torch.equal(a, b)]
     return [f"{fault}: { {g: t.name for g, t in cell.techniques.items()} }" for fault in faults]
 

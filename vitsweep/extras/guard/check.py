@@ -14,7 +14,7 @@ import torch.distributed as dist
 from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.guard.plain import Plain, PlainPasses, require_memory
-from vitsweep.extras.take_home.apply import Applied, _split
+from vitsweep.extras.take_home.apply import Applied
 from vitsweep.model.module_look import as_it_was, differentiable, listed
 from vitsweep.objectives.base import as_entries, as_given
 from vitsweep.objectives.cross_entropy import number_of_images
@@ -143,8 +143,8 @@ def check(training: Applied, batch: Any, *, raise_on_fault: bool = False) -> Che
         FaultFoundError: see `raise_on_fault`.
     """
     _refuse(training)
-    trainer: Trainer = training._trainer
-    micro_batch = as_entries(training._micro_batches(batch, "check")[0])
+    trainer: Trainer = training.trainer
+    micro_batch = as_entries(training.micro_batches(batch, "check")[0])
     _Running.now = True
     try:
         with as_it_was(training.model), _draws_kept(trainer):
@@ -171,11 +171,11 @@ def raise_fault(result: CheckResult) -> None:
 
 def _refuse(training: Applied) -> None:
     cell = training.cell
-    if not training._has_stepped:
+    if not training.has_begun:
         raise VitsweepError(
             "`vitsweep.check` compares a training in progress, and this one took no step: call `step` first."
         )
-    if training._copy is None and cell.model.draws_by_itself:
+    if training.bare is None and cell.model.draws_by_itself:
         raise VitsweepError(
             f"`vitsweep.check` needs a copy of the {cell.model.name} as it was before `vitsweep.apply`, and "
             "it could not be copied (a warning said why): let `copy.deepcopy` of it work."
@@ -242,7 +242,7 @@ def _fast(trainer: Trainer, batch: Any) -> _Fast:
 
 
 def _checked(training: Applied, batch: Any) -> CheckResult:
-    trainer, size = training._trainer, training.world.size
+    trainer, size = training.trainer, training.world.size
     trainer.reshard()
     fast, again = _fast(trainer, batch), _fast(trainer, batch)
     same = fast.loss == again.loss and all(
@@ -337,7 +337,7 @@ def _confirmed(training: Applied, batch: Any, plain: Plain, bounds: Bounds) -> d
     doubt = max(found.values(), default=0.0) > ENOUGH
     ranks = gathered([doubt, number_of_images(batch)])
     if any(rank[0] for rank in ranks) and min(rank[1] for rank in ranks) >= SLICES:
-        for part in map(as_entries, _split(as_given(batch), SLICES, training.world.device)):
+        for part in map(as_entries, training.micro_batches(as_given(batch), "check", SLICES)):
             again = _shares_of_half(PlainPasses(training, part).run(), bounds)
             found = {name: min(share, again[name]) for name, share in found.items()}
     return found

@@ -53,8 +53,8 @@ class Guard:
             VitsweepError: as of `vitsweep.check` and of the step of `apply`.
         """
         training = self._training
-        taken = training._trainer.steps_taken
-        if taken and taken % self._every == 0 and training._has_stepped:
+        taken = training.trainer.steps_taken
+        if taken and taken % self._every == 0 and training.has_begun:
             result = check(training, batch)
             times = enumerate(slowness(result.plain_s))
             slow = tuple(rank for rank, each in times if each > SLOW_TIMES)
@@ -71,7 +71,7 @@ class Guard:
     @torch.no_grad()
     def _unmoved(self, result: CheckResult) -> tuple[str, ...]:
         """Return weights of which no rank's part has moved; remember them all for the next check."""
-        trainer, before = self._training._trainer, self._marks
+        trainer, before = self._training.trainer, self._marks
         rates = {id(t): g["lr"] for g in trainer.optimizer.param_groups for t in g["params"]}
         self._marks, moved = {}, dict[str, bool]()
         for each in updated(trainer):

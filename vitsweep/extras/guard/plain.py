@@ -15,7 +15,7 @@ from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.take_home.apply import Applied, copied
 from vitsweep.model.initialize import Draws, plain_name
-from vitsweep.model.module_look import differentiable, outputs_of
+from vitsweep.model.module_look import differentiable, follow, outputs_of
 from vitsweep.model.user_module import in_float32
 from vitsweep.objectives.base import Batch, Pair, at_least_float32
 from vitsweep.objectives.cross_entropy import number_of_images
@@ -76,7 +76,7 @@ class PlainPasses:
     """
 
     def __init__(self, training: Applied, batch: Batch) -> None:
-        self._training, self._trainer, self._batch = training, training._trainer, batch
+        self._training, self._trainer, self._batch = training, training.trainer, batch
         self._world, model = training.world, training.model
         self._cell = replace(
             training.cell, optimizer=replace(training.cell.optimizer, clip_norm=None)
@@ -129,17 +129,12 @@ class PlainPasses:
         )
 
     def _model(self, cell: CellSpec) -> PlainModel:
-        device, copy = self._world.device, self._training._copy
+        device, copy = self._world.device, self._training.bare
         module = plain_model(cell, device) if copy is None else copied(copy, device)
         vars(module)["draws"] = Draws(cell.seed)
         plain = PlainModel(cell, device, False, module)
         plain.objective = self._objective
-        model = self._training.model
-        modes = {plain_name(n): part.training for n, part in model.named_modules()}
-        for name, part in plain.model.named_modules():
-            part.training = modes.get(plain_name(name), part.training)
-        for name, parameter in plain.named_parameters().items():
-            parameter.requires_grad_(name in self._trained)
+        follow(plain.model, self._training.model)
         return plain
 
     def _step(self, plain: PlainModel) -> tuple[PlainStep, Any]:
@@ -193,7 +188,7 @@ def require_memory(training: Applied, batch: Batch) -> None:
     Raises:
         VitsweepError: the rank with the least has too little.
     """
-    world, copy = training.world, training._copy
+    world, copy = training.world, training.bare
     with torch.device("meta"):
         plain = plain_model(training.cell, torch.device("meta")) if copy is None else copied(copy)
         vars(plain)["draws"] = Draws(training.cell.seed)

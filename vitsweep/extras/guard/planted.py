@@ -30,7 +30,7 @@ def lost_keys(training: Applied, keys: int = 16, from_step: int = 0) -> Iterator
     Raises:
         VitsweepError: there are no such modules.
     """
-    trainer, modules = training._trainer, attention_modules(training.model)
+    trainer, modules = training.trainer, attention_modules(training.model)
     if not modules:
         raise VitsweepError(
             "`lost_keys` replaces `self.attend(q, k, v)` of attention modules, and this model has none: let "
@@ -58,7 +58,7 @@ def lost_keys(training: Applied, keys: int = 16, from_step: int = 0) -> Iterator
 @contextmanager
 def frozen_weights(training: Applied, from_step: int = 0) -> Iterator[None]:
     """Lose each update that does not move a weight to another number of bfloat16."""
-    trainer, before = training._trainer, dict[Tensor, Tensor]()
+    trainer, before = training.trainer, dict[Tensor, Tensor]()
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups if trainer.steps_taken >= from_step else ():
@@ -85,7 +85,7 @@ def scaled_gradients(
     training: Applied, rank: int = 0, times: float = 2.0, from_step: int = 0
 ) -> Iterator[None]:
     """Multiply the gradients of one rank before they are exchanged; its loss stays as it is."""
-    trainer = training._trainer
+    trainer = training.trainer
     loss_of = trainer.loss
 
     def loss(*given: Any) -> Tensor:
@@ -117,7 +117,7 @@ def slow_rank(
 
     def wait(module: nn.Module, given: Any, found: Any) -> None:
         took, is_leaf = time.monotonic() - begun.pop(), not any(module.children())
-        if is_leaf and training.world.rank == rank and training._trainer.steps_taken >= from_step:
+        if is_leaf and training.world.rank == rank and training.trainer.steps_taken >= from_step:
             time.sleep(3 * (times - 1) * took)
 
     with ExitStack() as hooks:

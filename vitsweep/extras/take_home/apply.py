@@ -27,8 +27,15 @@ from vitsweep.execution.rank_processes import rendezvous
 from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
 from vitsweep.job_environment import init_method
 from vitsweep.model.block import mark_blocks
-from vitsweep.model.initialize import plain_name
-from vitsweep.model.module_look import Look, as_it_was, listed, logits_of, look_at, shapeless
+from vitsweep.model.module_look import (
+    Look,
+    as_it_was,
+    follow,
+    listed,
+    logits_of,
+    look_at,
+    shapeless,
+)
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import set_process_flags
 from vitsweep.model.user_module import LAZY, find_blocks, in_float32, look_problems
@@ -142,6 +149,9 @@ class Applied:
         world: ranks and mesh.
         model: as the techniques wrap it, for `train()`, `eval()` and hooks.
         optimizer: whose parameter groups hold `lr`, for a schedule.
+        trainer: how a step is taken, for those who look into a training.
+        bare: a copy of the model as it was given, on `meta`; None of ours, and of one that cannot be copied.
+        has_begun: whether the model was looked at with a first batch.
     """
 
     def __init__(
@@ -152,7 +162,7 @@ class Applied:
         copy: "nn.Module | None" = None,
         loss_count: OwnCount | None = None,
     ) -> None:
-        self.cell, self._copy, self._has_stepped, self._predictions = cell, copy, False, 0
+        self.cell, self.bare, self.has_begun, self._predictions = cell, copy, False, 0
         self._length: int | None = None
         objective = (
             OwnLoss(cell, loss, loss_count, weighs=True)
@@ -173,9 +183,9 @@ class Applied:
                     "`state_dict` leave it out: let `get_extra_state` return a tensor.",
                     stacklevel=3,
                 )
-            self._trainer = parallelize(model, cell, self.world, objective=objective)
-            if self._trainer.trained is None:  # ours, of which a loop may still freeze a part
-                self._trainer.trained = TrainedParameters(self.model, cell, self.world)
+            self.trainer = parallelize(model, cell, self.world, objective=objective)
+            if self.trainer.trained is None:  # ours, of which a loop may still freeze a part
+                self.trainer.trained = TrainedParameters(self.model, cell, self.world)
         except BaseException:
             _PROCESS.leave(self)
             raise
@@ -183,12 +193,12 @@ class Applied:
     @property
     def model(self) -> "nn.Module":
         """The wrapped model."""
-        return self._trainer.model
+        return self.trainer.model
 
     @property
     def optimizer(self) -> "Optimizer":
         """The optimizer, over shards or master weights where the cell has them."""
-        return self._trainer.optimizer
+        return self.trainer.optimizer
 
     def step(self, batch: Any) -> "Tensor":
         """Train on one optimizer step's share of this rank: accumulation, scaling and clipping inside.
@@ -211,24 +221,31 @@ class Applied:
                 the model does with this batch, or a label is none of the model's.
             RanksApartError: FSDP cannot do what the model does in this step; this rank has left the others.
         """
-        trainer, micro_batches = self._trainer, self._micro_batches(batch, "step")
-        if not self._has_stepped:
-            if reasons := self._agreed([*self._faults(micro_batches[0])]):
-                raise ImpossibleCellError(reasons)
-            self._has_stepped = True
+        micro_batches = self.micro_batches(batch)
         try:
-            loss = trainer.step(iter(micro_batches))
+            loss = self.trainer.step(iter(micro_batches))
         except RanksApartError:
             _PROCESS.leave(self, failed=True)
             raise
-        del trainer.skipped[:-1]  # a long training does not count its skipped steps
+        del self.trainer.skipped[:-1]  # a long training does not count its skipped steps
         return loss
 
-    def _micro_batches(self, batch: Any, name: str) -> list[Any]:
+    def micro_batches(self, batch: Any, name: str = "step", parts: int | None = None) -> list[Any]:
+        """Return the parts of a batch on the device, ready to be trained on; torch has the cell's flags then.
+
+        Args:
+            batch: as `step` takes it; raises as `step` does, which looks at the model with the first one.
+            name: of what is called with it, for messages.
+            parts: so many; without it `batch.accumulation_steps`.
+        """
         _PROCESS.set_flags(self)
         self._refuse_within_averaged(name)
-        found = _split(batch, self.cell.batch.accumulation_steps, self.world.device)
+        found = _split(batch, parts or self.cell.batch.accumulation_steps, self.world.device)
         self._refuse_other_lengths(sum(number_of_images(part) for part in found))
+        if not self.has_begun:
+            if reasons := self._agreed([*self._faults(found[0])]):
+                raise ImpossibleCellError(reasons)
+            self.has_begun = True
         return found
 
     def _refuse_other_lengths(self, length: int) -> None:
@@ -253,7 +270,7 @@ class Applied:
 
     def _faults(self, batch: Any) -> Iterator[str]:
         """Look at what the model does with a batch, and at its labels."""
-        cell, trainer, model = self.cell, self._trainer, unwrapped(self.model)
+        cell, trainer, model = self.cell, self.trainer, unwrapped(self.model)
         classes = 0 if isinstance(cell.model, ModuleSpec) else cell.model.num_classes
         batch, objective = as_entries(batch), trainer.objective
         by_name, reads_labels = not isinstance(batch, Pair), isinstance(objective, CrossEntropy)
@@ -263,14 +280,12 @@ class Applied:
                 f"{listed(list(batch))} that it holds them (`data.label`): give `vitsweep.apply` a `loss`."
             )
             return
-        if self._copy is not None:
-            modes = {plain_name(n): part.training for n, part in model.named_modules()}
-            for name, part in self._copy.named_modules():
-                part.training = modes.get(name, part.training)
+        if self.bare is not None:
+            follow(self.bare, model)
             # one's own may count its calls
             loss = partial(trainer.criterion, step=trainer.at()) if reads_labels else None
             seen = batch if by_name else (trainer.cast(batch["image"]), *[*batch.values()][1:])
-            look, reasons = look_at_given(self._copy, cell, seen, loss)
+            look, reasons = look_at_given(self.bare, cell, seen, loss)
             yield from reasons
             if look.error:
                 _not_looked_at(model, "cannot be run on this batch without values", look.error)
@@ -301,7 +316,7 @@ class Applied:
         _PROCESS.set_flags(self)
         [there] = _split(inputs, 1, self.world.device)
         self._predictions += 1
-        trainer = self._trainer
+        trainer = self.trainer
         purpose = f"prediction {trainer.draws.replica} {self._predictions}"
         with as_it_was(self.model):
             set_generators(named_seed(trainer.draws.seed, purpose), self.world.device)
@@ -317,10 +332,10 @@ class Applied:
             VitsweepError: this is inside of such a context already.
         """
         self._refuse_within_averaged("averaged")
-        return self._trainer.averaged_weights()
+        return self.trainer.averaged_weights()
 
     def _refuse_within_averaged(self, name: str) -> None:
-        if self._trainer.is_averaged:
+        if self.trainer.is_averaged:
             raise VitsweepError(
                 f"`{name}` was called inside of `with averaged()`, where the model has its averaged weights: "
                 "leave the `with` block first."
@@ -332,7 +347,7 @@ class Applied:
         `model.load_state_dict` of the reference model takes them.
         """
 
-        return plain_weights(self._trainer)
+        return plain_weights(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all tensors and numbers that further steps depend on, but torch's generators.
@@ -347,7 +362,7 @@ class Applied:
             VitsweepError: a parameter group holds what cannot be saved, such as a function.
         """
         self._refuse_within_averaged("state_dict")
-        trainer = self._trainer
+        trainer = self.trainer
         held = state_dict_of(_shards(trainer))
         tensors = {key: tensor.detach().clone() for key, tensor in held.items()}
         return {"tensors": tensors, **numbers(trainer), "step": trainer.steps_taken}
@@ -363,7 +378,7 @@ class Applied:
             raise VitsweepError(
                 f"The state has no `{missing[0]}`: load what `state_dict` of an applied model returned."
             )
-        trainer, saved = self._trainer, state["tensors"]
+        trainer, saved = self.trainer, state["tensors"]
         way_out = "load it with the model, techniques and ranks that saved it."
         own = state_dict_of(shards := _shards(trainer))
         for key, tensor in own.items():
