@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from vitsweep.extras import Applied as Applied
     from vitsweep.extras import ComparisonResult as ComparisonResult
     from vitsweep.extras import Guard as Guard
+    from vitsweep.extras import Tuner as Tuner
     from vitsweep.extras import apply as apply
     from vitsweep.extras import check as check
     from vitsweep.extras import compare_settings as compare  # noqa: F401
     from vitsweep.extras import is_checking as is_checking
     from vitsweep.extras import measured as measured
+    from vitsweep.extras import tune as tune
 
 take_environment_of_parent()
 

@@ -36,6 +36,7 @@ WORDS = {
     "gate": ("blocks_to_decide", "welch"),
     "take_home": ("asked_cell", "not_provable"),
     "guard": ("CheckResult", "slowness"),
+    "tune": ("Tuner", "next_turn", "voted"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "pareto": ("pareto_", "undominated"),
     "curves": ("mean_curve", "training_curves"),
@@ -66,6 +67,7 @@ PAGES = {
     "judge": ("judge.md",),
     "take_home": ("apply.md", "export.md"),
     "guard": ("guard.md",),
+    "tune": ("tune.md",),
     "bundle": ("bundle.md",),
     "race": ("race.md",),
 }

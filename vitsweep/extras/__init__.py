@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the types of `NAMES`
     from vitsweep.extras.judge.measured import measured as measured
     from vitsweep.extras.take_home.apply import Applied as Applied
     from vitsweep.extras.take_home.apply import apply as apply
+    from vitsweep.extras.tune.tune import Tuner as Tuner
+    from vitsweep.extras.tune.tune import tune as tune
 
     compare_settings = _compare
 
@@ -162,6 +164,10 @@ KNOWN: dict[str, Feature] = {
             "check": "check:check",
             "is_checking": "check:is_checking",
         },
+    ),
+    "tune": Feature(
+        needs=("take_home", "compare", "race", "guard"),
+        names={"Tuner": "tune:Tuner", "tune": "tune:tune"},
     ),
     "bundle": Feature(
         needs=("compare",),

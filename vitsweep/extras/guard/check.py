@@ -142,7 +142,11 @@ def check(training: Applied, batch: Any, *, raise_on_fault: bool = False) -> Che
             cannot be copied, or the memory is too small; on all ranks.
         FaultFoundError: see `raise_on_fault`.
     """
-    _refuse(training)
+    if not training.has_begun:
+        raise VitsweepError(
+            "`vitsweep.check` compares a training in progress, and this one took no step: call `step` first."
+        )
+    refuse_unchecked(training)
     trainer: Trainer = training.trainer
     micro_batch = as_entries(training.micro_batches(batch, "check")[0])
     _Running.now = True
@@ -169,12 +173,13 @@ def raise_fault(result: CheckResult) -> None:
         raise error
 
 
-def _refuse(training: Applied) -> None:
+def refuse_unchecked(training: Applied) -> None:
+    """Refuse a training that `check` cannot compare with its plain model.
+
+    Raises:
+        VitsweepError: it has techniques that cannot be checked, or a model that cannot be copied.
+    """
     cell = training.cell
-    if not training.has_begun:
-        raise VitsweepError(
-            "`vitsweep.check` compares a training in progress, and this one took no step: call `step` first."
-        )
     if training.bare is None and cell.model.draws_by_itself:
         raise VitsweepError(
             f"`vitsweep.check` needs a copy of the {cell.model.name} as it was before `vitsweep.apply`, and "

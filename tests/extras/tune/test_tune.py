@@ -1,0 +1,154 @@
+"""Settings take turns in one training, which is the training without; a bad one is out before it updates."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitsweep
+from tests.user_modules import Stack
+from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
+from vitsweep.extras.guard import planted
+from vitsweep.extras.tune import tune as tuning
+
+ONE_THREAD = "resources.threads_per_rank=1"
+EQUAL = ("runtime=plain", "runtime=gc_scheduled", "runtime=gc_automatic")
+"""Settings with the same kernels."""
+
+
+def build() -> Stack:
+    return Stack(1, 10, 16, 2)
+
+
+def batches(steps: int, rank: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator))
+        for _ in range(steps)
+    ]
+
+
+def rate(step: int) -> float:
+    return 0.01 / (1 + step)
+
+
+def trained(training: Any, steps: list[Any], first: int = 0) -> dict[str, Tensor]:
+    """Return the weights after some steps with a schedule."""
+    for number, batch in enumerate(steps, first):
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate(number)
+        training.step(batch)
+    found: dict[str, Tensor] = training.weights()
+    return found
+
+
+def alone(settings: str, steps: list[Any]) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    with vitsweep.apply(f"{settings} {ONE_THREAD}", build()) as training:
+        return trained(training, steps)
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    return [name for name, tensor in a.items() if not torch.equal(tensor, b[name])]
+
+
+def out_of_memory(training: Any) -> Any:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 80.00 GiB.")
+
+    return training.model.register_forward_pre_hook(fail)
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "BLOCK_STEPS", 4)
+
+
+@pytest.mark.smoke
+@pytest.mark.usefixtures("short_blocks")
+def test_a_training_in_turns_is_the_one_without_bit_for_bit_and_bad_settings_are_out(
+    tmp_path: Path,
+) -> None:
+    steps, said = batches(50), list[str]()
+    wrong, large = f"optimizer=adamw_foreach {ONE_THREAD}", f"optimizer=adamw_fused {ONE_THREAD}"
+    settings = [*(f"{each} {ONE_THREAD}" for each in EQUAL), wrong, large]
+    torch.manual_seed(0)
+    record = tmp_path / "tune.jsonl"
+    with ExitStack() as faults, vitsweep.tune(
+        settings, build, tune_steps=44, record=record, on_news=said.append
+    ) as tuner:  # fmt: skip
+        faults.enter_context(planted.scaled_gradients(tuner._trainings[wrong]))
+        out_of_memory(tuner._trainings[large])
+        drawn = torch.rand(3)
+        found = trained(tuner, steps)
+        assert tuner.stays == tuner.setting
+        assert tuner._trainings.keys() == {tuner.stays}
+        assert set(tuner.left_out) >= {wrong, large}
+        assert "FaultFoundError" in tuner.left_out[wrong]
+        assert "OutOfMemoryError" in tuner.left_out[large]
+    assert apart(found, alone(EQUAL[0], steps)) == []
+    torch.manual_seed(0)
+    build()
+    assert torch.equal(drawn, torch.rand(3)), "models after the first drew other numbers"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    taken = [line["setting"] for line in lines if "seconds" in line]
+    assert {*taken[:3]} == {*settings[:3]}
+    assert lines[-1]["stays"] == tuner.stays
+    assert sum("is out" in sentence for sentence in said) >= 2
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("stop", [1, 6, 8, 30])
+def test_a_resumed_search_goes_on(stop: int) -> None:
+    steps = batches(40)
+    settings = [f"{each} {ONE_THREAD}" for each in EQUAL[:2]]
+    torch.manual_seed(0)
+    with vitsweep.tune(settings, build, tune_steps=24, on_news=str) as tuner:
+        trained(tuner, steps[:stop])
+        state = tuner.state_dict()
+    with vitsweep.tune([*settings, f"{EQUAL[2]} {ONE_THREAD}"], build, tune_steps=36) as again:
+        again.load_state_dict(state)
+        assert (again.setting, again.stays) == (tuner.setting, tuner.stays)
+        assert again._blocks == tuner._blocks
+        found = trained(again, steps[stop:], stop)
+        assert again.stays
+        assert len(again._blocks) >= len(tuner._blocks)
+    assert apart(found, alone(EQUAL[0], steps)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ("precision=fp32", "one setting"),
+        (["precision=fp32", "precision=fp32"], "named twice"),
+        ("optimizer=adamw_loop,sgd_loop", "optimizer.kind=SGD"),
+        ("optimizer.learning_rate=0.1,0.2", "optimizer.learning_rate=0.2"),
+        ("averaging=none,ema", "averaging="),
+        ("batch.accumulation_steps=1,2", "batch.accumulation_steps=2"),
+        ("precision=fp32,O3", "O3.* trains with `model.*=bfloat16"),
+        (["precision=bf16_params", "precision=O3"], "in half precision"),
+        (["", "runtime.variables={OMP_PLACES:cores}"], "runtime.variables="),
+        (["", "precision=fp8"], "`precision=fp8`"),
+    ],
+)
+def test_settings_that_compute_another_training_are_refused_by_name(
+    settings: Any, names: str
+) -> None:
+    with pytest.raises((BadValueError, VitsweepError, ImpossibleCellError), match=names):
+        vitsweep.tune(settings, build)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_where_every_setting_is_bad_the_reasons_were_said() -> None:
+    said = list[str]()
+    torch.manual_seed(0)
+    with vitsweep.tune([*EQUAL], build, on_news=said.append) as tuner:
+        for training in tuner._trainings.values():
+            out_of_memory(training)
+        with pytest.raises(VitsweepError, match="No setting is left"):
+            tuner.step(*batches(1))
+    assert len(said) == 3
