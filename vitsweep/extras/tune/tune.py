@@ -94,10 +94,9 @@ def _named(settings: str | Sequence[Cell], config_dir: str | Path | None) -> dic
         settings = [cell.overrides for cell in expand(as_overrides(settings, {}), composer)]
     found: dict[str, Cell] = {}
     for cell in settings:
-        if isinstance(cell, list | tuple):
-            name = " ".join(cell)  # type: ignore[arg-type]
-        else:
-            name = str(cell["cell_id"] if hasattr(cell, "keys") else getattr(cell, "cell_id", cell))
+        given: Any = cell
+        is_row, is_words = hasattr(given, "keys"), isinstance(given, list | tuple)
+        name = " ".join(given) if is_words else given["cell_id"] if is_row else str(given)
         name = name or "the default"
         if name in found:
             raise BadValueError(f"`{name}` is named twice in `settings`: name each setting once.")
@@ -357,17 +356,24 @@ class Tuner:
         Raises:
             VitsweepError: the state is of another model, or of a setting that is not there.
         """
-        name = state.get("setting")
-        if name not in self._trainings:
+        name, step = state.get("setting"), state.get("training", {}).get("step")
+        ranks = gathered([name, step, state.get("left_out")])
+        if name not in self._trainings or any(rank[:2] != [name, step] for rank in ranks):
             raise VitsweepError(
-                f"The state was saved under `{name}`, and there are {listed([*self._trainings])}: load what "
-                "`state_dict` of a tuner returned, into a new one that has this setting."
+                f"The state is of `{name}` after step {step}, this tuner has {listed([*self._trainings])}, "
+                f"and ranks have states of {[rank[:2] for rank in ranks]}: load what `state_dict` of a tuner "
+                "returned after one step on all ranks, into a new tuner that has this setting."
             )
         self._trainings[name].load_state_dict(state["training"])
-        self.setting, self.stays, self._steps, self._turn = name, state["stays"], 0, state["turn"]
-        self._blocks = [Block(*block) for block in state["blocks"] if block[1] in self._settings]
-        self.left_out |= {n: why for n, why in state["left_out"].items() if n in self._settings}
-        self._order = [n for n in state["order"] if n in {*self._trainings} - {*self.left_out}]
+        self.setting = name
+        self.left_out |= {
+            n: why for rank in ranks for n, why in rank[2].items() if n in self._settings
+        }
+        keys = ("blocks", "order", "turn", "stays")
+        blocks, order, self._turn, self.stays = from_first([state[key] for key in keys])
+        self._blocks = [Block(*block) for block in blocks if block[1] in self._settings]
+        self._order = [n for n in order if n in {*self._trainings} - {*self.left_out}]
+        self._steps = 0
         self._free()
 
     def close(self) -> None:
