@@ -16,7 +16,7 @@ from tests.ranks import RankFailedError, on_ranks
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.tune import tune as tuning
 from vitsweep.extras.tune import vote
-from vitsweep.extras.tune.moved import move
+from vitsweep.training.checkpoint import move
 from vitsweep.world import World
 
 SIDES = (

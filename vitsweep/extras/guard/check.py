@@ -16,7 +16,7 @@ from vitsweep.errors import VitsweepError
 from vitsweep.extras.guard.plain import Plain, PlainPasses, require_memory
 from vitsweep.extras.take_home.apply import Applied
 from vitsweep.model.module_look import as_it_was, differentiable, listed
-from vitsweep.objectives.base import as_entries, as_given
+from vitsweep.objectives.base import as_entries, as_given, at_least_float32
 from vitsweep.objectives.cross_entropy import number_of_images
 from vitsweep.proof.checks import HALF_TIMES, LEAST_LOSS, NOISE_TIMES, TINY, Bounds
 from vitsweep.proof.faults import minus, norms_of, typical_norm, wide
@@ -91,8 +91,8 @@ class CheckResult:
         """Return plain values for a line of JSON."""
         finite = {n: d if math.isfinite(d) else None for n, d in self.distances.items()}
         distance = self.distance if math.isfinite(self.distance) else None
-        unchecked = ["update", "buffers"]
-        return {**asdict(self), "distance": distance, "distances": finite, "not_checked": unchecked}
+        found = {"distance": distance, "distances": finite, "not_checked": ["update", "buffers"]}
+        return asdict(self) | found
 
 
 def slowness(seconds: Sequence[Sequence[float]]) -> list[float]:
@@ -228,15 +228,11 @@ def _fast(trainer: Trainer, batch: Any) -> _Fast:
     try:
         with as_it_was(trainer.model), trainer.own_random_numbers():
             loss = trainer.gradients(iter([batch]), micro_batches=1)
-            hook.remove()
             if trainer.masters:
                 trainer.masters.take_gradients()
             scale = trainer.scaler.current if trainer.scaler else 1.0
             found = whole_tensors(trainer, trainer.gradient_of)
-            gradients = {
-                n: g.to(torch.promote_types(g.dtype, torch.float32)) / scale
-                for n, g in found.items()
-            }
+            gradients = {n: at_least_float32(g) / scale for n, g in found.items()}
     finally:
         hook.remove()
         trainer.drop_gradients()
@@ -257,17 +253,9 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
     plain, bounds = PlainPasses(training, batch).run(), Bounds(training.cell, training.world)
     shares = _shares(fast, plain, bounds) | _confirmed(training, batch, plain, bounds)
     worst = max(shares, key=lambda name: shares[name])
-    ranks = gathered(
-        [
-            shares[worst],
-            worst,
-            _share_of_outputs(fast, plain, bounds),
-            _multiple(minus(fast.gradients, plain.gradients), plain.parts, size),
-            same,
-            _why_not_judged(trainer, fast, plain),
-            plain.seconds,
-        ]
-    )
+    apart, outputs = minus(fast.gradients, plain.gradients), _share_of_outputs(fast, plain, bounds)
+    own = [shares[worst], worst, outputs, _multiple(apart, plain.parts, size), same]
+    ranks = gathered([*own, _why_not_judged(trainer, fast, plain), plain.seconds])
     distance, worst = max(found[:2] for found in ranks)
     of_outputs, multiples, repeated, reasons, seconds = zip(*(r[2:] for r in ranks), strict=True)
     nearest = min(range(size), key=lambda number: multiples[number][0])
@@ -294,6 +282,7 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
     if not all(repeated):
         said += " The same pass twice gave other numbers: this device is not deterministic here."
     kinds, norms = dict[str, float](), norms_of(plain.gradients)
+    vanished = [n for n, norm in norms.items() if norm <= TINY * typical_norm(norms)]
     for name, share in shares.items():
         kind = re.sub(r"\b\d+\b", "*", name)
         kinds[kind] = max(kinds.get(kind, 0.0), share)
@@ -308,9 +297,7 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
         rank=rank,
         is_repeatable=all(repeated),
         plain_s=tuple(map(tuple, seconds)),
-        without_gradient=tuple(
-            n for n, norm in norms.items() if norm <= TINY * typical_norm(norms)
-        ),
+        without_gradient=tuple(vanished),
     )
 
 

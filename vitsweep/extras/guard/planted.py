@@ -6,7 +6,7 @@ the plain model; a slow rank is slow in both.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,12 +71,8 @@ def frozen_weights(training: Applied, from_step: int = 0) -> Iterator[None]:
             weight.copy_(torch.where(is_lost, old, weight))
         before.clear()
 
-    with ExitStack() as hooks:
-        for handle in (
-            training.optimizer.register_step_pre_hook(keep),
-            training.optimizer.register_step_post_hook(lose),
-        ):
-            hooks.callback(handle.remove)
+    optimizer = training.optimizer
+    with optimizer.register_step_pre_hook(keep), optimizer.register_step_post_hook(lose):
         yield
 
 
@@ -120,7 +116,5 @@ def slow_rank(
         if is_leaf and training.world.rank == rank and training.trainer.steps_taken >= from_step:
             time.sleep(3 * (times - 1) * took)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(register_module_forward_pre_hook(begin))
-        hooks.enter_context(register_module_forward_hook(wait))
+    with register_module_forward_pre_hook(begin), register_module_forward_hook(wait):
         yield

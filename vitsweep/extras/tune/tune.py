@@ -3,14 +3,13 @@
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from vitsweep.api.session import as_overrides
 from vitsweep.collectives.primitives import from_first, gathered
@@ -22,13 +21,12 @@ from vitsweep.extras.guard.check import check, refuse_unchecked
 from vitsweep.extras.take_home.apply import Applied, Loss, apply
 from vitsweep.extras.take_home.asked_cell import Cell
 from vitsweep.extras.tune.choice import Block, between, next_turn
-from vitsweep.extras.tune.moved import move
 from vitsweep.extras.tune.vote import voted
 from vitsweep.model.module_look import as_it_was, listed
 from vitsweep.objectives.cross_entropy import OwnCount
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.spec.menu import conf_dir
-from vitsweep.training.checkpoint import shards_of_training
+from vitsweep.training.checkpoint import move, shards_of_training
 from vitsweep.training.checkpoint_files import course
 from vitsweep.training.timed_steps import StepClock
 
@@ -68,22 +66,20 @@ def tune(
         with as_it_was():
             models.append(build_model())
     models.append(build_model())  # the last, so that random numbers go on as after one
-    tuner = Tuner([*cells], tune_steps, record, on_news)
-    try:
+    applied = partial(apply, loss=loss, loss_count=loss_count, config_dir=config_dir, trust=trust)
+    with ExitStack() as built:
+        tuner = built.enter_context(Tuner([*cells], tune_steps, record, on_news))
         for name, cell in cells.items():
-            given = {"loss_count": loss_count, "config_dir": config_dir, "trust": trust}
             error: Exception | None = None
             try:
-                tuner._trainings[name] = apply(cell, models.pop(), loss, **given)  # type: ignore[arg-type]
+                tuner._trainings[name] = applied(cell, models.pop())
             except torch.OutOfMemoryError as found:
                 if not tuner._trainings:
                     raise
                 error = found
             tuner._agree(name, error)
         _refuse_apart(tuner._trainings)
-    except BaseException:
-        tuner.close()
-        raise
+        built.pop_all()
     return tuner
 
 
@@ -96,11 +92,10 @@ def _named(settings: str | Sequence[Cell], config_dir: str | Path | None) -> dic
     for cell in settings:
         given: Any = cell
         is_row, is_words = hasattr(given, "keys"), isinstance(given, list | tuple)
-        name = " ".join(given) if is_words else given["cell_id"] if is_row else str(given)
-        name = name or "the default"
-        if name in found:
+        name = " ".join(given) if is_words else str(given["cell_id"] if is_row else given)
+        if (name or "the default") in found:
             raise BadValueError(f"`{name}` is named twice in `settings`: name each setting once.")
-        found[name] = cell
+        found[name or "the default"] = cell
     if len(found) < 2:
         raise BadValueError(
             f"`settings={settings!r:.80}` is one setting, and `vitsweep.tune` chooses among several: give a "
@@ -115,9 +110,7 @@ def _refuse_apart(trainings: Mapping[str, Applied]) -> None:
     for name, found in facts:
         refuse_unchecked(trainings[name])
         if keys := [k for k in {**wanted, **found} if wanted.get(k) != found.get(k)]:
-            own, other = (
-                " ".join(f"`{k}={of.get(k)}`" for k in keys[:4]) for of in (found, wanted)
-            )
+            own, other = (" ".join(f"`{k}={x.get(k)}`" for k in keys[:4]) for x in (found, wanted))
             raise VitsweepError(
                 f"`{name}` trains with {own}, and `{first}` with {other}: settings of `vitsweep.tune` must "
                 "compute the same training, so leave one of them out."
@@ -134,19 +127,18 @@ def _facts(training: Applied) -> dict[str, Any]:
     """Return what must be equal: what decides the course of the training, and types of its tensors."""
     cell, shards = training.cell, shards_of_training(training.trainer)
     own = {s.name: f"{s.values.dtype} {list(s.shape)}".removeprefix("torch.") for s in shards}
-    return (
-        course(cell)
-        | {
-            "batch.accumulation_steps": cell.batch.accumulation_steps,
-            "runtime.variables": cell.runtime.variables,
-            "data-parallel ranks": cell.mesh.data_parallel_size,
-        }
-        | {name: kind for rank in gathered(own) for name, kind in rank.items()}
-    )
+    found = course(cell) | {name: kind for rank in gathered(own) for name, kind in rank.items()}
+    found["batch.accumulation_steps"] = cell.batch.accumulation_steps
+    found["runtime.variables"] = cell.runtime.variables
+    found["data-parallel ranks"] = cell.mesh.data_parallel_size
+    return found
 
 
 class Tuner:
-    """A training in which settings take turns, with the methods of `vitsweep.apply`.
+    """A training in which settings take turns.
+
+    All that is not here is of the training under the setting of now, as `vitsweep.apply` returns it:
+    `predict`, `averaged`, `weights`, `cell`, `world`; `model` and `optimizer` are others after a switch.
 
     Attributes:
         setting: under which the model is now.
@@ -155,12 +147,8 @@ class Tuner:
     """
 
     def __init__(
-        self,
-        settings: Sequence[str],
-        tune_steps: int,
-        record: str | Path | None,
-        on_news: Callable[[str], object],
-    ) -> None:
+        self, settings: Sequence[str], tune_steps: int, record: Any, on_news: Callable[[str], object],
+    ) -> None:  # fmt: skip
         self.setting, self.left_out = settings[0], dict[str, str]()
         self.stays: str | None = None
         self._settings, self._tune_steps = settings, tune_steps
@@ -176,15 +164,8 @@ class Tuner:
         """The training under the setting of now, as `vitsweep.apply` returns it."""
         return self._trainings[self.setting]
 
-    @property
-    def model(self) -> nn.Module:
-        """The model under the setting of now: another one after a switch."""
-        return self.training.model
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer of now. What a loop sets in its groups, such as `lr`, goes along at a switch."""
-        return self.training.optimizer
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.training, name)
 
     def step(self, batch: Any) -> Tensor:
         """Train on a batch, as the step of `vitsweep.apply` does; every 20 steps another setting may do it.
@@ -300,14 +281,10 @@ class Tuner:
         fastest, stays = left[0], min(left, key=self._settings.index)
         said = f"`{stays}` stays."
         if len(left) > 1:
-            said = (
-                f"no setting is shown to be the fastest in {self._tune_steps:,} steps, and {said}"
-            )
-        for name in self._settings:
-            found = between(self._blocks, fastest, name)
-            if name != fastest and found.num_blocks:
-                return [stays], out, stays, f"{said} {found.sentence(fastest, name)}"
-        return [stays], out, stays, said
+            said = f"nothing is shown to be the fastest in {self._tune_steps:,} steps, and {said}"
+        pairs = [(n, between(self._blocks, fastest, n)) for n in self._settings if n != fastest]
+        sentences = [found.sentence(fastest, name) for name, found in pairs if found.num_blocks]
+        return [stays], out, stays, " ".join([said, *sentences[:1]])
 
     def _tell(self, said: str, **facts: Any) -> None:
         """Add a line to the record, and say what the user should hear."""
@@ -320,18 +297,6 @@ class Tuner:
             with Path(self._record).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **facts, "said": said}) + "\n")
 
-    def predict(self, inputs: Any) -> Any:
-        """Return the model's outputs, as `predict` of `vitsweep.apply` does."""
-        return self.training.predict(inputs)
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Return a context with the averaged weights, as `averaged` of `vitsweep.apply` does."""
-        return self.training.averaged()
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return whole weights and buffers, as `weights` of `vitsweep.apply` does."""
-        return self.training.weights()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training, as `vitsweep.apply` does, with that of the search.
 
@@ -340,15 +305,13 @@ class Tuner:
             settings whose blocks are left in this `turn`; `left_out`, `stays`. A block that is not over is
             begun anew.
         """
-        return {
-            "training": self.training.state_dict(),
-            "setting": self.setting,
-            "blocks": [list(block) for block in self._blocks],
-            "order": [*self._order],
+        search = {
+            "blocks": [list(b) for b in self._blocks],
+            "order": self._order,
             "turn": self._turn,
-            "left_out": dict(self.left_out),
-            "stays": self.stays,
         }
+        search |= {"left_out": dict(self.left_out), "stays": self.stays, "setting": self.setting}
+        return search | {"training": self.training.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned on this rank; settings may have been added since.
@@ -369,11 +332,10 @@ class Tuner:
         self.left_out |= {
             n: why for rank in ranks for n, why in rank[2].items() if n in self._settings
         }
-        keys = ("blocks", "order", "turn", "stays")
-        blocks, order, self._turn, self.stays = from_first([state[key] for key in keys])
-        self._blocks = [Block(*block) for block in blocks if block[1] in self._settings]
-        self._order = [n for n in order if n in {*self._trainings} - {*self.left_out}]
-        self._steps = 0
+        first = from_first({k: state[k] for k in ("blocks", "order", "turn", "stays")})
+        self._turn, self.stays, self._steps = first["turn"], first["stays"], 0
+        self._blocks = [Block(*block) for block in first["blocks"] if block[1] in self._settings]
+        self._order = [n for n in first["order"] if n in {*self._trainings} - {*self.left_out}]
         self._free()
 
     def close(self) -> None:
@@ -383,11 +345,6 @@ class Tuner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         for training in self._trainings.values():
-            training.__exit__(kind, error, trace)
+            training.__exit__(*raised)

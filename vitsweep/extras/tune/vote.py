@@ -1,5 +1,6 @@
 """Whether an attempt of all ranks failed, and whether it failed alike on all of them."""
 
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
@@ -31,21 +32,15 @@ def voted(error: Exception | None, world: World) -> tuple[str, bool]:
             return "", True
     except Exception as lost:  # another rank has left, or died
         error = lost
-    kind = type(error).__name__
+    kind, key, is_alike = type(error).__name__, f"vitsweep/failed/{next(_FAILED)}", False
     why = f"{kind} on rank {world.rank}: {shortened(str(error))}"
-    if world.size == 1:
-        return why, True
-    key = f"vitsweep/failed/{next(_FAILED)}"
-    try:
+    with suppress(RuntimeError):  # the rank that kept the store is gone
         store = _get_default_store()
         why = store.compare_set(f"{key}/first", "", why).decode()
         if store.add(f"{key}/{kind}", 1) == world.size:
             store.set(f"{key}/alike", "")
-        try:
+        with suppress(RuntimeError):  # others do not fail alike in time
             store.wait([f"{key}/alike"], timedelta(seconds=GRACE_S))
-        except RuntimeError:
-            store.add(f"{key}/{kind}", -1)
-            return why, False
-    except RuntimeError:  # the rank that kept the store is gone
-        return why, False
-    return why, True
+            is_alike = True
+        store.add(f"{key}/{kind}", is_alike - 1)
+    return why, is_alike
