@@ -36,7 +36,7 @@ WORDS = {
     "gate": ("blocks_to_decide", "welch"),
     "take_home": ("asked_cell", "not_provable"),
     "guard": ("CheckResult", "slowness"),
-    "tune": ("Tuner", "next_turn", "voted"),
+    "tune": ("next_turn", "voted"),
     "bundle": ("bundle", "bundled", "reproduction"),
     "pareto": ("pareto_", "undominated"),
     "curves": ("mean_curve", "training_curves"),
