@@ -10,7 +10,6 @@ with `weights_only=True`.
 """
 
 import io
-import json
 import pickle
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,11 +44,10 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from vitsweep.collectives.primitives import gathered, gathered_tensors
+from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
 from vitsweep.files import make_folder, read_bytes, refuse_links
 from vitsweep.model.initialize import plain_name
-from vitsweep.model.module_look import follow
 from vitsweep.training.checkpoint_files import (
     CheckpointInfo,
     altered_file,
@@ -572,72 +570,3 @@ def load(trainer: Trainer, folder: Path) -> Position:
     restore_random_state(random, trainer.world)
     trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
     return Position(info.step, info.seconds, tuple(info.curve))
-
-
-# From one trainer to another of the same model and optimizer, without a file.
-
-
-Box = tuple[Sequence[int], Tensor]
-"""Where it begins in a whole tensor, by axis, and its numbers."""
-
-
-def move(source: Trainer, to: Trainer) -> None:
-    """Let a training go on from another one's state; every rank calls it.
-
-    Weights (masters where there are any), buffers, optimizer state and averages are copied bit for bit into
-    the memory of the other training, which may split them over the ranks differently. Numbers of parameter
-    groups, modes of modules, frozen parameters and the step are carried over; the state of a loss scaler
-    stays with its setting.
-
-    Args:
-        source: stays as it is.
-        to: of the same model and optimizer, with tensors of the same types.
-    """
-    own, held = _boxes(source), _boxes(to)
-    sides = zip(*gathered([[*own], [*held]]), strict=True)
-    names, there = ({name for rank in side for name in rank} for side in sides)
-    if any(name.startswith(OPTIMIZER) for name in names - there):
-        allocate_state(to.optimizer)
-        held = _boxes(to)
-    wanted = {name: boxes for name, boxes in held.items() if name in names}
-    lacking = [name for name, boxes in wanted.items() if not _covers(own.get(name, ()), boxes)]
-    exchanged = {name for rank in gathered(lacking) for name in rank}
-    for name in sorted(names):
-        boxes = own.get(name, [])
-        if name in exchanged:
-            parts = gathered_tensors({json.dumps(at): t.to(to.world.device) for at, t in boxes})
-            boxes = [(json.loads(at), t) for rank in parts for at, t in rank.items()]
-        for target in wanted.get(name, ()):
-            for box in boxes:
-                if both := _common(target, box):
-                    target[1][both[0]].copy_(box[1][both[1]])
-    follow(to.model, source.model)
-    give_extra_state(to.model, (shard for shard in shards_of_training(to) if shard.name in names))
-    complete_loading(to, names, {}, numbers(source)["groups"])
-    to.non_finite.copy_(source.non_finite)
-    to.steps_taken = source.steps_taken
-
-
-def _boxes(trainer: Trainer) -> dict[str, list[Box]]:
-    """Return the boxes in this rank's memory by the name of the whole tensor."""
-    found: dict[str, list[Box]] = {}
-    for shard in shards_of_training(trainer):
-        found.setdefault(shard.name, []).append((shard.offsets, shard.values))
-    return found
-
-
-def _covers(boxes: Sequence[Box], wanted: Sequence[Box]) -> bool:
-    """Whether a rank's own boxes, of which no two overlap, hold all numbers of others."""
-    pairs = [(target[1], _common(target, box)) for target in wanted for box in boxes]
-    held = sum(values[both[0]].numel() for values, both in pairs if both)
-    return held == sum(values.numel() for _, values in wanted)
-
-
-def _common(*boxes: Box) -> list[tuple[slice, ...]]:
-    """Return where two boxes of a tensor overlap, in each of them; nothing where they do not."""
-    axes = zip(*(zip(at, t.shape, strict=True) for at, t in boxes), strict=True)
-    cuts = [(max(i, j), min(i + m, j + n)) for (i, m), (j, n) in axes]
-    if any(low >= high for low, high in cuts):
-        return []
-    ways = [zip(cuts, at, strict=True) for at, _ in boxes]
-    return [tuple(slice(low - i, high - i) for (low, high), i in way) for way in ways]

@@ -15,9 +15,9 @@ from tests.extras.guard.test_check import MODELS, cell_of
 from tests.extras.tune.test_tune import batches, build, out_of_memory, trained
 from tests.ranks import RankFailedError, on_ranks
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.take_home.moved import move
 from vitsweep.extras.tune import tune as tuning
 from vitsweep.extras.tune import vote
-from vitsweep.training.checkpoint import move
 from vitsweep.world import World
 
 SIDES = (

@@ -20,13 +20,14 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.guard.check import check, refuse_unchecked
 from vitsweep.extras.take_home.apply import Applied, Loss, apply
 from vitsweep.extras.take_home.asked_cell import Cell
+from vitsweep.extras.take_home.moved import move
 from vitsweep.extras.tune.choice import Block, between, next_turn
 from vitsweep.extras.tune.vote import voted
 from vitsweep.model.module_look import as_it_was, listed
 from vitsweep.objectives.cross_entropy import OwnCount
 from vitsweep.planning.blocks import BalancedOrder
 from vitsweep.spec.menu import conf_dir
-from vitsweep.training.checkpoint import move, shards_of_training
+from vitsweep.training.checkpoint import shards_of_training
 from vitsweep.training.checkpoint_files import course
 from vitsweep.training.timed_steps import StepClock
 
