@@ -147,11 +147,10 @@ def check(training: Applied, batch: Any, *, raise_on_fault: bool = False) -> Che
             "`vitsweep.check` compares a training in progress, and this one took no step: call `step` first."
         )
     refuse_unchecked(training)
-    trainer: Trainer = training.trainer
     micro_batch = as_entries(training.micro_batches(batch, "check")[0])
     _Running.now = True
     try:
-        with as_it_was(training.model), _draws_kept(trainer):
+        with as_it_was(training.model), _draws_kept(training.trainer):
             require_memory(training, micro_batch)
             result = _checked(training, micro_batch)
     finally:
