@@ -133,7 +133,7 @@ def off_ratios(table: DataFrame, quotient: Series) -> dict[Hashable, str]:
         quotient: level of each row over that of its baseline.
     """
     low, high = table["speedup_low"] / ROUNDED, table["speedup_high"] * ROUNDED
-    apart = np.log(quotient / table["speedup"]).abs() > np.log(NEAR)
+    apart = (quotient < table["speedup"] / NEAR) | (quotient > table["speedup"] * NEAR)
     off = quotient[apart | (quotient < low) | (quotient > high)]
     return {place: say("off_ratio", quotient=number(value)) for place, value in off.items()}
 
