@@ -337,6 +337,9 @@ def _seam_problems(spec: ModuleFactory, module: nn.Module) -> Iterator[str]:
         )
 
 
+_NO_CLASSIFIER = " A model that does not classify needs `objective=module objective.target=...`."
+
+
 def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None) -> Iterator[str]:
     error, outputs = look.error, look.outputs
     is_mapping = isinstance(batch, Mapping)
@@ -348,7 +351,8 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None
         yield (
             f"`{spec.typed}` raised {type(error).__name__} on {given_to} (batch, channels, height, "
             f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
-            "`model.shape_arguments`."
+            "`model.shape_arguments`: `++model.shape_arguments.img_size=resolution_px` passes the side."
+            f"{_NO_CLASSIFIER if loss is None and isinstance(error, TypeError) else ''}"
         )
     elif loss is not None:
         if not differentiable(outputs):
@@ -363,6 +367,7 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
                 f"(2, {spec.num_classes}), (batch, classes of `data`): see `data.num_classes`, "
                 "`model.arguments`, `model.shape_arguments` and `model.output`."
+                f"{_NO_CLASSIFIER}"
             )
 
 
