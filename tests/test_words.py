@@ -113,6 +113,11 @@ model=facebook/dinov2-large -> `model=dinov2_large`?
 model=convnext_tiny -> `model=timm model.name=convnext_tiny`?
 bs=8 -> in all: `batch.images_per_step=8` or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
 lr=3e-4 -> `optimizer.learning_rate=3e-4`?
++seeds=0,1,2 -> `seed=0,1,2`?
+objective=mse -> `objective=module objective.target=...`?
+objective.target=my.loss -> `objective=module` has it.
+model=module model.arguments.depth=2 -> `++model.arguments.depth=2`?
+model=module model.twin_arguments.depth=2 -> `++model.twin_arguments.depth=2`?
 lr=abc -> `python -m vitsweep show` lists all.
 seeds=1,2 -> a number of repetitions: `measurement.blocks=1,2` or the seed itself: `seed=1,2`?
 data.dir=/data/images -> `data=image_folder data.folder=/data/images`?
@@ -120,7 +125,6 @@ data=/data/images -> `data=image_folder data.folder=/data/images`?
 scaling=strong -> `resources.ranks_per_node=1,2,4`?
 precision:O1 -> `precision=O1`?
 optimizer=adamw_* -> `'optimizer=glob(adamw_*)'`?
-objective=mse -> `module`, `self_distillation`.
 workers=2 data=image_folder -> `data.num_workers=2`?
 workers=2 -> `data=image_folder data.num_workers=2 data.folder=...`?
 sharding=ulysses -> `sequence_parallel=ulysses`?
@@ -135,7 +139,7 @@ model=vit_nao -> `model=vit_nano`?
 optim=adafactor -> `python -m vitsweep show optimizer` lists all.
 --time=01:00:00 -> `hydra/launcher=slurm hydra.launcher.timeout_min=60`?
 -p gpu -> `hydra/launcher=slurm hydra.launcher.partition=gpu`?
-model=module model.arguments.fail=3 -> `++model.arguments.fail=3` adds it.
+model=module model.arguments.fail=3 -> `++model.arguments.fail=3`?
 precision/O1 -> `precision=O1`?
 precision =O1 -> no space next to `,` or `=`: `precision=O1`.
 epochs=3 gpus=2 -> `task=train task.epochs=3`?

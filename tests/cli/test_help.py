@@ -47,6 +47,7 @@ def test_show_of_a_choice_has_its_keys(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("precison", "did you mean `python -m vitsweep show precision`?"),
         ("precision=fp31", "did you mean `precision=fp32`?"),
+        ("model.block", "there is no group `model.block`"),
         ("../x", "`../x`"),
     ],
 )

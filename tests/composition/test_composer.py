@@ -211,7 +211,7 @@ def test_a_mistake_is_named_as_typed() -> None:
         ("resources.ranks=2", "`resources.ranks_per_node=2`"),
         (
             "averaging.every=2",
-            "`averaging=none` `every` `averaging`",
+            "`averaging=none` `every` `averaging=ema`",
         ),
         ("+precison=O1", "`+precison=O1` `precison`"),
         (

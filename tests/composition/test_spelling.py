@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from tests.cells import composer
 from tests.refusals import require
-from vitsweep.cli.main import run
 from vitsweep.composition import hydra
 from vitsweep.composition.grid import expand
 from vitsweep.composition.spelling import TEXTS
@@ -128,14 +127,6 @@ def test_a_typed_word_of_a_cells_text_is_that_word_swept_or_not() -> None:
             assert again.key == cell.key
     cells = expand(["seed=1_0,2"], composer())
     assert [cell.tree["seed"] for cell in cells] == [10, 2]
-
-
-def test_a_plan_says_what_arguments_of_a_function_arrive(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    model = ("model=module", "model.target=tests.user_modules.build")
-    assert run(["plan", *model, "++model.arguments.width=1_6,32", "--no-predict"]) == 0
-    assert "`model.arguments.width` arrives as 16 or 32." in capsys.readouterr().out
 
 
 def test_a_grid_says_how_many_cells_it_has_before_it_composes_them() -> None:

@@ -181,15 +181,26 @@ def test_a_target_is_asked_for():
 
 def test_blocks_are_found_by_path_by_pattern_and_by_size():
     several = "model.blocks=[body.layers,*.layers]"
-    for overrides in ((), ("model.blocks=body.layers",), ("model.blocks=*.layers",), (several,)):
+    for overrides in (
+        (),
+        ("model.blocks=body.layers",),
+        ("model.blocks=*.layers",),
+        ("model.blocks=body.layers.*",),
+        (several,),
+    ):
         found = blocks_of(build_model(planned("build", *overrides).spec))
         assert [type(block).__name__ for block in found] == ["Residual"] * 2
     assert blocks_of(build_model(planned("without_blocks").spec)) == []
 
 
-def test_a_list_of_paths_names_each_that_holds_nothing():
-    told = only_reason("build", "model.blocks=[body.layers,decoder]")
-    assert "`model.blocks=decoder` is no part of" in told
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [("decoder", "is no part of"), ("body.layers.0", "names parts of other blocks in")],
+)
+def test_a_list_of_paths_names_each_that_holds_no_blocks(path, fault):
+    told = only_reason("build", f"model.blocks=[body.layers,{path}]")
+    assert f"`model.blocks={path}` {fault}" in told
+    assert "at `body.layers`" in told
 
 
 def test_an_argument_with_a_target_is_built_and_its_code_is_part_of_the_cell():

@@ -85,8 +85,8 @@ def test_levels_that_contradict_their_ratio_are_said_in_row_and_sentence() -> No
     chunks = [(1.0, EVERY if n in (1, 3, 5) else EVERY[:3], "n1") for n in range(12)]
     quiet = [(1.0, EVERY, "n1")] * 5
     for blocks, stalled, said in (
-        (chunks, stalls, {"c": "0.10"}),
-        (quiet, {("base", 2): 0.1}, {}),  # within the interval, which the stall makes wide
+        (chunks, stalls, dict.fromkeys("abc", "0.10")),
+        (quiet, {("base", 2): 0.1}, dict.fromkeys("abc", "0.10")),  # however wide the interval is
         (quiet, {}, {}),
         ([(1.0, EVERY, "n1")] * 4 + [(1.0, ["base", "b"], "n1")], {}, {}),
     ):

@@ -1,7 +1,7 @@
 """`vitsweep plan`: what a sweep would run and could show, without training anything."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -173,7 +173,6 @@ def plan(
             again = f"`vitsweep retry {found.store.name}` runs them again"
             print_notices(found.state, found.plan, found.store, again, console)
         notes = [n for e in found.plan.runnable for n in technique_notes(flatten(e.spec))]
-        notes += _arguments(found.plan)
         specs = [e.spec for e in found.plan.runnable if e.spec.data.decodes_files]
         if specs and not device:
             from vitsweep.data.folder_look import reading_notes  # loads Pillow
@@ -188,17 +187,6 @@ def plan(
         as_columns(rows).to_parquet(parquet, index=False)
         console.print(f"All columns: {parquet}")
     return rows
-
-
-def _arguments(plan: SweepPlan) -> Iterator[str]:
-    """Say as what arguments of a model's or the data's function arrive: Hydra reads 1000 in `1_000`."""
-    found: dict[str, dict[str, None]] = {}
-    for entry in plan.runnable:
-        for group in ("model", "data"):
-            for name, value in getattr(getattr(entry.spec, group), "arguments", {}).items():
-                found.setdefault(f"{group}.arguments.{name}", {})[f"{value!r:.60}"] = None
-    for key, arriving in found.items():
-        yield f"`{key}` arrives as {' or '.join(arriving)}."
 
 
 def _shared_machine(plan: SweepPlan, machine: Machine) -> str:

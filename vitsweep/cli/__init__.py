@@ -179,7 +179,9 @@ class Options(ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].split()
         option = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
         there = self._option_string_actions
-        meant = did_you_mean(option, there, str, fits=there.__contains__) if option else ""
+        meant = (
+            did_you_mean(option, there, str, fits=lambda w: w.split()[0] in there) if option else ""
+        )
         text = f"{message[:1].upper()}{message[1:]}{meant}"
         if option and "did you mean" not in meant:
             text += f" `{self.verb.name}`: {self.verb.summary}."

@@ -1,11 +1,12 @@
 """`vitsweep show`: what the choices of a group are, and what the file of one says."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from textwrap import TextWrapper
 
 from vitsweep.cli import VERBS, Options
 from vitsweep.errors import BadValueError
-from vitsweep.spec.menu import choices, comment, conf_dir, groups
+from vitsweep.spec.menu import choices, comment, conf_dir, groups, text_of
 from vitsweep.words import did_you_mean
 
 # What `--help` prints: the verbs, and every group of conf/ with its default; and what `show` says.
@@ -87,14 +88,26 @@ def shown_choice(group: str, choice: str) -> str:
             f"{plus}{group}={choice}",
             *_wrapped(comment(group, choice), "  "),
             "",
-            *(line for key in keys for line in _with_comment(*key.partition("  # "))),
+            *chain.from_iterable(map(_lines, keys)),
         ]
     )
 
 
-def _with_comment(key: str, mark: str, said: str) -> list[str]:
+def shown_key(group: str, key: str) -> str:
+    """Return the line of a key in each choice of a group that has it; "" where none has."""
+    found: dict[str, list[str]] = {}
+    for choice in choices(group):
+        for line in text_of(conf_dir() / group / f"{choice}.yaml").splitlines():
+            if line.startswith(f"{key}:"):
+                found.setdefault(line, []).append(f"{group}={choice}")
+    shown = ([*_wrapped(f"{', '.join(of)}:"), *_lines(line)] for line, of in found.items())
+    return "\n".join(chain.from_iterable(shown))
+
+
+def _lines(line: str) -> list[str]:
     """Return a line of a file; a comment for which it has no room goes on in lines below."""
-    return _wrapped(said, " " * len(key) + mark, key + mark) if said else [key]
+    key, mark, said = line.partition("  # ")
+    return _wrapped(said, " " * len(key) + mark, key + mark) if said else [line]
 
 
 def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
@@ -125,7 +138,7 @@ def add_options(options: Options) -> None:
         "what",
         nargs="*",
         metavar="GROUP[=CHOICE]",
-        help="such as `precision`, `precision=O2`, `sweep`",
+        help="such as `precision`, `precision=O2`, `model.blocks`, `sweep`",
     )
 
 
@@ -145,6 +158,9 @@ def _shown(text: str) -> str:
     known = sorted(
         str(path.relative_to(conf_dir())) for path in conf_dir().rglob("*") if path.is_dir()
     )
+    of, _, key = group.rpartition(".")
+    if of in known and not equals and (lines := shown_key(of, key)):
+        return lines
     if group not in known or not choices(group):
         raise BadValueError(
             f"`{text}`: there is no group `{group}`"

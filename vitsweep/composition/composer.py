@@ -297,7 +297,8 @@ class Composer:
         known = self._base().tree
         for override in self.parse(overrides):
             root, group = root_of(override), override.key_or_group
-            if override.type is OverrideType.CHANGE and root not in (*known, "hydra"):
+            is_read = override.type is OverrideType.CHANGE or not self._files.group_exists(group)
+            if is_read and not override.is_delete() and root not in (*known, "hydra"):
                 raise self._answered(unknown_key(override, [], root, known), overrides)
             if not override.is_choice_sweep() or group not in self.default_choices:
                 continue

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, lru_cache, reduce
 from importlib import resources
 from itertools import takewhile
@@ -38,7 +39,7 @@ from yaml import MarkedYAMLError
 
 from vitsweep.composition import spelling
 from vitsweep.errors import BadValueError
-from vitsweep.spec.menu import choices, conf_dir
+from vitsweep.spec.menu import choices, conf_dir, content_of
 from vitsweep.words import did_you_mean, gone
 
 # Error messages for unknown groups, choices and keys: as typed, the valid ones, the closest one.
@@ -124,13 +125,22 @@ def unknown_key(
         return f"{'.'.join([*keys, name, *rest])}={value}"
 
     has = f"there are {_listed(names)}" if names else f"another choice of `{where}` may have it"
-    if len(path) > 1 and path[0] != "hydra":
-        has = f"`++{typed.lstrip('+')}` adds it"
+    fault = f"`{where}{f'={choice}' if choice else ''}` has no key `{key}`"
+    if (
+        len(path) > 1 and path[0] != "hydra"
+    ):  # a section that takes any key: of arguments, of variables
+        near = get_close_matches(key, names, 1) or [key]
+        written = as_typed(near[0]) if near[0] in names else f"++{typed.lstrip('+')}"
+        has = f"`{written}` adds it"
+        return UnknownNameError(
+            typed, fault, near[0], near, lambda name: written, f"`{written}` adds it"
+        )
+    others = [c for c in choices(where) if key in content_of(where, c)] if choice else []
+    if others:
+        has = f"{_listed(f'{where}={other}' for other in others[:3])} has it"
     return UnknownNameError(
         typed,
-        f"`{where}{f'={choice}' if choice else ''}` has no key `{key}`"
-        if where
-        else f"there is no group or key `{key}`",
+        fault if where else f"there is no group or key `{key}`",
         key,
         [*names, *elsewhere],
         as_typed,

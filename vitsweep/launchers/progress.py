@@ -136,7 +136,8 @@ class Progress:
             outcome = f"{number(speed)} img/s"
             self._speeds.setdefault((is_screening, cell_id), {})[block] = speed
             shown = self._ratio(entry, speed, is_screening=is_screening)
-            said = f"{about(shown)} (no interval)" if shown else ""
+            so_far = " so far" if len(self._speeds[is_screening, cell_id]) > 1 else ""
+            said = f"{about(shown)}{so_far} (no interval)" if shown else ""
         outcome = ", ".join(filter(None, (outcome, said)))
         self._print(f"{self._place()} ", cell_id, f": {outcome}")
 

@@ -55,9 +55,9 @@ class ModuleFactory(ModelSpec):
     twin_side_px: Annotated[int, Gt(0)] | None = field(metadata={"identity": False})
     package: str | None
     version: Annotated[str, Word(r"\w[\w.+-]*")] | None
-    loss: str | None = field(default=None, metadata={"identity": "where set"})
+    loss: str | None = field(default=None, metadata={"identity": "where set", "gone": True})
     twin_batch: str | None = field(default=None, metadata={"identity": False})
-    loss_count: str | None = field(default=None, metadata={"identity": "where set"})
+    loss_count: str | None = field(default=None, metadata={"identity": "where set", "gone": True})
 
     norms_over_batch: ClassVar[bool] = True
     """It may have BatchNorm: nobody knows before it is built."""

@@ -135,7 +135,8 @@ def find_blocks(module: nn.Module, spec: ModuleFactory) -> list[nn.Module]:
     """Return the modules that `model.blocks` names; with `auto` none where nothing is stacked.
 
     Raises:
-        BadValueError: there is nothing at the path; the paths of stacked modules are named.
+        BadValueError: there is nothing at the path, or parts of other blocks; the paths
+            of stacked modules are named.
     """
     found = stacks(module)
     if spec.blocks == AUTO:
@@ -143,17 +144,36 @@ def find_blocks(module: nn.Module, spec: ModuleFactory) -> list[nn.Module]:
         return found[largest] if largest is not None else []
     paths = (spec.blocks,) if isinstance(spec.blocks, str) else spec.blocks
     named = {name: part for name, part in module.named_modules() if name}
-    at_path = {path: fnmatch.filter(named, path) for path in paths}
-    blocks = {p: [b for n in names for b in _children(named[n])] for p, names in at_path.items()}
-    if lacking := [path for path in paths if not blocks[path]]:
+    at_path = {path: _outermost(fnmatch.filter(named, path)) for path in paths}
+    items = {id(block) for blocks in found.values() for block in blocks}
+
+    def at(path: str, name: str) -> list[nn.Module]:
+        is_block = "*" in path and name not in found and id(named[name]) in items
+        return [named[name]] if is_block else _children(named[name])
+
+    blocks = {p: [b for n in names for b in at(p, n)] for p, names in at_path.items()}
+    every = dict.fromkeys(chain.from_iterable(blocks.values()))
+    inner = {part for block in every for part in block.modules() if part is not block}
+    if lacking := [path for path in paths if not blocks[path] or inner.intersection(blocks[path])]:
         fault = "holds no modules in" if at_path[lacking[0]] else "is no part of"
+        fault = "names parts of other blocks in" if blocks[lacking[0]] else fault
         listed = ", ".join(
             f"`{path}` ({len(found[path])} x {type(found[path][0]).__name__})"
             for path in list(found)[:MOST_CANDIDATES]
         )
         there = f"it stacks modules at {listed}" if listed else "it stacks no modules of one class"
         raise BadValueError(f"`model.blocks={lacking[0]}` {fault} `{spec.typed}`: {there}.")
-    return list(dict.fromkeys(chain.from_iterable(blocks.values())))
+    return list(every)
+
+
+def _outermost(names: list[str]) -> list[str]:
+    """Return the paths of modules that lie in no other of these modules; outer ones come first."""
+    found: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        if not any(".".join(parts[:n]) in found for n in range(1, len(parts))):
+            found[name] = None
+    return list(found)
 
 
 def stacks(module: nn.Module) -> dict[str, list[nn.Module]]:
@@ -317,6 +337,9 @@ def _seam_problems(spec: ModuleFactory, module: nn.Module) -> Iterator[str]:
         )
 
 
+_NO_CLASSIFIER = " A model that does not classify needs `objective=module objective.target=...`."
+
+
 def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None) -> Iterator[str]:
     error, outputs = look.error, look.outputs
     is_mapping = isinstance(batch, Mapping)
@@ -328,7 +351,8 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None
         yield (
             f"`{spec.typed}` raised {type(error).__name__} on {given_to} (batch, channels, height, "
             f"width): {shortened(str(error))}. What the module gets of channels, classes and side is in "
-            "`model.shape_arguments`."
+            "`model.shape_arguments`: `++model.shape_arguments.img_size=resolution_px` passes the side."
+            f"{_NO_CLASSIFIER if loss is None and isinstance(error, TypeError) else ''}"
         )
     elif loss is not None:
         if not differentiable(outputs):
@@ -343,6 +367,7 @@ def _pass_problems(spec: ModuleFactory, look: Look, batch: Any, loss: str | None
                 f"`{spec.typed}` returned {given} for {given_to}, and logits must be "
                 f"(2, {spec.num_classes}), (batch, classes of `data`): see `data.num_classes`, "
                 "`model.arguments`, `model.shape_arguments` and `model.output`."
+                f"{_NO_CLASSIFIER}"
             )
 
 

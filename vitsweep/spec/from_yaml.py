@@ -6,8 +6,9 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
@@ -141,7 +142,9 @@ def _shared(cls: type, node: Mapping[str, Any], path: str) -> Any:
 
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = hints_of(cls)
-    problems = [_unknown_key(path, key, hints) for key in node if key not in hints]
+    gone = {f.name for f in dataclasses.fields(cls) if f.metadata.get("gone")}
+    has = [key for key in hints if key not in gone]
+    problems = [_unknown_key(path, key, has) for key in node if key not in hints]
     optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
     # a cell that was frozen before a field lacks it
     missing = [key for key in hints if key not in node and key not in optional]
@@ -218,10 +221,12 @@ def _looks_like_no_text(text: str) -> bool:
 def sentence(problem: Any) -> str:
     """Return what is wrong with a value, from an error of pydantic."""
     said: str = problem["msg"]
+    if problem["type"] in ("tuple_type", "list_type") and isinstance(problem["input"], str):
+        return f"must be a list: `[{problem['input']}]`"
     return _IN_YAML.get(problem["type"], said.replace("Input should be", "must be"))
 
 
-def _unknown_key(path: str, key: str, known: Mapping[str, Any]) -> str:
+def _unknown_key(path: str, key: str, known: Sequence[str]) -> str:
     has = f"`{path}` has {_quoted(known)}"
     return f"`{path}.{key}` does not exist{did_you_mean(key, known, lambda name: f'{path}.{name}', has)}"
 
@@ -289,10 +294,9 @@ def wrong_target(group: str, name: str, target: str | None, returns: str) -> str
     if target is None:
         return f"`{group}={name}` needs `{group}.target=package.module.function`, which returns {returns}."
     if not is_function_path(target):
-        return (
-            f"`{group}.target={target}` must name a function or class with its module, as "
-            "`package.module.function`."
-        )
+        dotted = re.sub(r"(\.py)?[:/]", ".", target)
+        shown = dotted if is_function_path(dotted) else "package.module.function"
+        return f"`{group}.target={target}` must name a function or class with its module, as `{shown}`."
     return ""
 
 
@@ -356,4 +360,12 @@ def imported_function(path: str) -> Any:
     """
     module, _, name = path.rpartition(".")
     with nullcontext() if module in sys.modules else seeded_generators(0, "import"):
-        return getattr(_module(module), name)
+        found = _module(module)
+    try:
+        return getattr(found, name)
+    except AttributeError as error:
+        there = {known.lower(): known for known in dir(found)}
+        if not (near := get_close_matches(name.lower(), there, 1, 0.7)):
+            raise
+        meant = f"did you mean `{module}.{there[near[0]]}`?"
+        raise AttributeError(f"{error}; {meant}") from error

@@ -70,7 +70,8 @@ class Objective(ABC):
         if self.gives_context and not cell.model.has_context:
             yield (
                 f"`objective={self.name}` needs a model that reads a time, and `model={cell.model.name}` "
-                "reads images alone: use a `dit_*` for images, or a `stdit_*` for videos."
+                "reads images alone: use a `dit_*` for images, a `stdit_*` for videos, or with a model "
+                "of your own a loss of your own, `objective=module objective.target=...`."
             )
         if cell.model.has_context and not self.gives_context:
             yield (

@@ -90,9 +90,9 @@ def cells(
     return rows.assign(peak_gib=peaks_gib(rows)).pipe(in_record_order).pipe(typed)
 
 
-ROUNDED, UNSURE = 1.01, 1.1
+ROUNDED, NEAR = 1.01, 1.05
 """Factors by which two levels may differ from their ratio: beyond its interval, as three digits round, and
-where it has no interval."""
+beyond the ratio itself, however wide its interval is."""
 
 
 def _with_levels(rows: DataFrame, known: KeyedRuns, medians: Series) -> DataFrame:
@@ -132,9 +132,9 @@ def off_ratios(table: DataFrame, quotient: Series) -> dict[Hashable, str]:
         table: `speedup, speedup_low, speedup_high`.
         quotient: level of each row over that of its baseline.
     """
-    least = (table["speedup_low"] / ROUNDED).fillna(table["speedup"] / UNSURE)
-    most = (table["speedup_high"] * ROUNDED).fillna(table["speedup"] * UNSURE)
-    off = quotient[(quotient < least) | (quotient > most)]
+    low, high = table["speedup_low"] / ROUNDED, table["speedup_high"] * ROUNDED
+    apart = (quotient < table["speedup"] / NEAR) | (quotient > table["speedup"] * NEAR)
+    off = quotient[apart | (quotient < low) | (quotient > high)]
     return {place: say("off_ratio", quotient=number(value)) for place, value in off.items()}
 
 

@@ -502,6 +502,10 @@ def _unfinished(ran: DataFrame) -> dict[str, str]:
     asked = "measurement.blocks"
     if not {asked, "blocks", "claim"} <= {*ran} or "replicates" in ran:
         return {}
+    if (
+        "any_look" in ran and ran["any_look"].eq(True).any()
+    ):  # time or an interval ended it, no number
+        return {}
     whole_runs = (ran["status"] == Status.measured) & (ran["claim"] != Claim.screened)
     done, planned = (ran.loc[whole_runs, c].dropna() for c in ("blocks", asked))
     if done.empty or planned.nunique() != 1 or done.min() >= planned.iloc[0]:

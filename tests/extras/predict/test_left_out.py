@@ -17,6 +17,7 @@ from vitsweep.api.plan import plan as show
 from vitsweep.api.session import Session
 from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
+from vitsweep.extras.predict import admission
 from vitsweep.extras.predict.admission import without_left_out
 from vitsweep.extras.predict.trace_pool import TraceCache
 from vitsweep.planning.blocks import runs_per_cell
@@ -113,10 +114,11 @@ def traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def plan_of(
     *cells: tuple[str, ...], machine: Machine = THIS_LAPTOP, **request: Any
 ) -> list[dict[str, Any]]:
-    """Show the plan of cells whose traces are made by hand."""
+    """Show the plan of cells whose traces are made by hand; those of float32 are faster."""
     composed = [composer().compose([*ALONE, *each]) for each in cells]
     for each in make_sweep_plan(composed, machine, lambda c: baseline_of(c, composer())).runnable:
-        trace = trace_of(dispatches=100, memory=replace(NOTHING_HELD, peak=2**20), device="cpu")
+        calls = 100 if each.spec.precision.name == "fp32" else 10_000
+        trace = trace_of(dispatches=calls, memory=replace(NOTHING_HELD, peak=2**20), device="cpu")
         TraceCache().put(TraceCache().key(each.spec), trace)
         timed_before(each.spec)
     session = Session(
@@ -131,7 +133,9 @@ def plan_of(
 
 
 @pytest.mark.usefixtures("traces")
-def test_a_plan_leaves_out_what_the_command_would(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_leaves_out_what_the_command_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = [(*each, "measurement=smoke") for each in TWO]
     rows = plan_of(*cells)
     hours = sum(row["device_hours"] for row in rows)
@@ -143,6 +147,12 @@ def test_a_plan_leaves_out_what_the_command_would(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "`precision=bf16`" in shown
     assert "runnable 1 · over budget 1" in shown
+    plan_of(*((*each, "measurement=standard", "sweep.prune_slowdown=1.01") for each in TWO))
+    assert "1 cell of them would get a screening run alone" in capsys.readouterr().out
+    monkeypatch.setattr(admission, "SECONDS_OF_A_PLAN", 0.0)
+    monkeypatch.setattr(TraceCache, "get", lambda self, key: None)
+    rows = plan_of(*cells)
+    assert {row["why_not_predicted"] for row in rows} == {admission._NOT_TRACED}
 
 
 @pytest.mark.usefixtures("traces")

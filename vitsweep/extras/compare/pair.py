@@ -160,7 +160,15 @@ def cells_named(a: str, b: str, sweep: str | None) -> Store | None:
 
 
 def sweep_first(settings: Sequence[str], sweep: str | None) -> tuple[list[str], str | None]:
-    """Return settings and sweep where the first word names a sweep, as for `collect` and `export`."""
+    """Return settings and sweep where the first word names a sweep, as for `collect` and `export`.
+
+    Raises:
+        BadValueError: a word joins two of them.
+    """
+    if joining := [word for word in settings if word in ("vs", "vs.", "versus", "and", "against")]:
+        raise BadValueError(
+            f"`{joining[0]}` is no setting: leave it out, A and B follow each other."
+        )
     is_named = sweep is None and len(settings) > 1 and settings[0] in sweep_names()
     return [*settings[is_named:]], settings[0] if is_named else sweep
 

@@ -355,7 +355,17 @@ def explain_cells(
     pairs = traced_pairs(current_records(tables), variant, baseline)
     found = explained(pairs, names)
     late = [_late_rank([pair[side] for pair in pairs], names[side]) for side in (0, 1)]
-    return replace(found, notes=tuple(filter(None, late)))
+    return replace(found, notes=tuple(filter(None, [_disturbed(found), *late])))
+
+
+def _disturbed(found: Explanation) -> str:
+    """Say that tracing, or what no cause explains, is most of the difference; "" where it is not."""
+    apart = found.causes[found.causes["cause"].isin([TRACING, REST])]
+    cause, ms = max(zip(apart["cause"], apart["ms"], strict=True), key=lambda row: abs(row[1]))
+    whole = found.total["ms"]
+    if abs(ms) <= max(abs(whole) / 2, LATE * max(found.step_ms)):
+        return ""
+    return say("disturbed", cause=cause, ms=number(ms), difference=number(whole))
 
 
 def _late_rank(runs: Sequence[TracedRun], name: str) -> str:

@@ -22,6 +22,7 @@ from vitsweep.tables.formatting import (
     values,
 )
 from vitsweep.tables.sentences import say
+from vitsweep.tables.stats import Claim
 
 PHASES = ("forward_ms", "backward_ms", "optimizer_ms")
 
@@ -129,7 +130,10 @@ def cell_roofline(name: str, cell: Series) -> CellRoofline:
     found = [_point(cell, p) for p in PHASES if is_known and _number(cell, p) > 0]
     rows = DataFrame(found, columns=COLUMNS).dropna(subset=["flops"])
     if rows.empty:
-        raise VitsweepError(f"No phase of {name} was measured with its FLOPs: it has no roofline.")
+        why = ", being only screened" if cell["claim"] == Claim.screened else ""
+        raise VitsweepError(
+            f"No phase of {name} was measured with its FLOPs{why}: it has no roofline."
+        )
     return CellRoofline(name, rows.reset_index(drop=True))
 
 

@@ -29,7 +29,7 @@ from vitsweep.files import write_atomically
 from vitsweep.planning.blocks import run_seconds, runs_per_cell
 from vitsweep.planning.closed_memory import Sizes, memory
 from vitsweep.planning.freeze import planned_store
-from vitsweep.planning.pending import CellState, resume_state
+from vitsweep.planning.pending import CellState, is_pruned, lone_baselines, resume_state
 from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
 from vitsweep.results.record import utc_now
 from vitsweep.results.store import Store
@@ -125,7 +125,9 @@ def _run_hours(prediction: CellPrediction | None) -> float:
 
 
 SECONDS_BEFORE_A_SUBMISSION = 60.0
-"""So long at most a command traces cells that may be too large; what is not traced by then is submitted."""
+"""After which a command begins no trace of cells that may be too large; those without one are submitted."""
+SECONDS_OF_A_PLAN = 30.0
+"""After which `plan` begins no trace. What was traced is kept, so that the same command goes on."""
 STORED = (
     "step_time_ms",
     "step_time_low_ms",
@@ -273,6 +275,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             doubtful,
             progress=progress,
             seconds=SECONDS_BEFORE_A_SUBMISSION,
+            times_operators=False,
             gib_per_device=machine.gib_per_device,
         )
     return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
@@ -307,15 +310,38 @@ def predicted(
     here = machine.described_by == HERE and not hardware
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with tracing(console, "; `plan --no-predict` leaves them out") as progress:
+        needs_all = settings.only or settings.max_gpu_hours
         predictions = predict_cells(
-            specs, hardware, progress, gib_per_device=machine.gib_per_device
+            specs,
+            hardware,
+            progress,
+            seconds=None if needs_all else SECONDS_OF_A_PLAN,
+            gib_per_device=machine.gib_per_device,
         )
     if here:
         keep_for_later(predictions, machine)
     kept = without_left_out(plan, settings, predictions, missing)
     runs = found.screenings + runs_per_cell(kept, missing, settings.cells_per_block)
     rows = with_predictions(found.rows, plan, kept, predictions, runs)
-    return rows, sums(rows, machine)
+    screened = screened_by_predictions(rows, replace(found, plan=kept), settings)
+    return rows, sums(rows, machine, screened)
+
+
+def screened_by_predictions(
+    rows: Sequence[Mapping[str, Any]], found: PlanOverview, settings: SweepSettings
+) -> dict[str, bool]:
+    """Return cell id -> whether it is a lone baseline, of what ends after its screening run as predicted."""
+    plan, speeds = found.plan, {r["cell_id"]: r.get("images_per_second") or 0.0 for r in rows}
+    slowdowns = {
+        cell_id: speeds.get(plan.entries[cell_id].baseline_id or "", 0.0) / own
+        for cell_id, own in speeds.items()
+        if own and found.screenings[cell_id]
+    }
+    pruned = {c for c, s in slowdowns.items() if is_pruned(plan.entries[c], s, settings)}
+    return dict.fromkeys(lone_baselines(plan, pruned), True) | dict.fromkeys(pruned, False)
+
+
+_NOT_TRACED = f"not traced within {SECONDS_OF_A_PLAN:.0f} s: the same command goes on"
 
 
 def with_predictions(
@@ -346,6 +372,8 @@ def with_predictions(
         row = {**row, "runs": runs.get(key, 0)}
         if prediction := found.get(key):
             row |= prediction.columns(row["runs"])
+        elif not kept.entries[key].reasons:
+            row["why_not_predicted"] = _NOT_TRACED
         refused = kept.entries[key].reasons[len(plan.entries[key].reasons) :]
         too_large = prediction.why_not if prediction else ""
         if row["state"] == CellState.runnable and too_large:
@@ -373,12 +401,15 @@ def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
     )
 
 
-def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
+def sums(
+    rows: Sequence[Mapping[str, Any]], machine: Machine, screened: Mapping[str, bool] = {}
+) -> list[str]:
     """Say what the runs that are missing take, and what could not be predicted.
 
     Args:
         rows: with predictions.
         machine: the node that they run on.
+        screened: see `screened_by_predictions`.
     """
     counted = [
         row for row in rows if row.get("device_hours") and row["state"] == CellState.runnable
@@ -394,6 +425,15 @@ def sums(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[str]:
         line += f"{total} {unit} of {machine.described_by} ({low} to {high})"
         line += f", {duration(3600 * sum(row['hours'] for row in counted))} one run after the other"
         lines.append(line + ".")
+        if slow := len(screened) - sum(screened.values()):
+            left = sum(
+                row["device_hours"] / (row["runs"] if row["cell_id"] in screened else 1)
+                for row in counted
+            )
+            lines.append(
+                f"{count(slow, 'cell')} of them would get a screening run alone, as `sweep.prune_slowdown` "
+                f"says of such slow ones: {number(left, 2)} {unit} without their blocks."
+            )
     endless = [row["cell"] for row in rows if row["runs"] and row.get("device_hours", 0) is None]
     if endless:
         lines.append(

@@ -240,6 +240,7 @@ def predict_cells(
     *,
     only_cached: bool = False,
     seconds: float | None = None,
+    times_operators: bool = True,
     gib_per_device: float | None = None,
 ) -> dict[str, CellPrediction]:
     """Return name -> prediction of each cell.
@@ -251,7 +252,8 @@ def predict_cells(
         hardware: a device or a profile file, see `rates.profile`; None for this machine.
         progress: called with how many traces are done, and how many are made.
         only_cached: predict only cells that were traced before, and time nothing.
-        seconds: see `trace_cells`; with a limit no operators are timed.
+        seconds: see `trace_cells`.
+        times_operators: time the operators that step times on this machine need, and were not timed before.
         gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
             hardware's, or this machine's.
 
@@ -269,7 +271,7 @@ def predict_cells(
             elsewhere, f"no step can be traced here ({type(error).__name__}: {error})"
         )
     untimed = ""
-    if not (hardware or only_cached or seconds):
+    if times_operators and not (hardware or only_cached):
         pairs = [(cells[n], t) for n, t in traces.items() if isinstance(t, StepTrace)]
         try:
             time_operators((c, t) for c, t in pairs if c.resources.device == "cpu")

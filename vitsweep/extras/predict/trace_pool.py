@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -109,7 +110,7 @@ def trace_cells(
         cache: of earlier traces.
         progress: called with how many of the missing traces are done, and how many there are.
         only_cached: trace nothing; cells without a trace are left out.
-        seconds: for all traces; what is not traced by then is left out.
+        seconds: after which no trace begins; cells that are not traced then are left out.
     """
     cache = cache or TraceCache()
     keys = {name: cache.key(cell) for name, cell in cells.items()}
@@ -147,20 +148,19 @@ def _trace_missing(
 
     found: dict[str, StepTrace | str] = {}
     progress(0, len(missing))
-    until = time.monotonic() + (seconds or 0.0)
+    until = inf if seconds is None else time.monotonic() + seconds
     left, at_work = list(missing.items())[::-1], dict[Any, str]()
     most, processes, idle = allowed_cores(), list[BaseProcess](), list[Any]()
     try:
-        while left or at_work:
-            while left and len(at_work) < most:
+        while True:
+            while left and len(at_work) < most and time.monotonic() < until:
                 connection, (key, cell) = idle.pop() if idle else start(), left.pop()
                 at_work[connection] = key
                 with suppress(OSError):  # its process has ended, as `recv` tells
                     connection.send(cell)
-            most_s = None if seconds is None else max(0.0, until - time.monotonic())
-            ready: list[Any] = wait(at_work, most_s)
-            if not ready:
+            if not at_work:
                 break
+            ready: list[Any] = wait(at_work)
             for connection in ready:
                 key = at_work.pop(connection)
                 result: StepTrace | str = "the process that traced it ended"

@@ -32,6 +32,8 @@ from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.resources import count_gpus
 from vitsweep.tables.formatting import count, missing, plain, ratio
 from vitsweep.tables.sentences import say
+from vitsweep.tables.speedup import screened
+from vitsweep.tables.stats import Claim
 
 EXACT, WIDE, IN_HALF = 1e-8, 1e-4, 5e-2
 """Relative differences that rounding may leave in float64, float32 and half precision."""
@@ -260,7 +262,11 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     device = plain(row.get("device"))
     yield f"Measured: {row['images_per_second']:,.0f} images/s{f' on {device}' if device else ''}."
     ends = row.get("speedup_low"), row.get("speedup_high")
-    if size := ratio(row.get("speedup"), *ends):
+    if row.get("claim") == Claim.baseline:
+        yield "The cell is the baseline of its sweep."
+    elif row.get("claim") == Claim.screened:
+        yield f"The cell is {screened(row['speedup'], 'its baseline')}."
+    elif size := ratio(row.get("speedup"), *ends):
         pairs = row.get("num_pairs")
         told = {"blocks": count(0 if missing(pairs) else pairs, "block"), "claim": row.get("claim")}
         yield say("compared", name="The cell", size=size, base="its baseline", **told)

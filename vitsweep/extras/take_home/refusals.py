@@ -41,7 +41,10 @@ WHOLLY_WRITTEN = ("layout", "classifier", "loader")
 def refusals(cell: CellSpec) -> list[str]:
     """Return one sentence for each thing of a cell that is no plain PyTorch."""
     way_out = "use `vitsweep.apply(cell, model)`, which trains with it."
-    return [f"`{typed}` is not written as plain PyTorch: {way_out}" for typed in _typed(cell)]
+    typed = [f"`{each}` is" for each in _typed(cell)]
+    if isinstance(cell.model, ModuleSpec) and cell.model.twin_batch:
+        typed.append(f"Items that are dicts (`model.twin_batch={cell.model.twin_batch}`) are")
+    return [f"{each} not written as plain PyTorch: {way_out}" for each in typed]
 
 
 def _typed(cell: CellSpec) -> Iterator[str]:
@@ -78,8 +81,6 @@ def _knobs(cell: CellSpec) -> Iterator[str]:
 def _of_model(cell: CellSpec) -> Iterator[str]:
     model = cell.model
     if isinstance(model, ModuleSpec):
-        if model.twin_batch:
-            yield f"model.twin_batch={model.twin_batch}"
         for target in targets_in(model.arguments):
             yield f"model.arguments with _target_: {target}"
         if model.seams and cell.attention.name != "sdpa_auto":
