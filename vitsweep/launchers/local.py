@@ -174,7 +174,8 @@ class BlockRunner:
         if entry is None or entry.cell_id in self.skipped or block.is_screening:
             return
         progress.warming_up(entry)
-        progress.warmed_up(entry, self._runner.warm_up(self._request(block, 0, entry), entry.spec))
+        self._runner.warm_up(self._request(block, 0, entry), entry.spec)
+        progress.warmed_up(entry)
 
     def _request(self, block: Block, position: int, entry: PlannedCell) -> RunRequest:
         run, attempt = Run.new(block.name, position, entry.cell_id, block.purpose), 1
