@@ -42,8 +42,8 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     """Submit the missing runs of the cells, and wait until they have run.
 
     With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs; where none is
-    needed or live, it is that of the records. Ctrl-C detaches: the jobs continue. The sweep is locked while jobs are submitted, and while the result is
-    summarized, not while the jobs run.
+    needed or live, it is that of the records. Ctrl-C detaches: the jobs continue. The sweep is locked while
+    jobs are submitted, and while the result is summarized, not while the jobs run.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
