@@ -359,7 +359,7 @@ def _fitted(text: DataFrame, width: int) -> list[str]:
 def _grouped(text: DataFrame, match: Series) -> DataFrame:
     """Return the rows below a row with the heading of their group; an empty row parts the groups."""
     parts: list[DataFrame] = []
-    for name in sorted(set(match), key=_by_numbers):
+    for name in sorted(set(match), key=by_numbers):
         heads = [*([""] if parts else []), name] if name else []
         parts += [DataFrame({"cell": heads}), text[match == name]]
     grouped = pd.concat(parts)[[*text]].fillna("")
@@ -467,7 +467,7 @@ def _said_once(text: DataFrame) -> tuple[DataFrame, dict[str, str]]:
     return text.drop(columns=equal), {c: text[c].iloc[0] for c in equal}
 
 
-def _by_numbers(text: str) -> list[int | str]:
+def by_numbers(text: str) -> list[int | str]:
     """Return a key that sorts `2 ranks` before `16 ranks`."""
     return [
         int(part) if part.isdecimal() else part
