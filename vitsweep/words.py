@@ -231,7 +231,7 @@ _KINDS: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"px": 1, "pixel": 1}, ("px",)),
 )
 _SHARES = re.compile(
-    r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--width"
+    r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--(width|tolerance)"
 )
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")
 _SQUARE = re.compile(r"(\d+)[xX]\1")

@@ -65,6 +65,7 @@ REFUSED = {
     "a choice that is not": (["precision=fp33", ""], "did you mean `precision=fp32`?"),
     "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "measures on this machine"),
     "another folder for one": (["sweep.name=a seed=1", "seed=2"], "`sweep.*` is one for A and B"),
+    "nodes that are not here": (["resources.nodes=1", "resources.nodes=2"], "nodes=2`: this machine"),
     "cannot run": (["sharding=hsdp", ""], "at least 2 replicas"),
 }  # fmt: skip
 

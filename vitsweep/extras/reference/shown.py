@@ -26,8 +26,8 @@ MOST_ROWS = 10_000
 def beside(tables: SweepTables) -> DataFrame:
     """Return the cells that `sweep.reference` has measured on the same kind of GPU.
 
-    A row has what is shown of the cell, those of the record with `_there`, `source` and `quotient`, images per
-    second here over those there. Rows of the latest command count.
+    A row has what is shown of the cell, the columns of the record with `_there`, `source` and `quotient`,
+    images per second here over those there. Rows of the latest command count.
     """
     kept = [row for command in tables.commands for row in command.get("reference") or ()]
     there = DataFrame({row["cell_id"]: row for row in kept[-MOST_ROWS:] if _is_row(row)}.values())
