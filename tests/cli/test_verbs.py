@@ -34,7 +34,6 @@ def test_what_is_mistyped_is_refused_by_name(capsys: pytest.CaptureFixture[str])
         (["retry", "one", "two"], "`one` and `two`"),
         (["plna", "-m", "precision=O1"], "did you mean `python -m vitsweep plan`?"),
         (["status", "--sweep", "u"], "type its name alone: `status SWEEP`."),
-        (["collect", "u", "--format=csv"], "write parquet and CSV files anew"),
         (["-m", "hydra/launcher=slurm", "hydra.launcher.partition=a,b"], """.partition="a,b"'`."""),
         (["-m", "hydra/launcher=slurm_mine"], "copy `conf/hydra/launcher/slurm_example_site.yaml`"),
         (["-m", "precision=O1,", "O2"], "`precision=O1,O2`"),

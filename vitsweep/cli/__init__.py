@@ -185,8 +185,6 @@ class Options(ArgumentParser):
             meant = f"; type its name alone: `{self.verb.name} SWEEP`."
         elif unknown and not option and "--to" in there:
             meant = f"; did you mean `--to {unknown[0]}`?"
-        elif unknown == ["--format=csv"]:
-            meant = "."
         text = f"{message[:1].upper()}{message[1:]}{meant}"
         if option and "did you mean" not in meant:
             text += f" `{self.verb.name}`: {self.verb.summary}."

@@ -10,8 +10,13 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import record_unfinished, unfinished
 from vitsweep.extras import each
-from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
-from vitsweep.launchers.slurm.state.status import BLOCKS, lost_hint, lost_runs
+from vitsweep.launchers.slurm.state.poll import (
+    lost_hint,
+    lost_runs,
+    poll,
+    reconcile,
+    reconcile_hint,
+)
 from vitsweep.report.answer import answers, best_cells
 from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
@@ -70,8 +75,8 @@ def run(arguments: Sequence[str]) -> int:
             console.print(below(tables))
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
-    lost = lost_runs(tables.runs) if BLOCKS in tables.runs else {}
-    hints = lost_hint(sum(lost.values())), reconcile_hint(store, poll(store)), _killed_hint(store)
+    lost = sum(lost_runs(tables.runs).values())
+    hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store)
     for hint in hints:
         if hint:
             console.print(hint)

@@ -12,7 +12,7 @@ from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state import status
 from vitsweep.launchers.slurm.state.jobs import job_arrays
-from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.poll import JobState, lost_hint, poll
 from vitsweep.launchers.slurm.state.status import Outcome
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
@@ -193,4 +193,4 @@ def test_a_live_run_wins_and_runs_that_a_measured_cell_lost_are_counted(store, s
     assert found("COMPLETED") == ("measured", 1)
     store.publish(run(start["cell_id"], "b2", **two))
     assert found("COMPLETED") == ("measured", 0)
-    assert [status.lost_hint(n)[:12] for n in (0, 1, 2)] == ["", "1 run of mea", "2 runs of me"]
+    assert [lost_hint(n)[:12] for n in (0, 1, 2)] == ["", "1 run of mea", "2 runs of me"]

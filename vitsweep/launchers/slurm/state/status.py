@@ -21,8 +21,11 @@ from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import (
+    BLOCKS,
     REFRESH_SECONDS,
     JobState,
+    lost_hint,
+    lost_runs,
     pending_runs,
     poll,
     reconcile,
@@ -32,7 +35,7 @@ from vitsweep.launchers.slurm.state.poll import (
 )
 from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.provenance import is_own, plain_text
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.load import cells_of
@@ -42,7 +45,6 @@ from vitsweep.tables.render import TextTable
 from vitsweep.tables.valid_runs import final_status
 
 WAITING, RUNNING = "waiting", "running"
-BLOCKS = "measurement.blocks"
 MOST_LINES = 100
 """Reasons that are shown."""
 
@@ -137,28 +139,6 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
         else:
             outcomes[cell_id] = _last_unfinished(store, cell_id)
     return outcomes
-
-
-def lost_runs(runs: DataFrame) -> dict[str, int]:
-    """Return cell -> how many of its runs were stopped from outside, where it lacks their blocks.
-
-    Args:
-        runs: `cell_id, block, status, measurement.blocks`; cells without a measured run are left out.
-    """
-    good = runs[runs["status"] == Status.measured].drop_duplicates(["cell_id", "block"])
-    lacking = runs[BLOCKS] - runs["cell_id"].map(good["cell_id"].value_counts())
-    stopped = runs[runs["status"].isin(STOPPED_FROM_OUTSIDE) & lacking.gt(0)]
-    return dict(stopped["cell_id"].value_counts())
-
-
-def lost_hint(number: int) -> str:
-    """Say how many runs measured cells lack, and how to have them; "" for none."""
-    them = "it" if number == 1 else "them"
-    return (
-        f"{count(number, 'run')} of measured cells ended otherwise: the same command repeats {them}."
-        if number
-        else ""
-    )
 
 
 def _last_unfinished(store: Store, cell_id: str) -> Outcome:
