@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
             console.print(below(tables))
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
-    lost = sum(lost_runs(tables.runs).values())
+    lost = sum(lost_runs(tables.every_run).values())
     hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store)
     for hint in hints:
         if hint:

@@ -82,11 +82,10 @@ def unknown_choice(
 ) -> UnknownNameError:
     """Say which choices a group has; `among` are the values of which a swept one is unknown."""
     names, shown, typed = list(valid), group.lstrip("+"), ",".join(among) or choice
-    is_profile = group == "hydra/launcher" and choice.startswith("slurm_")
-    profile = " yet: copy `conf/hydra/launcher/slurm_example_site.yaml` to that name" * is_profile
+    copied = " yet: copy `conf/hydra/launcher/slurm_example_site.yaml` to that name"
     return UnknownNameError(
         f"{group}={typed}",
-        f"`{group}` has no choice `{choice}`" + profile,
+        f"`{group}` has no choice `{choice}`" + copied * choice.startswith("slurm_"),
         typed,
         names,
         lambda name: f"{group}={name}",
