@@ -18,7 +18,15 @@ from vitsweep.rates.profile import profile_names
 from vitsweep.spec.from_yaml import cell_from_tree
 from vitsweep.spec.menu import choices
 from vitsweep.spec.resolve import resolve
-from vitsweep.words import _table, _words, did_you_mean, gone_names, plain, plain_number
+from vitsweep.words import (
+    _table,
+    _words,
+    did_you_mean,
+    gone_names,
+    plain,
+    plain_number,
+    with_launcher_typed,
+)
 
 LEFT_OUT = (Path(__file__).parents[1] / "docs" / "left_out.md").read_text()
 
@@ -52,7 +60,7 @@ def test_no_name_that_is_gone_is_there() -> None:
 
 def test_a_name_that_is_gone_is_reported_before_one_that_is_close() -> None:
     told = did_you_mean("glyphs", ["glyph"], lambda name: f"data={name}")
-    assert told == f"; `data=glyphs` was left out: {gone_names()['data=glyphs']}."
+    assert told == f"; vitsweep has no `data=glyphs`: {gone_names()['data=glyphs']}."
     assert did_you_mean("glyphs", ["glyph"], lambda name: f"mine={name}").startswith(
         "; did you mean"
     )
@@ -156,6 +164,8 @@ attention=flash -> `attention=sdpa_flash`?
 resources.device=gpu -> `resources.device=cuda`?
 gradient_checkpointing=true -> `memory=recompute_blocks`?
 launcher=slurm -> `hydra/launcher=slurm`?
+wait=false hydra/launcher=slurm_example_site -> did you mean `hydra.launcher.wait=false`?
+slurm.partition=gpu hydra/launcher=slurm -> did you mean `hydra.launcher.partition=gpu`?
 --dry-run precision=O1,O2 -> `python -m vitsweep plan -m precision=O1,O2`?
 --fp16 precision=O2 -> `precision=O1`?
 --batch-size 8 -> or per replica: `batch.images_per_step=8 batch.scope=per_replica`?
@@ -187,7 +197,7 @@ def test_a_word_of_the_field_gets_the_words_to_type() -> None:
         typed, _, end = slip.partition(" -> ")
         with pytest.raises(VitsweepError) as refused:
             [cell_from_tree(resolve(cell.tree, LAPTOP)) for cell in cells_of(typed)]
-        said = str(refused.value)
+        said = with_launcher_typed(str(refused.value), typed.split())
         assert said.endswith(end)
         assert len(said.splitlines()) == 1
         assert ". " not in said

@@ -35,7 +35,17 @@ def gone(typed: str) -> str:
     name = next(
         (names[p] for n in (typed, typed.partition("=")[0]) if (p := plain(n)) in names), ""
     )
-    return f"; `{name}` was left out: {gone_names()[name]}." if name else ""
+    return f"; vitsweep has no `{name}`: {gone_names()[name]}." if name else ""
+
+
+def with_launcher_typed(said: str, arguments: Iterable[str]) -> str:
+    """Return what is said without the `hydra/launcher=slurm` of a suggestion, where a profile was typed."""
+    if not any(word.startswith("hydra/launcher=slurm") for word in arguments):
+        return said
+    kept = re.sub(
+        "(?<=`)hydra/launcher=slurm (?=[+]?hydra[.])| hydra/launcher=slurm(?=`)", "", said
+    )
+    return re.sub(r"(?:\w+: )?(`[^`]+`) or \1", r"\1", kept)
 
 
 @cache
@@ -231,7 +241,7 @@ _KINDS: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"px": 1, "pixel": 1}, ("px",)),
 )
 _SHARES = re.compile(
-    r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--width"
+    r"(.*[._])?(indifference|within|share|probability|smoothing|target_accuracy)|--(width|tolerance)"
 )
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")
 _SQUARE = re.compile(r"(\d+)[xX]\1")

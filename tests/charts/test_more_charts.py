@@ -306,7 +306,7 @@ def test_curves_of_one_series_are_named_by_their_batch():
 
 def test_bars_by_ranks_are_of_weak_scaling_where_it_was_measured():
     strong = curve("strong", "O1", (1, 100.0, 1.0), (2, 150.0, math.nan)) + curve(
-        "strong", "fp32", (1, 80.0, 1.0), claim="baseline"
+        "strong", "fp32", (1, 80.0, math.nan), claim="baseline"
     )
     axes = scaling.draw_speedups(pd.DataFrame(strong)).axes[0]
     assert names(axes) == ["1 rank · O1", "1 rank · fp32", "2 ranks · O1"]

@@ -316,7 +316,7 @@ TITLES = ("Chart", "title", "set_xlabel", "set_text", "set", "add_argument", "nu
 """Calls whose texts are a title, a label of an axis, or an option's help."""
 NO_RESULTS = {
     "lag-1 correlation of blocks",  # a diagnostic
-    "ran out of memory", "which are left out",  # how a block ended
+    "ran out of memory", "which are left out", "ran on other nodes than its baseline",  # how a block ended
     "more than on average", "less than on average",  # claims of an interaction
     "Strong scaling: images of a step fixed", "Weak scaling: images of a rank fixed",  # titles
     "forward of one spatial + one temporal block, per device; (N-1)/N of it is sent",  # a unit

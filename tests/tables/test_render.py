@@ -330,6 +330,8 @@ def test_a_cell_that_lacks_blocks_is_counted() -> None:
 
     assert said([2, 4], [5, 5]) == ["2 to 4 of 5"]
     assert said([4, 4], [5, 5]) == ["4 of 5"]
+    assert said([6, 5], [5, 5], num_pairs=[6, 3]) == ["3 to 5 of 5"], "blocks of the interval"
+    assert said([6, 4], [5, 5], claim=["baseline", "faster"]) == ["4 of 5"]
     assert said([5, 5], [5, 5]) == said([6, 5], [5, 5]) == []
     assert said([2, 4], [5, 3]) == []
     assert said([2, None], [5, 5]) == ["2 of 5"]

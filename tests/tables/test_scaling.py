@@ -7,7 +7,6 @@ from scipy.stats import ttest_1samp
 
 from tests.builders import run, table
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import FLAGS
 from vitsweep.results.record import Status
 from vitsweep.tables.scaling import (
     exposed_communication,
@@ -16,7 +15,7 @@ from vitsweep.tables.scaling import (
 from vitsweep.tables.sentences import say
 from vitsweep.tables.stats import holm
 
-SHARED = FLAGS["oversubscribed"].caption
+SHARED = "ranks shared CPU cores"
 
 
 def point(cell, world, speed, images, block="b0", **kwargs):

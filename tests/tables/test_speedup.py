@@ -128,6 +128,7 @@ def test_a_block_that_went_on_elsewhere_after_a_requeue_is_no_pair(nodes: str | 
     fast = one(speedup_over(table(*kept, *moved), BASELINES), "fast")
     assert fast["num_blocks"] == pairs
     assert (fast["speedup"] == pytest.approx(1.0)) == (pairs == 2)
+    assert ("other nodes than its baseline in 1 of 3" in fast["speedup_note"]) == (pairs == 2)
 
 
 def test_blocks_of_two_sweeps_are_not_mixed_up():

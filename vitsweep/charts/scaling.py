@@ -135,8 +135,9 @@ def draw_speedups(curves: DataFrame) -> Figure:
     styles = looks(some)
     bars = Bars(
         column="images_per_second_per_rank", note=_note, colour=lambda row: styles[row["series"]].colour,
-        sure=lambda row: not missing(row["efficiency"])
-        and (missing(row["claim"]) or row["claim"] in (*SURE, Claim.nothing)),
+        sure=lambda row: row["claim"] == Claim.baseline
+        or (not missing(row["efficiency"])
+        and (missing(row["claim"]) or row["claim"] in (*SURE, Claim.nothing))),
     )  # fmt: skip
     ranks = some["world_size"].map(lambda n: count(n, "rank"))
     return bars.draw(some, (ranks + " · " + some["series"]).tolist(), 8.8)

@@ -182,6 +182,11 @@ class Options(ArgumentParser):
         meant = (
             did_you_mean(option, there, str, fits=lambda w: w.split()[0] in there) if option else ""
         )
+        is_named = any(a.dest == "sweep" and not a.option_strings for a in self._actions)
+        if option == "--sweep" and is_named:
+            meant = f"; type its name alone: `{self.verb.name} SWEEP`."
+        elif unknown and not option and "--to" in there:
+            meant = f"; did you mean `--to {unknown[0]}`?"
         text = f"{message[:1].upper()}{message[1:]}{meant}"
         if option and "did you mean" not in meant:
             text += f" `{self.verb.name}`: {self.verb.summary}."

@@ -10,7 +10,13 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import is_alive, record_unfinished, unfinished
 from vitsweep.extras import each
-from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
+from vitsweep.launchers.slurm.state.poll import (
+    lost_hint,
+    lost_runs,
+    poll,
+    reconcile,
+    reconcile_hint,
+)
 from vitsweep.report.answer import answers, best_cells
 from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
@@ -69,7 +75,9 @@ def run(arguments: Sequence[str]) -> int:
             console.print(below(tables))
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
-    for hint in (reconcile_hint(store, poll(store)), _killed_hint(store)):
+    lost = sum(lost_runs(tables.every_run).values())
+    hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store)
+    for hint in hints:
         if hint:
             console.print(hint)
     if typed.json:

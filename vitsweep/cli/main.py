@@ -11,7 +11,7 @@ from vitsweep.console import interrupts_to, reader_has_gone, was_terminated
 from vitsweep.errors import ExitCode, SweepStopped, VitsweepError, storage_error, storage_sentences
 from vitsweep.job_environment import environment_rank
 from vitsweep.results.provenance import trust_folders
-from vitsweep.words import without_units
+from vitsweep.words import with_launcher_typed, without_units
 
 TRUST = "--trust"
 """Does what the sweep folder of somebody else names, see `results.provenance`; of every command."""
@@ -30,7 +30,7 @@ def _run(arguments: Sequence[str]) -> int:
             trust_folders()
         return _dispatch([without_units(w) for w in arguments if w != TRUST])
     except VitsweepError as error:
-        print(error, file=sys.stderr)
+        print(with_launcher_typed(str(error), arguments), file=sys.stderr)
         return ExitCode.bad_input
     except OSError as error:
         if isinstance(error, BrokenPipeError) and reader_has_gone():

@@ -83,9 +83,10 @@ def unknown_choice(
 ) -> UnknownNameError:
     """Say which choices a group has; `among` are the values of which a swept one is unknown."""
     names, shown, typed = list(valid), group.lstrip("+"), ",".join(among) or choice
+    copied = " yet: copy `conf/hydra/launcher/slurm_example_site.yaml` to that name"
     return UnknownNameError(
         f"{group}={typed}",
-        f"`{group}` has no choice `{choice}`",
+        f"`{group}` has no choice `{choice}`" + copied * choice.startswith("slurm_"),
         typed,
         names,
         lambda name: f"{group}={name}",
@@ -151,6 +152,9 @@ def unknown_key(
 def hydra_error_sentence(what: str, error: BaseException) -> str:
     """Return Hydra's reason on one line, without its links and its hints for developers."""
     lines = [line.strip() for line in str(error or error.__cause__).splitlines()]
+    if swept := re.search(r"configuration is not supported : '([\w.]+)=(.*)'", str(error)):
+        quoted = f"`'{swept[1]}=\"{swept[2]}\"'`"
+        return f"`{swept[1]}={swept[2]}` is read as several values; one text has quotes: {quoted}."
     kept = [line for line in lines if line and "https://" not in line and "HYDRA_FULL" not in line]
     return f"{what}: {' '.join(takewhile(lambda line: 'onfig search path:' not in line, kept))}"
 

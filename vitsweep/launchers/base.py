@@ -177,6 +177,11 @@ def announce(rounds: Rounds, state: ResumeState, sweep: PreparedSweep, console: 
         console.print(
             f"{num} {are} frozen anew: `cell.yaml` was damaged, of another cell, or of somebody else."
         )
+    baselines = {entry.baseline_id for entry in sweep.plan.entries.values()}
+    coming = rounds.num_runs(()) if rounds.earlier and not rounds.is_bounded else {}
+    further = [n - state.missing_blocks.get(c, 0) for c, n in coming.items() if c in baselines]
+    if (repeated := sum(further)) > 0:
+        console.print(f"A baseline runs again beside its cells: {count(repeated, 'run')}.")
     if rounds.notice:
         console.print(rounds.notice)
 

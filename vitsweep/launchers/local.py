@@ -166,7 +166,8 @@ class RunLoop:
         request = self._runner.request(run, entry.spec, planned=entry.code)
         if is_warm_up:  # a line of the cell's `attempts.jsonl` says that it ran; there is no record
             progress.warming_up(entry)
-            progress.warmed_up(entry, self._runner.warm_up(request, entry.spec))
+            self._runner.warm_up(request, entry.spec)
+            progress.warmed_up(entry)
             return
         progress.started(entry)
         try:

@@ -53,7 +53,6 @@ class Progress:
         self._seconds: dict[str, float] = {}
         self._setups: dict[str, list[float]] = {}
         self._speeds: dict[tuple[bool, str], dict[str, float]] = {}
-        self._references: dict[str, float] = {}
         self._show: Callable[[str], None] = partial(
             self.console.print, highlight=False, markup=False
         )
@@ -82,10 +81,9 @@ class Progress:
         self.started(entry)
         self._print("Warm-up of the machine: ", entry.cell_id, " runs for a second, discarded.")
 
-    def warmed_up(self, entry: PlannedCell, record: RunRecord) -> None:
-        """Note how fast the baseline was: the first ratios are over it, as long as no block has one."""
+    def warmed_up(self, entry: PlannedCell) -> None:
+        """Note that it has run; no ratio is over what it measured."""
         self._started.pop(entry.cell_id, None)
-        self._references[entry.cell_id] = record.metrics.get("images_per_second") or 0.0
 
     def started(self, entry: PlannedCell) -> None:
         """Note that a run of this cell begins."""
@@ -174,17 +172,11 @@ class Progress:
         return self._named(f"{self._title()}; ", cell, after)
 
     def _ratio(self, entry: PlannedCell, speed: float, *, is_screening: bool) -> float:
-        """Return the mean ratio to the baseline over the blocks of this command; 0 without any.
-
-        The first run of a cell may come before its baseline's: it is compared with the warm-up of that.
-        """
+        """Return the mean ratio to the baseline over the blocks of this command; 0 without any."""
         cell, base = entry.cell_id, entry.baseline_id or ""
         own, other = (self._speeds.get((is_screening, c), {}) for c in (cell, base))
         both = [block for block in own if block in other] if cell != base else []
-        if both:
-            return exp(fmean(log(own[b] / other[b]) for b in both))
-        reference = self._references.get(base)
-        return speed / reference if reference and cell != base and not is_screening else 0.0
+        return exp(fmean(log(own[b] / other[b]) for b in both)) if both else 0.0
 
     def _title(self) -> str:
         if self._budget < inf:

@@ -20,6 +20,7 @@ from vitsweep.tables.accuracy import WORSE
 from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import count, missing, number, percent, plain, ratio
 from vitsweep.tables.names import name_parts, varying_columns
+from vitsweep.tables.render import by_numbers
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import further, may_be_drift, screened, timed_apart, windows_of
 from vitsweep.tables.stats import (
@@ -304,7 +305,8 @@ def _settings(
 ) -> Iterator[tuple[Hashable, DataFrame, DataFrame, Series]]:
     """Yield per baseline its key, the cells compared with it, those that are named, and its row.
 
-    Baselines that a cell is shown to beat come first, then those whose named cell has the highest lower end.
+    Baselines that a cell is shown to beat come first, then those whose named cell has the highest lower end,
+    then the smaller world.
     """
     compared = measured[measured["compared"]]
     bases = {k: row for k, (_, row) in zip(row_keys(measured), measured.iterrows(), strict=True)}
@@ -314,7 +316,8 @@ def _settings(
         group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
         leaders = _leaders(group, cells, tables.runs)
         low = (leaders if len(leaders) else group)["claim_low"].max()
-        order = leaders.empty, float("inf") if missing(low) else -low
+        low = float("inf") if missing(low) else -low
+        order = leaders.empty, low, by_numbers(group["match"].iloc[0])
         found.append((order, (key, group, leaders, base)))
     yield from (setting for _, setting in sorted(found, key=lambda pair: pair[0]))
 

@@ -144,6 +144,11 @@ def _threads(cell: CellSpec) -> Iterator[str]:
             f"{asked.threads_per_rank}` is more than {most} threads on {asked.cores_per_node} cores: "
             "use fewer."
         )
+    elif asked.threads_per_rank > asked.cores_per_node:
+        yield (
+            f"`resources.threads_per_rank={asked.threads_per_rank}` is more than the {asked.cores_per_node} "
+            f"cores of a node: use `resources.threads_per_rank={asked.cores_per_node}`."
+        )
 
 
 def _shapes(cell: CellSpec) -> Iterator[str]:

@@ -134,6 +134,12 @@ def _longest(column: Series) -> int:
 # What was measured of a cell, as text.
 
 
+def _blocks(table: DataFrame) -> Series:
+    """Return the blocks that count: those that a row shares with its baseline, else those measured."""
+    shared = table.get("num_pairs", Series(0, table.index))
+    return table["blocks"].where(~shared.gt(0).fillna(False), shared)
+
+
 def _replicates(table: DataFrame) -> list[str]:
     """Return how many repetitions of a setting were measured, `2 of 3`."""
     if "replicates" not in table:
@@ -209,7 +215,7 @@ MEASURED: dict[str, Column] = {
     DIFFERENCE: with_interval("accuracy_difference", _points, _points),
     ACCURACY: values("accuracy_claim"),
     heading("seconds_to_target"): _times_to_target,
-    heading("blocks"): values("blocks", whole),
+    heading("blocks"): lambda table: [whole(number) for number in _blocks(table)],
     heading("replicates"): _replicates,
 }
 
@@ -353,7 +359,7 @@ def _fitted(text: DataFrame, width: int) -> list[str]:
 def _grouped(text: DataFrame, match: Series) -> DataFrame:
     """Return the rows below a row with the heading of their group; an empty row parts the groups."""
     parts: list[DataFrame] = []
-    for name in sorted(set(match), key=_by_numbers):
+    for name in sorted(set(match), key=by_numbers):
         heads = [*([""] if parts else []), name] if name else []
         parts += [DataFrame({"cell": heads}), text[match == name]]
     grouped = pd.concat(parts)[[*text]].fillna("")
@@ -461,7 +467,7 @@ def _said_once(text: DataFrame) -> tuple[DataFrame, dict[str, str]]:
     return text.drop(columns=equal), {c: text[c].iloc[0] for c in equal}
 
 
-def _by_numbers(text: str) -> list[int | str]:
+def by_numbers(text: str) -> list[int | str]:
     """Return a key that sorts `2 ranks` before `16 ranks`."""
     return [
         int(part) if part.isdecimal() else part
@@ -507,10 +513,14 @@ def _unfinished(ran: DataFrame) -> dict[str, str]:
     ):  # time or an interval ended it, no number
         return {}
     whole_runs = (ran["status"] == Status.measured) & (ran["claim"] != Claim.screened)
-    done, planned = (ran.loc[whole_runs, c].dropna() for c in ("blocks", asked))
+    compared = whole_runs & (
+        ran["claim"] != Claim.baseline
+    )  # whose runs may be repeated for a cell
+    kept = compared if compared.any() else whole_runs
+    done, planned = _blocks(ran)[kept].dropna(), ran.loc[kept, asked].dropna()
     if done.empty or planned.nunique() != 1 or done.min() >= planned.iloc[0]:
         return {}
-    span = " to ".join(map(whole, sorted({done.min(), done.max()})))
+    span = " to ".join(map(whole, sorted({done.min(), min(done.max(), planned.iloc[0])})))
     return {heading("blocks"): f"{span} of {whole(planned.iloc[0])}"}
 
 

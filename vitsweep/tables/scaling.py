@@ -196,7 +196,7 @@ def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> 
         cores = f"{here:g} {'core' if here == 1 else 'cores'} per rank"
         yield say("point_differs", here=cores, there=f"{there:g}", ranks=ranks)
     elif "True" in (plain(point.get("oversubscribed")), plain(first.get("oversubscribed"))):
-        yield FLAGS["oversubscribed"].caption
+        yield FLAGS["oversubscribed"].caption.partition(", ")[0]
     here, there = point.get("torch"), first.get("torch")
     if not (missing(here) or missing(there)) and here != there:
         yield say("point_differs", here=f"PyTorch {here}", there=there, ranks=ranks)

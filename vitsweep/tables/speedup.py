@@ -99,6 +99,7 @@ Integers = NDArray[np.int64]
 ITS_OWN, ITS_BASELINE = "it", "its baseline"
 NO_PAIR = "no paired runs"
 """No block holds runs of both on the same nodes that counted steps."""
+OTHER_NODES = "ran on other nodes than its baseline"
 
 
 def speedup_over(
@@ -149,7 +150,17 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
     runs, baselines = known.runs, known.baselines
     facts = ["cell_id", "baseline_cell_id", "baseline", "others", "older", "is_listed"]
     table = known.rows[facts].rename_axis("row").reset_index()
-    ratios = log_ratios(log_throughput_per_block(known.valid, ROW), baselines, ROW)
+    per_block = log_throughput_per_block(known.valid, ROW)
+    ratios = log_ratios(per_block, baselines, ROW)
+    anywhere = log_ratios(per_block.assign(nodes_used=None), baselines, ROW)[ROW].value_counts()
+    together = ratios[ROW].value_counts()
+    elsewhere = {
+        row: say(
+            "missing_blocks", whose=ITS_OWN, ended=OTHER_NODES, lost=lost, blocks=count(n, "block")
+        )
+        for row, n in anywhere.items()
+        if (lost := n - together.get(row, n))
+    }
     measured = set(runs.loc[runs["status"] == Status.measured, ROW])
     is_baseline = table["cell_id"] == table["baseline_cell_id"]
     measured_baselines = measured & set(table.loc[is_baseline, ROW])
@@ -161,6 +172,7 @@ def compare_rows(known: KeyedRuns, families: Families) -> DataFrame:
         .assign(num_blocks=lambda t: t["num_blocks"].fillna(0).astype(int))
         .pipe(_with_family, ratios, families)
         .pipe(_with_missing_blocks, runs)
+        .assign(_elsewhere=lambda t: [elsewhere.get(row, "") for row in t[ROW]])
         .assign(claim=claims, speedup_note=lambda t: _notes(t, known))
         .loc[lambda t: t["is_listed"]]
         .drop(columns=["baseline", "others", "older", "is_listed"])
@@ -334,7 +346,8 @@ def _notes(table: DataFrame, known: KeyedRuns) -> Series:
     windows = windows_of(known.valid, ROW)
     sides = zip(table[ROW].map(windows), base.where(compared).map(windows), strict=True)
     apart = [timed_apart(own, other, ITS_BASELINE) for own, other in sides]
-    told = zip(codes, own_codes, table["_missing"], own_sizes, apart, strict=True)
+    lost = table["_missing"], table["_elsewhere"]
+    told = zip(codes, own_codes, *lost, own_sizes, apart, strict=True)
     noted = Series(["; ".join(filter(None, some)) for some in told], table.index, dtype=object)
     if without_pairs.empty:
         return noted

@@ -66,6 +66,7 @@ REFUSED = {
     "a cluster": (["seed=1", "seed=2", "hydra/launcher=slurm"], "`hydra/launcher=allocation`"),
     "a launcher of one": (["seed=1 hydra/launcher=local", "seed=2"], "after A and B"),
     "another folder for one": (["sweep.name=a seed=1", "seed=2"], "`sweep.*` is one for A and B"),
+    "nodes that are not here": (["resources.nodes=1", "resources.nodes=2"], "nodes=2`: this machine"),
     "cannot run": (["sharding=hsdp", ""], "at least 2 replicas"),
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_a_failed_gate_ends_with_1_and_says_why_first(sweeps, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("plain (plain): throughput at 0.80x ")
     assert lines[-1].startswith(verdict("failed", f"1 {WORSE}"))
-    assert gate("now", "--against", "kept", "--tolerance", "0.3", "--metric=img/s") == 0
+    assert gate("now", "--against", "kept", "--tolerance", "30%", "--metric=img/s") == 0
     assert gate("now", "--against", "kept") == 1, "plain itself is slower"
     assert gate("now", "--against", "kept", "--lenient") == 0, "fast is faster than plain"
 
@@ -140,6 +140,7 @@ BAD = {
     "no such baseline": (["now", "--against", "old"], "There is no sweep `old`"),
     "no such parquet": (["now", "--against", "old.parquet"], "There is no kept baseline `old.par"),
     "no parquet": (["now", "--against", "notes.parquet"], "is not a complete parquet file"),
+    "a bundle": (["now", "--against", "old.tar.gz"], "`tar xf old.tar.gz`"),
     "cells": (["now", "--against", "results/kept/cells.parquet"], "holds cells, not runs"),
     "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is not a metric"),
     "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "`tolerance=5.0`"),

@@ -97,9 +97,17 @@ def test_the_machine_of_a_partition_is_the_one_kind_of_its_nodes(prints):
     prints("sinfo", "64|gpu:zzz:8|big,nvme|gpu", "32|gpu:zzz:4|small|gpu")
     for constraint, kind in (("small", (32, 4)), ("nvme", (64, 8))):
         assert machine(partition="gpu", constraint=constraint)[1:3] == kind
-    for given in ({}, {"constraint": "small|big"}, {"constraint": "none"}):
+    for given in ({}, {"constraint": "small|big"}):
         with pytest.raises(VitsweepError, match=r"`hydra\.launcher\.constraint`"):
             machine(partition="gpu", **given)
+    with pytest.raises(VitsweepError, match=r"there is big, nvme, small\."):
+        machine(partition="gpu", constraint="none")
+    prints("sinfo")
+    with pytest.raises(VitsweepError, match=r"`hydra\.launcher\.partition=gpuu`: no node has it"):
+        machine(partition="gpuu")
+    prints("sinfo", "64|(null)|big|main*")
+    with pytest.raises(VitsweepError, match=r"`hydra\.launcher\.gpu_type=h100`: .* no GPU"):
+        machine(gpu_type="h100")
     prints("sinfo", "64|gpu:zzz:8|big|gpu", "8|(null)||main")
     with pytest.raises(VitsweepError, match=r": none\..*`hydra\.launcher\.partition`"):
         machine()  # no partition is the default

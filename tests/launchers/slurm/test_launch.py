@@ -29,7 +29,7 @@ def test_the_result_says_whether_jobs_go_on(store, monkeypatch):
     request: Any = SimpleNamespace(console=Console(file=io.StringIO()))
     for arrays, wait, goes_on, submitted, interrupted in (
         (["a"], False, True, True, False),
-        ([], False, True, True, False),
+        ([], False, True, False, False),
         (["a"], True, True, True, True),
         (["a"], True, False, False, False),
         ([], True, True, False, False),

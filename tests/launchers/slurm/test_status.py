@@ -6,14 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.builders import run
 from tests.launchers.slurm.fabricated import START, first_run_start, write_events
 from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state import status
 from vitsweep.launchers.slurm.state.jobs import job_arrays
-from vitsweep.launchers.slurm.state.poll import JobState, poll
+from vitsweep.launchers.slurm.state.poll import JobState, lost_hint, poll
 from vitsweep.launchers.slurm.state.status import Outcome
 from vitsweep.planning.sweep_plan import SweepPlan
+from vitsweep.results.record import Status
 
 
 def test_the_row_of_an_array_counts_jobs_by_state_and_runs_that_are_done(store, slurm):
@@ -29,13 +31,13 @@ def test_the_row_of_an_array_counts_jobs_by_state_and_runs_that_are_done(store, 
         )
     ]  # fmt: skip
     cell = start["cell_id"]
-    assert status._array_row(state.job.array, members) == {
+    assert status._array_row(state.job.array, members, {cell: "O1"}) == {
         "array": "7", "nodes x ranks": "1 x 2", "waiting": "3", "running": "3", "ended": "3",
-        "runs": "0/18", "now": f"Resources, {cell}, {cell}, {cell}",
+        "runs": "0/18", "now": "Resources, O1, O1, O1",
     }  # fmt: skip
     ended = start | {"event": "run_end", "status": "measured", "will_repeat": False}
     write_events(store, ended)
-    row = status._array_row(state.job.array, poll(store))
+    row = status._array_row(state.job.array, poll(store), {})
     assert (row["runs"], row["now"], row["running"], row["waiting"]) == ("1/2", "", "1", "0")
 
 
@@ -173,3 +175,22 @@ def test_a_cell_whose_run_started_here_is_running_or_killed(store, monkeypatch, 
     monkeypatch.setattr(status, "unfinished", lambda store, cell_id: runs)
     found = {outcome.status for outcome in status.outcomes_of(store, []).values()}
     assert found == ({"running"} if is_running else {"killed"})
+
+
+def test_a_live_run_wins_and_runs_that_a_measured_cell_lost_are_counted(store, slurm):
+    start = first_run_start(store)
+    write_events(store, START, start)
+
+    def found(state: str) -> tuple[str, int]:
+        slurm["7_0"] = SlurmJob(state=state)
+        outcome = status.outcomes_of(store, poll(store))[start["cell_id"]]
+        return outcome.status, outcome.lost
+
+    two = {"measurement.blocks": 2}
+    store.publish(run(start["cell_id"], "b1", status=Status.killed, **two))
+    assert (found("RUNNING"), found("COMPLETED")) == (("running", 0), ("killed", 0))
+    store.publish(run(start["cell_id"], "b0", **two))
+    assert found("COMPLETED") == ("measured", 1)
+    store.publish(run(start["cell_id"], "b2", **two))
+    assert found("COMPLETED") == ("measured", 0)
+    assert [lost_hint(n)[:12] for n in (0, 1, 2)] == ["", "1 run of mea", "2 runs of me"]

@@ -82,6 +82,10 @@ def run(arguments: Sequence[str]) -> int:
         raise VitsweepError(
             f"There is no kept baseline `{kept}`. Keep one: `cp {store.root}/runs.parquet {kept}`."
         )
+    if kept.name.endswith(".tar.gz"):
+        raise VitsweepError(
+            f"`--against {kept}` is a bundle: `tar xf {kept}`, and name the folder that it makes."
+        )
     kept_runs = load(kept if kept.is_file() else find_sweep(options.against), rows="runs")
     new_runs = _new_runs(load(store, rows="runs"), kept_runs, store.root.name)
     if options.cell:

@@ -26,14 +26,14 @@ MOST_ROWS = 10_000
 def beside(tables: SweepTables) -> DataFrame:
     """Return the cells that `sweep.reference` has measured on the same kind of GPU.
 
-    A row has the columns of the cell, those of the record with `_there`, `source` and `quotient`, images per
-    second here over those there. Rows of the latest command count.
+    A row has what is shown of the cell, the columns of the record with `_there`, `source` and `quotient`,
+    images per second here over those there. Rows of the latest command count.
     """
     kept = [row for command in tables.commands for row in command.get("reference") or ()]
     there = DataFrame({row["cell_id"]: row for row in kept[-MOST_ROWS:] if _is_row(row)}.values())
     there = there.reindex(columns=["cell_id", "source", *FACTS])
     cells = tables.cells[tables.cells["status"] == Status.measured]
-    here = cells.reindex(columns=[*dict.fromkeys((*cells.columns, *FACTS))])
+    here = cells.reindex(columns=["cell_id", *FACTS, "shared_device"])
     found = here.astype({"device": object, "cell_id": object}).merge(
         there.add_suffix("_there").rename(columns={"source_there": "source"}),
         left_on=["cell_id", "device"],
@@ -98,7 +98,7 @@ def _to_look_at(table: DataFrame) -> Iterator[str]:
     yield f"clocks ({_both(*(f'{s[0].median():,.0f} MHz' * bool(len(s[0])) for s in (here, there)))})"
     shares = (f"{s[1].median():.0%} of the time" * bool(len(s[1])) for s in (here, there))
     yield f"power limit (reached: {_both(*shares)})"
-    shared = int(table["shared_device"].eq(True).sum()) if "shared_device" in table else 0
+    shared = int(table["shared_device"].eq(True).sum())
     yield f"other processes (seen beside {shared} of {count(len(table), 'cell')})"
     drivers = (", ".join(dict.fromkeys(table[c].dropna())) for c in ("driver", "driver_there"))
     yield f"driver ({_both(*drivers)})"

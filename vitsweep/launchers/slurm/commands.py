@@ -179,6 +179,12 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     cores = cores if site.cores_per_node == "auto" else site.cores_per_node
     gpus = gpus if site.gpus_per_node == "auto" else site.gpus_per_node
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
+    if settings.gpu_type and not gpus:
+        raise VitsweepError(
+            f"`hydra.launcher.gpu_type={settings.gpu_type}`: the nodes of partition "
+            f"`{settings.partition or '(default)'}` have no GPU: leave it out, or describe them with "
+            "`hydra.launcher.site.gpus_per_node`."
+        )
     types = _gpu_types(settings) if device == "cuda" else set()
     most = [most_usable_bytes(each) for each in types]
     profiles = [profile for each in types for profile in profiles_of_type(each)]
@@ -224,11 +230,23 @@ def _only_kind(settings: "SlurmSettings") -> Kind:
     kinds = _kinds(lines, settings.constraint)
     if len(kinds) == 1:
         return kinds.pop()
+    if not kinds and lines:
+        raise _no_such("constraint", settings.constraint, (line[2] for line in lines))
+    if not kinds and where:
+        names = (slurm_output("sinfo", "-h", "-o", "%R") or "").splitlines()
+        raise _no_such("partition", settings.partition, names)
     found = "; ".join(f"{cores} CPUs and {gpus} GPUs" for cores, gpus in sorted(kinds)) or "none"
     raise VitsweepError(
         f"The partition `{settings.partition or '(default)'}` has nodes of these kinds: {found}. Say "
         "which is meant with `hydra.launcher.partition`, `hydra.launcher.constraint`, or "
         "`hydra.launcher.site.cores_per_node` and `hydra.launcher.site.gpus_per_node`."
+    )
+
+
+def _no_such(key: str, typed: str | None, lists: Iterable[str]) -> VitsweepError:
+    names = sorted({name for each in lists for name in each.split(",")})
+    return VitsweepError(
+        f"`hydra.launcher.{key}={typed}`: no node has it; there is {', '.join(names) or 'none'}."
     )
 
 

@@ -21,8 +21,11 @@ from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import (
+    BLOCKS,
     REFRESH_SECONDS,
     JobState,
+    lost_hint,
+    lost_runs,
     pending_runs,
     poll,
     reconcile,
@@ -35,6 +38,8 @@ from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
+from vitsweep.tables.load import cells_of
+from vitsweep.tables.names import names_by_id
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.render import TextTable
 from vitsweep.tables.valid_runs import final_status
@@ -52,11 +57,13 @@ class Outcome:
         status: of the record, or `waiting` or `running`.
         reason: why it was not measured.
         spec: the flattened spec, where a run or a refusal tells it.
+        lost: runs that were stopped from outside, of a measured cell that lacks their blocks.
     """
 
     status: str
     reason: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
+    lost: int = 0
 
 
 def page(
@@ -65,7 +72,8 @@ def page(
     """Return a table of the job arrays, the number of cells by status, and why cells have no result."""
     counts = Counter(outcome.status.replace("_", " ") for outcome in outcomes.values())
     cells = " · ".join(f"{name} {count}" for name, count in counts.most_common())
-    parts: list[RenderableType] = [_arrays_table(job_states)] if job_states else []
+    names = names_by_id(cells_of(store)) if _cells_in_flight(job_states) else {}
+    parts: list[RenderableType] = [_arrays_table(job_states, names)] if job_states else []
     parts.append(Text(f"Cells of {store.name}: {cells}"))
     if any(state.state == "unknown" for state in job_states):
         clusters = {s.job.array.facts.get("cluster", "") for s in job_states} - {""}
@@ -77,29 +85,49 @@ def page(
             )
         )
     parts += [Text(f"  {line}") for line in _without_result(outcomes)]
-    hints = (_continue_hint(store, job_states, outcomes), reconcile_hint(store, job_states))
+    hints = (
+        lost_hint(sum(outcome.lost for outcome in outcomes.values())),
+        _continue_hint(store, job_states, outcomes),
+        reconcile_hint(store, job_states),
+    )
     return Group(*parts, *(Text(hint) for hint in hints if hint))
 
 
 def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outcome]:
     """Return cell id -> what became of it over all its runs.
 
-    A cell without a run that a live job will still do is waiting or running, whatever became of an
-    earlier job.
+    A cell that is not measured and that a live job will still run is waiting or running, whatever became of
+    an earlier job.
     """
 
-    columns = ("cell_id", "status", "reason", "failed_rank", "attempt", "started_at")
+    columns = (
+        "cell_id",
+        "status",
+        "reason",
+        "failed_rank",
+        "attempt",
+        "block",
+        "started_at",
+        BLOCKS,
+    )
     runs, specs = [], dict[str, dict[str, Any]]()
     for record in store.runs():
-        runs.append((*(getattr(record, c) for c in columns[:-1]), _started_at(record)))
+        of_spec = _started_at(record), record.spec.get(BLOCKS)
+        runs.append((*(getattr(record, c) for c in columns[:-2]), *of_spec))
         specs[record.cell_id] = record.spec
-    outcomes: dict[str, Outcome] = {}
-    if runs:
-        for row in final_status(DataFrame(runs, columns=columns)).to_dict("records"):
-            cell_id = row["cell_id"]
-            outcomes[cell_id] = Outcome(str(row["status"]), str(row["reason"]), specs[cell_id])
     coming = {run.cell_id for run in pending_runs(job_states)}
     running = set(_cells_in_flight(job_states))
+    outcomes: dict[str, Outcome] = {}
+    if runs:
+        table = DataFrame(runs, columns=columns)
+        lost = lost_runs(table)
+        for row in final_status(table).to_dict("records"):
+            cell_id, status = row["cell_id"], str(row["status"])
+            if status != Status.measured and cell_id in coming:
+                status, row["reason"] = (RUNNING if cell_id in running else WAITING), ""
+            outcomes[cell_id] = Outcome(
+                status, str(row["reason"]), specs[cell_id], lost.get(cell_id, 0)
+            )
     for cell_id in store.cells_without_runs():
         if cell_id in coming:
             outcomes[cell_id] = Outcome(RUNNING if cell_id in running else WAITING)
@@ -124,22 +152,24 @@ def _started_at(run: RunRecord) -> str | None:
     return run.environment.get("started_at")
 
 
-def _arrays_table(job_states: Sequence[JobState]) -> RenderableType:
-
+def _arrays_table(job_states: Sequence[JobState], names: Mapping[str, str]) -> RenderableType:
     by_array: dict[JobArray, list[JobState]] = {}
     for state in job_states:
         by_array.setdefault(state.job.array, []).append(state)
-    rows = [_array_row(array, members) for array, members in by_array.items()]
+    rows = [_array_row(array, members, names) for array, members in by_array.items()]
     return TextTable(DataFrame(rows), "Jobs")
 
 
-def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
+def _array_row(
+    array: JobArray, members: Sequence[JobState], names: Mapping[str, str]
+) -> dict[str, str]:
     counts = Counter(state.state for state in members)
     num_runs = sum(len(state.job.runs()) for state in members)
     num_remaining = sum(len(state.remaining_runs) for state in members)
     request = array.facts["request"]
     # why jobs wait, and up to three of the cells that run
     reasons = {s.slurm.reason for s in members if s.state == "waiting" and s.slurm}
+    cells = [names.get(cell_id, cell_id) for cell_id in _cells_in_flight(members)[:3]]
     return {
         "array": array.slurm_id or "?",
         "nodes x ranks": f"{request['nodes']} x {request['ranks_per_node']}",
@@ -147,8 +177,18 @@ def _array_row(array: JobArray, members: Sequence[JobState]) -> dict[str, str]:
         "running": str(counts["running"] + counts["unknown"]),
         "ended": str(counts["ended"] + counts["gone"]),
         "runs": f"{num_runs - num_remaining}/{num_runs}",
-        "now": ", ".join([*sorted(reasons - {"None", ""}), *_cells_in_flight(members)[:3]]),
+        "now": ", ".join([*map(_in_words, sorted(reasons - {"None", ""})), *cells]),
     }
+
+
+def _in_words(reason: str) -> str:
+    """Say what a reason of Slurm means that waiting does not end."""
+    limit = "more nodes, time or memory than the partition allows, so that it never starts"
+    return (
+        f"{reason} ({limit})"
+        if reason in ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
+        else reason
+    )
 
 
 def _cells_in_flight(job_states: Sequence[JobState]) -> list[str]:

@@ -41,9 +41,9 @@ from vitsweep.tables.formatting import count
 def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchResult]:
     """Submit the missing runs of the cells, and wait until they have run.
 
-    With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs. Ctrl-C
-    detaches: the jobs continue. The sweep is locked while jobs are submitted, and while the result is
-    summarized, not while the jobs run.
+    With `hydra.launcher.wait=false` the result is `submitted` as soon as Slurm has the jobs; where none is
+    needed or live, it is that of the records. Ctrl-C detaches: the jobs continue. The sweep is locked while
+    jobs are submitted, and while the result is summarized, not while the jobs run.
 
     Raises:
         VitsweepError: a value is wrong, or Slurm refuses.
@@ -53,7 +53,7 @@ def launch(request: LaunchRequest, settings: SlurmSettings) -> Iterator[LaunchRe
     with prepared(request) as sweep:
         arrays = _submit_missing(sweep, request, settings)
     store, plan = sweep.store, sweep.plan
-    if not settings.wait:
+    if arrays and not settings.wait:
         console.print(_next_commands(store))
         yield LaunchResult(store=store, plan=plan, submitted=True)
         return

@@ -298,10 +298,11 @@ def _sbatch(
             return _id_if_taken(folder, request, error)
         remove(folder / "array.json")  # there is no such array
         lines = str(error).strip().splitlines()
+        asked = {k: v for k in ("partition", "constraint", "gres") if (v := getattr(settings, k))}
         message = next((line for line in lines[::-1] if "sbatch: error" in line), lines[-1])
         raise VitsweepError(
             f"Slurm refuses the job array of group {request.name} ({message.strip()}). Requested: "
-            f"{request.sbatch(settings)}; the batch script is in `{folder}`."
+            f"{request.sbatch(settings) | asked}; the batch script is in `{folder}`."
         ) from error
 
 
