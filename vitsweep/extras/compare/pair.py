@@ -33,7 +33,7 @@ from vitsweep.results.store import Store
 from vitsweep.results.sweeps import find_sweep, sweep_names
 from vitsweep.spec.from_yaml import target_class
 from vitsweep.spec.menu import conf_dir
-from vitsweep.spec.resources import HERE, Machine
+from vitsweep.spec.resources import Machine
 from vitsweep.tables.formatting import count
 from vitsweep.tables.names import find_cell
 from vitsweep.tables.sweep_tables import SweepTables
@@ -251,10 +251,10 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
     if reasons := [reason for e in plan.entries.values() for reason in e.reasons]:
         raise ImpossibleCellError(list(dict.fromkeys(reasons)))
     most = max(entry.spec.resources.nodes for entry in plan.entries.values())
-    if most > 1 and machine.described_by == HERE:
+    if most > 1 and machine.nodes == inf:
         raise BadValueError(
             f"`resources.nodes={most}`: this machine is one node, and shows nothing of a network between "
-            "several: leave it out."
+            "several: leave it out, or add `hydra/launcher=allocation` inside of an allocation."
         )
     return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, says(plan), on)
 
