@@ -202,3 +202,31 @@ def test_an_overflow_at_the_loss_scale_is_not_judged() -> None:
         assert result.verdict == "not judged"
         assert "overflow at a loss scale of" in result.sentence
         assert training.trainer.scaler.current == 2.0**40  # type: ignore[union-attr]
+
+
+class OnlyNormed(nn.Sequential):
+    """Its norm takes no batch of one image."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+
+def test_a_small_batch_of_a_batch_norm_in_half_precision_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vitsweep.extras.guard.check.ENOUGH", 0.0)
+    torch.manual_seed(0)
+    with vitsweep.apply("precision=bf16 resources.threads_per_rank=1", OnlyNormed()) as training:
+        batch = torch.randn(4, 1, 8, 8), torch.arange(4)
+        training.step(batch)
+        assert vitsweep.check(training, batch).verdict == "sound"
+
+
+def test_a_batch_without_labels_is_not_judged_and_says_nothing_of_the_device() -> None:
+    with vitsweep.apply("resources.threads_per_rank=1", Stack(1, 10, 16, 2)) as training:
+        images = torch.randn(4, 1, 8, 8)
+        training.step((images, torch.arange(4)))
+        result = vitsweep.check(training, (images, torch.full((4,), -100)))
+        assert result.verdict == "not judged"
+        assert result.is_repeatable
+        assert "deterministic" not in result.sentence

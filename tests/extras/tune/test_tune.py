@@ -152,3 +152,52 @@ def test_where_every_setting_is_bad_the_reasons_were_said() -> None:
         with pytest.raises(VitsweepError, match="No setting is left"):
             tuner.step(*batches(1))
     assert len(said) == 3
+
+
+class Counting(Stack):
+    """Keeps a mean of its images in a buffer that is not saved, and subtracts it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 10, 16, 2)
+        self.register_buffer("mean", torch.zeros(1, 8, 8), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.mean.mul_(0.5).add_(images.detach().mean(0), alpha=0.5)  # type: ignore[operator, union-attr]
+        return super().forward(images - self.mean)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_buffers_that_are_not_saved_move_and_a_step_that_raises_begins_its_block_anew() -> None:
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        if len(batch[1]) == 3:
+            raise ValueError("three")
+        return torch.nn.functional.cross_entropy(outputs, batch[1])
+
+    steps, found = batches(20), []
+    settings = [f"{each} {ONE_THREAD}" for each in EQUAL[:2]]
+    for begin in (
+        lambda: vitsweep.apply(settings[0], Counting(), loss),
+        lambda: vitsweep.tune(settings, Counting, loss, on_news=str),
+    ):
+        torch.manual_seed(0)
+        with begin() as training:
+            trained(training, steps[:7])
+            with pytest.raises(ValueError, match="three"):  # in the middle of the second block
+                training.step(tuple(each[:3] for each in steps[0]))
+            found.append(trained(training, steps[7:], 7))
+    assert [block.turn for block in training._blocks] == [1, 1, 2, 2]
+    assert apart(*found) == []
+
+
+def test_a_search_whose_chosen_setting_was_removed_goes_on() -> None:
+    settings = [f"{each} {ONE_THREAD}" for each in EQUAL]
+    with vitsweep.tune(settings[:2], build) as tuner:
+        tuner.step(*batches(1))
+        state = tuner.state_dict()
+    [other] = {*settings[:2]} - {state["setting"]}
+    with vitsweep.tune([state["setting"], settings[2]], build) as again:
+        again.load_state_dict({**state, "stays": other, "order": [other]})
+        again.step(*batches(1))
+        assert again.stays is None
+        assert again._trainings.keys() == {state["setting"], settings[2]}
+        assert not again.left_out

@@ -36,7 +36,7 @@ PHASES = {
 LEAST_LOSS_ROUNDING = 16 * ROUNDOFF[torch.float32]
 """Of a loss near zero: log(1 + x) has no more digits than 1."""
 ENOUGH, SLICES = 0.5, 4
-"""Half precision that is further from float32 is compared again, in so many slices of the batch."""
+"""Half precision that is further from float32 is compared again, in so many slices of the batch at most."""
 OF_ONE_RANK = 0.1
 """A difference is one rank's gradient where so much of it is left without a multiple of that."""
 Verdict = Literal["sound", "wrong", "not judged"]
@@ -245,10 +245,10 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
     trainer, size = training.trainer, training.world.size
     trainer.reshard()
     fast, again = _fast(trainer, batch), _fast(trainer, batch)
-    same = fast.loss == again.loss and all(
-        torch.equal(gradient, again.gradients[name]) for name, gradient in fast.gradients.items()
-    )
-    del again
+    pairs = [(torch.tensor(fast.loss), torch.tensor(again.loss))]
+    pairs += [(gradient, again.gradients[name]) for name, gradient in fast.gradients.items()]
+    same = all(torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True) for a, b in pairs)
+    del again, pairs
     plain, bounds = PlainPasses(training, batch).run(), Bounds(training.cell, training.world)
     shares = _shares(fast, plain, bounds) | _confirmed(training, batch, plain, bounds)
     worst = max(shares, key=lambda name: shares[name])
@@ -327,8 +327,9 @@ def _confirmed(training: Applied, batch: Any, plain: Plain, bounds: Bounds) -> d
     found = _shares_of_half(plain, bounds)
     doubt = max(found.values(), default=0.0) > ENOUGH
     ranks = gathered([doubt, number_of_images(batch)])
-    if any(rank[0] for rank in ranks) and min(rank[1] for rank in ranks) >= SLICES:
-        for part in map(as_entries, training.micro_batches(as_given(batch), "check", SLICES)):
+    slices = min(SLICES, *(rank[1] // 2 for rank in ranks))  # BatchNorm takes no single image
+    if any(rank[0] for rank in ranks) and slices > 1:
+        for part in map(as_entries, training.micro_batches(as_given(batch), "check", slices)):
             again = _shares_of_half(PlainPasses(training, part).run(), bounds)
             found = {name: min(share, again[name]) for name, share in found.items()}
     return found

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from vitsweep.collectives.primitives import gathered, gathered_tensors
+from vitsweep.model.initialize import plain_name
 from vitsweep.model.module_look import follow
 from vitsweep.training import checkpoint
 from vitsweep.training.trainer import Trainer
@@ -18,9 +20,9 @@ def move(source: Trainer, to: Trainer) -> None:
     """Let a training go on from another one's state; every rank calls it.
 
     Weights (masters where there are any), buffers, optimizer state and averages are copied bit for bit into
-    the memory of the other training, which may split them over the ranks differently. Numbers of parameter
-    groups, modes of modules, frozen parameters and the step are carried over; the state of a loss scaler
-    stays with its setting.
+    the memory of the other training, which may split them over the ranks differently. So are buffers that
+    are not persistent. Numbers of parameter groups, modes of modules, frozen parameters and the step are
+    carried over; the state of a loss scaler stays with its setting.
 
     Args:
         source: stays as it is.
@@ -45,6 +47,13 @@ def move(source: Trainer, to: Trainer) -> None:
                 if both := _common(target, box):
                     target[1][both[0]].copy_(box[1][both[1]])
     follow(to.model, source.model)
+    unsaved = {plain_name(name): buffer for name, buffer in source.model.named_buffers()}
+    for name, buffer in to.model.named_buffers():
+        other = unsaved.get(plain_name(name), buffer)
+        if f"model.{plain_name(name)}" in names or buffer.shape != other.shape:
+            continue
+        if not torch.equal(buffer.to(other.dtype), other):  # a table keeps its digits
+            buffer.copy_(other)
     checkpoint.give_extra_state(
         to.model, (shard for shard in checkpoint.shards_of_training(to) if shard.name in names)
     )

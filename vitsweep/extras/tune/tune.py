@@ -178,17 +178,18 @@ class Tuner:
         training = self.training
         if self.stays == self.setting or training.trainer.is_averaged:
             return training.step(batch)
-        if not self._steps:
+        taken, self._steps = self._steps, 0  # a step that raises begins the block anew
+        if not taken:
             loss = self._first_step(batch)
             self._clock, self._skipped = StepClock(self.training.world.device), list[Any]()
-        elif self._steps < UNTIMED_STEPS:
+        elif taken < UNTIMED_STEPS:
             loss = training.step(batch)
         else:
             self._clock.mark()
             loss = training.step(batch)
             self._clock.mark()
             self._skipped += training.trainer.skipped[-1:] or [False]
-        self._steps += 1
+        self._steps = taken + 1
         if self._steps == BLOCK_STEPS:
             self._end_block()
         return loss
@@ -334,7 +335,8 @@ class Tuner:
             n: why for rank in ranks for n, why in rank[2].items() if n in self._settings
         }
         first = from_first({k: state[k] for k in ("blocks", "order", "turn", "stays")})
-        self._turn, self.stays, self._steps = first["turn"], first["stays"], 0
+        self._turn, self._steps = first["turn"], 0
+        self.stays = first["stays"] if first["stays"] in self._trainings else None
         self._blocks = [Block(*block) for block in first["blocks"] if block[1] in self._settings]
         self._order = [n for n in first["order"] if n in {*self._trainings} - {*self.left_out}]
         self._free()
