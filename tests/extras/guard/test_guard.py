@@ -10,6 +10,7 @@ import torch
 import vitsweep
 from tests.extras.guard.test_check import batches, begun, cell_of
 from tests.ranks import on_ranks
+from vitsweep.errors import BadValueError
 from vitsweep.extras.guard import planted
 from vitsweep.extras.guard.check import CheckResult, FaultFoundError, slowness
 from vitsweep.spec.cell_spec import CellSpec
@@ -93,3 +94,13 @@ def test_a_rank_is_slow_beside_the_others_in_the_median_pass() -> None:
     assert slowness([[1.0, 2.0]]) == []
     assert slowness([[1.0, 2.0, 3.0], [2.0, 3.0, 30.0]]) == [0.5, 2.0]
     assert slowness([[1.0], [2.0], [3.0], [12.0]]) == [1 / 3, 2 / 3, 1.5, 6.0]
+
+
+def test_a_guard_that_cannot_check_or_write_is_refused_at_once(tmp_path: Path) -> None:
+    with vitsweep.apply("resources.threads_per_rank=1", torch.nn.Linear(4, 2)) as training:
+        with pytest.raises(BadValueError, match="every_steps=0"):
+            vitsweep.Guard(training, every_steps=0, record=None)
+        with pytest.raises(FileNotFoundError):
+            vitsweep.Guard(training, record=tmp_path / "missing" / "checks.jsonl")
+    with pytest.raises(FileNotFoundError):
+        vitsweep.tune("precision=fp32,bf16", torch.nn.Identity, record=tmp_path / "missing" / "a")

@@ -157,12 +157,14 @@ def test_where_every_setting_is_bad_the_reasons_were_said() -> None:
 class Counting(Stack):
     """Keeps a mean of its images in a buffer that is not saved, and subtracts it."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__(1, 10, 16, 2)
         self.register_buffer("mean", torch.zeros(1, 8, 8), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        self.mean.mul_(0.5).add_(images.detach().mean(0), alpha=0.5)  # type: ignore[operator, union-attr]
+        self.mean.mul_(0.5).add_(images.detach().mean(0), alpha=0.5)
         return super().forward(images - self.mean)
 
 
@@ -175,6 +177,7 @@ def test_buffers_that_are_not_saved_move_and_a_step_that_raises_begins_its_block
 
     steps, found = batches(20), []
     settings = [f"{each} {ONE_THREAD}" for each in EQUAL[:2]]
+    training: Any
     for begin in (
         lambda: vitsweep.apply(settings[0], Counting(), loss),
         lambda: vitsweep.tune(settings, Counting, loss, on_news=str),

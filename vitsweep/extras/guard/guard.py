@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitsweep.collectives.primitives import gathered, local
+from vitsweep.errors import BadValueError
 from vitsweep.extras.guard.check import CheckResult, check, raise_fault, slowness
 from vitsweep.extras.take_home.apply import Applied
 from vitsweep.training.shards import updated
@@ -30,6 +31,10 @@ class Guard:
         on_check: called on rank 0 with each result, whose text is a sentence or two.
         record: file of JSON lines to which rank 0 adds each result; None for none.
         raise_on_fault: as of `vitsweep.check`.
+
+    Raises:
+        BadValueError: `every_steps` is below 1.
+        OSError: `record` cannot be written.
     """
 
     def __init__(
@@ -41,6 +46,12 @@ class Guard:
         record: str | Path | None = "checks.jsonl",
         raise_on_fault: bool = False,
     ) -> None:
+        if every_steps < 1:
+            raise BadValueError(
+                f"`every_steps={every_steps}` is not the number of steps between checks: give 1 or more."
+            )
+        if record is not None and training.world.rank == 0:
+            Path(record).open("a", encoding="utf-8").close()  # fails now, and not hours later
         self._training, self._every, self._on_check = training, every_steps, on_check
         self._record, self._raises = record, raise_on_fault
         self._marks: dict[str, int] = {}

@@ -19,7 +19,7 @@ from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.extras.guard.check import check, refuse_unchecked
 from vitsweep.extras.take_home.apply import Applied, Loss, apply
-from vitsweep.extras.take_home.asked_cell import Cell
+from vitsweep.extras.take_home.asked_cell import Cell, place
 from vitsweep.extras.take_home.moved import move
 from vitsweep.extras.tune.choice import Block, between, next_turn
 from vitsweep.extras.tune.vote import voted
@@ -60,8 +60,11 @@ def tune(
         BadValueError: there is one setting only, or one cannot be read.
         ImpossibleCellError: as of `vitsweep.apply`, of any setting.
         VitsweepError: settings compute another training than the first, or cannot be checked.
+        OSError: `record` cannot be written.
     """
     cells = _named(settings, config_dir)
+    if record is not None and place()[0] == 0:
+        Path(record).open("a", encoding="utf-8").close()  # fails now, and not after a block
     models = []
     for _ in [*cells][1:]:
         with as_it_was():
@@ -257,8 +260,8 @@ class Tuner:
         ranks = gathered(sum(own) / len(own) / 1e3 if own else None)
         if own:
             self._blocks.append(Block(self._turn, self.setting, max(ranks)))
-        self._tell("", setting=self.setting, turn=self._turn, seconds=ranks)
         self._order, self._steps = self._order[1:], 0
+        self._tell("", setting=self.setting, turn=self._turn, seconds=ranks)
         if not self._order or self.training.trainer.steps_taken >= self._tune_steps:
             self._begin_turn()
 
