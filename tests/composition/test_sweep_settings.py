@@ -52,7 +52,7 @@ def test_a_wrong_value_is_named_with_its_rule() -> None:
         ("sweep.folder=''", "`sweep.folder=`"),
         ("sweep.replicate=precision", "`sweep.replicate=precision`"),
         ("sweep.zip=5", "`sweep.zip=5` `[a,b]`"),
-        ("sweep.match=model", "`sweep.match=model` `[a,b]`"),
+        ("sweep.match=model", "`sweep.match=model` `[model]`"),
         ("sweep.limit=5", "`sweep.limit` `sweep.limit.key`"),
         ("sweep.limit.first=x", "`sweep.limit.first=x`"),
         (
@@ -65,7 +65,7 @@ def test_a_wrong_value_is_named_with_its_rule() -> None:
         ("sweep.minutes=0", "`sweep.minutes=0` 0"),
         ("sweep.rank_by=throughptu", "`sweep.rank_by=throughput`"),
         ("sweep.rank_by=time_to_accuracy", "`sweep.rank_by=time_to_accuracy`"),
-        ("sweep.retry=failed", "`sweep.retry=failed` `[a,b]`"),
+        ("sweep.retry=failed", "`sweep.retry=failed` `[failed]`"),
         ("sweep.retry=[measured]", "`sweep.retry=[measured]`"),
     ]:
         with pytest.raises(BadValueError) as error:

@@ -128,6 +128,7 @@ def test_the_content_decides_not_the_time_of_the_file(own: tuple[CellSpec, Path]
 
 ROOMS = {"cell.py", "collectives", "data", "execution", "measure", "model"} | {
     "control_group.py",
+    "job_environment.py",
     "objectives",
     "parallelize.py",
     "proof",

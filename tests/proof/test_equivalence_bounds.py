@@ -315,7 +315,7 @@ def test_updates_that_an_overflow_skipped_are_counted(monkeypatch: pytest.Monkey
         twin = twin_of(alone(*words))
         trained = TrainedTwin(twin, own)
         found = [trained.step(global_batch(twin, step, own), step, {}) for step in (0, 1)]
-        skipped = int(sum(trained.trainer.skipped))
+        skipped = int(sum(trained._trainer.skipped))
         assert (skipped > 0) is overflows
         assert [each.repeats for each in found] == [skipped, 0]
 

@@ -60,7 +60,7 @@ ROOMS = sorted(
     if not path.name.startswith("verb_")
 )
 PAGES = sorted(HOUSE.glob("**/templates/*.html.j2"))
-MOST = 72
+MOST = 73
 BASE = (100.0, 101.0, 99.0, 100.5, 99.5)
 ONE = (1.0, 1.0, 1.0, 1.0, 1.0)
 SURE = (1.301, 1.299, 1.302, 1.298, 1.3)
@@ -403,7 +403,13 @@ def paged() -> Iterator[str]:
     yield extras.load("latex.latex:method")(tables_of([of("base"), of("sure", SURE)], "base"))
     there = {"source": "h200", "device": "NVIDIA H200", "driver": "1", "driver_there": "1"}
     empty = {"sm_clock_mhz": None, "power_capped_share": None}
-    row = {"quotient": 0.8, **there, **empty, **{f"{c}_there": None for c in empty}}
+    row = {
+        "quotient": 0.8,
+        "shared_device": False,
+        **there,
+        **empty,
+        **{f"{c}_there": None for c in empty},
+    }
     yield extras.load("reference.shown:slow")(DataFrame([row] * 3))
     verdict, answer = (extras.load(f"judge.verdict:{n}") for n in ("Verdict", "Answer"))
     yield from verdict(answer=answer.faster, base="b", head="h").sentences

@@ -374,7 +374,7 @@ def test_groups_of_rows_stand_below_their_headings_in_the_order_of_their_numbers
         "c",
     ]
     assert render._grouped(text, match)["result"].tolist() == ["", "y", "", "", "x", "z"]
-    assert render._by_numbers("1,024 images of 2") < render._by_numbers("2,000 images of 1")
+    assert render.by_numbers("1,024 images of 2") < render.by_numbers("2,000 images of 1")
 
 
 def test_settings_of_all_rows_stand_in_the_title() -> None:

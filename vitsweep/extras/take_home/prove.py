@@ -259,16 +259,19 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     if missing(row.get("images_per_second")):
         yield say("nothing_measured", why="not run")
         return
-    device = plain(row.get("device"))
-    yield f"Measured: {row['images_per_second']:,.0f} images/s{f' on {device}' if device else ''}."
+    device, claim = plain(row.get("device")), row.get("claim")
+    where = f" on {device}" if device else ""
+    if claim == Claim.baseline:
+        where += ", the baseline"
+    elif claim == Claim.screened:
+        where += f", {screened(row['speedup'], 'its baseline')}"
+    yield f"Measured: {row['images_per_second']:,.0f} images/s{where}."
     ends = row.get("speedup_low"), row.get("speedup_high")
-    if row.get("claim") == Claim.baseline:
-        yield "The cell is the baseline of its sweep."
-    elif row.get("claim") == Claim.screened:
-        yield f"The cell is {screened(row['speedup'], 'its baseline')}."
-    elif size := ratio(row.get("speedup"), *ends):
+    if claim in (Claim.baseline, Claim.screened):
+        return
+    if size := ratio(row.get("speedup"), *ends):
         pairs = row.get("num_pairs")
-        told = {"blocks": count(0 if missing(pairs) else pairs, "block"), "claim": row.get("claim")}
+        told = {"blocks": count(0 if missing(pairs) else pairs, "block"), "claim": claim}
         yield say("compared", name="The cell", size=size, base="its baseline", **told)
 
 

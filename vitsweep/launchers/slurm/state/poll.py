@@ -419,6 +419,8 @@ def lost_runs(runs: DataFrame) -> dict[str, int]:
     Args:
         runs: `cell_id, block, status, measurement.blocks`; cells without a measured run are left out.
     """
+    if runs.empty:
+        return {}
     good = runs[runs["status"] == Status.measured].drop_duplicates(["cell_id", "block"])
     lacking = runs.get(BLOCKS, 0) - runs["cell_id"].map(good["cell_id"].value_counts())
     stopped = runs[runs["status"].isin(STOPPED_FROM_OUTSIDE) & lacking.gt(0)]
