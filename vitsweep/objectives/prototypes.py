@@ -311,6 +311,13 @@ class _PairByPair(PlainCrops, OpenDistillation):
         device = batch["image"].device
         return {**prepared, **{n: torch.tensor(found, device=device) for n, found in lists.items()}}
 
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
+        some, found = self.settings, [self.of_views(outputs, batch, step)]
+        found.append(some.ibot_weight * self.of_patches(outputs, batch, step))
+        for view in range(some.large_views):
+            found.append(some.koleo_weight * self.koleo(outputs["tokens"][:, view], step))
+        return torch.stack(found).sum()
+
     def of_views(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
         taught, student = batch["teacher"]["views"], outputs["views"]
         rows = [image[g] for image in taught for g in range(self.settings.large_views)]
