@@ -33,7 +33,7 @@ from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.sweep_tables import SweepTables
 
 BARE = re.compile(
-    r"(?<![\w.])(?!1\.00x)\d[\d,]*\.\d+x\b(?!\s\[[\d.]+, [\d.]+\]|[^.;]{0,50}no interval\))"
+    r"(?<![\w.])(?!1\.00x)\d[\d,]*\.\d+x\b(?!\s\[[\d.]+, [\d.]+\]|[^.;]{0,30}no interval\))"
 )
 """A ratio without an interval and without the words. A baseline's is 1.00x, and no other here."""
 

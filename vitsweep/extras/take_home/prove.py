@@ -264,7 +264,7 @@ def _measured(row: Mapping[str, Any]) -> Iterator[str]:
     if claim == Claim.baseline:
         where += ", the baseline"
     elif claim == Claim.screened:
-        where += f", {screened(row['speedup'], 'its baseline')}"
+        where += f", {screened(row['speedup'])} as its baseline"
     yield f"Measured: {row['images_per_second']:,.0f} images/s{where}."
     ends = row.get("speedup_low"), row.get("speedup_high")
     if claim in (Claim.baseline, Claim.screened):
