@@ -361,11 +361,11 @@ class Nodes:
 
     def receive(self, timeout_s: float) -> None:
         """Read messages of agents; return after the first reports, or after `timeout_s`."""
-        deadline, has_news = time.monotonic() + timeout_s, False
-        while not has_news and (left := deadline - time.monotonic()) > 0:
-            living = [node for node in self.all if not node.lost]
-            ready = wait([node.connection for node in living], left)
-            has_news = any([node.receive() for node in living if node.connection in ready])
+        deadline, has_news, ready = time.monotonic() + timeout_s, False, True
+        while ready and not has_news:  # all that has arrived, even without time to wait
+            living = {node.connection: node for node in self.all if not node.lost}
+            ready = wait(list(living), max(0.0, deadline - time.monotonic()))
+            has_news = any([living[connection].receive() for connection in ready])
         for node in self.all:
             node.check_heartbeat()
 
