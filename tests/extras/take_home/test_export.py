@@ -107,6 +107,19 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(tmp_path: 
             assert not leg.equal
 
 
+def test_a_file_whose_weights_are_no_numbers_is_not_equal(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(3) for name in ("first", "second")}
+    wanted = {"losses": [2.0, 1.0], "gradients": tensors, "weights": tensors, "masters": tensors}
+    nan = tensors | {"second": torch.full((3,), torch.nan)}
+    for kind, wrong in (("losses", [2.0, float("nan")]), ("gradients", nan), ("weights", nan)):
+        folder = tmp_path / kind
+        folder.mkdir()
+        torch.save(wanted, folder / "cell.pt")
+        torch.save({**wanted, kind: wrong}, folder / "file.pt")
+        [leg] = compared({folder: cell(*CELLS[0])})
+        assert not leg.equal, str(leg)
+
+
 def _step_of_five(world: World, file: Path) -> None:
     train = SimpleNamespace(**runpy.run_path(str(file)))
     training = train.Training(train.build_model(), train.start())
