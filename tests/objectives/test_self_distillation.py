@@ -168,6 +168,22 @@ def test_sinkhorn_knopp_uses_prototypes_equally_often() -> None:
     assert not padded[32:].any()
 
 
+def test_sinkhorn_knopp_keeps_its_digits_where_logits_are_far_apart() -> None:
+    """Logits 6 apart are 150 apart at a temperature of 0.04, more than float32 has exponents for."""
+    objective, logits = opened(), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    logits[:, 3] -= 6
+    scaled = (logits.double() / 0.04).t()
+    shares = (scaled - scaled.logsumexp((0, 1))).exp()
+    for _ in range(objective.settings.sinkhorn_iterations):
+        shares = shares / shares.sum(1, keepdim=True) / 16
+        shares = shares / shares.sum(0, keepdim=True) / 8
+    assert torch.allclose(objective.shares(logits, AT).double(), 8 * shares.t(), atol=1e-4)
+    outlier = torch.cat([logits, torch.full((1, 16), 9.0)])
+    padded = objective.shares(outlier, AT, torch.arange(9) < 8)
+    assert torch.equal(padded[:8], objective.shares(logits, AT))
+    assert not padded[8].any()
+
+
 def test_momentum_and_temperature_follow_the_training() -> None:
     objective = opened("task=train", "task.epochs=100")
     assert [objective.momentum(step, 200) for step in (0, 100, 200)] == pytest.approx(

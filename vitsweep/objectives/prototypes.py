@@ -205,9 +205,10 @@ class OpenDistillation(OpenViews):
         scaled, world = logits / self.temperature(step), step.world
         if not self.settings.sinkhorn_iterations:
             return scaled.softmax(-1)
-        found = (scaled - _most(scaled.max(), world)).exp()
         if counted is not None:
-            found = found * counted[:, None]
+            scaled = scaled.masked_fill(~counted[:, None], -torch.inf)
+        # the first iteration divides each prototype by its sum, and so by this too
+        found = (scaled - _most(scaled.amax(0), world)).exp()
         for _ in range(self.settings.sinkhorn_iterations):
             # the number of images, by which both are divided in the source, cancels out
             found = found / sum_over_replicas(found.sum(0), world)
@@ -272,7 +273,7 @@ class OpenDistillation(OpenViews):
 
 
 def _most(x: Tensor, world: World | None) -> Tensor:
-    """Return the largest of all replicas."""
+    """Return the largest of all replicas, number by number; in place."""
     if world is not None and world.data_parallel_size > 1:
         with sent_as("activation"):
             dist.all_reduce(x, dist.ReduceOp.MAX, group=world.gradient_group())
