@@ -86,7 +86,7 @@ class OpenLeJepa(OpenViews):
         )
         normal = (-t.square() / 2).exp()  # its characteristic function, and the window
         gaps = torch.full_like(t, 2 * LAST_KNOT / (self.settings.knots - 1))
-        gaps[[0, -1]] /= 2
+        gaps[:: len(t) - 1] /= 2  # the ends
         angles_BVMQ = (z_BVK @ self.directions(z_BVK, step))[..., None] * t
         parts = torch.stack([angles_BVMQ.cos().sum(0), angles_BVMQ.sin().sum(0)])
         means_VMQ, images = self._mean(parts, len(z_BVK), step)
@@ -102,7 +102,7 @@ class OpenLeJepa(OpenViews):
 
     def _mean(self, sums: Tensor, images: int, step: Step) -> tuple[Tensor, Tensor]:
         """Return the mean over the images of all replicas, and their number."""
-        counted = torch.cat([sums.flatten(), sums.new_tensor([images])])
+        counted = torch.cat([sums.flatten(), sums.new_full((1,), images)])
         whole = sum_over_replicas(counted, step.world)
         return (whole[:-1] / whole[-1]).view_as(sums), whole[-1].detach()
 
