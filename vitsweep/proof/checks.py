@@ -141,7 +141,7 @@ def loss(found: Evidence, expected: Evidence, bounds: Bounds) -> str:
     allowed = EXACT if bounds.is_exact else max(LEAST_LOSS, 4 * bounds.roundoff)
     if precision.float8:
         allowed = precision.relative_tolerance()
-    apart = abs(found.loss - expected.loss) / abs(expected.loss)
+    apart = found.loss_apart(expected)
     if apart <= allowed:  # a NaN is not
         return ""
     return (

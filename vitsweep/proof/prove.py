@@ -143,7 +143,7 @@ def _leg(twin: CellSpec, world: World, parts: Parts, bit_for_bit: bool = False) 
         found = trained.step(batch, step, found.weights)
         expected = reference.step(*at, batch, found)
         expected.read = found.weights
-        worst = max(worst, abs(found.loss - expected.loss) / abs(expected.loss))
+        worst = max(worst, found.loss_apart(expected))
         run(in_each_step, found, expected, f"in step {step + 1}")
     run(over_all, found, expected, f"over {STEPS} steps")
     told = [f"twin {worst:.1e}", *[BIT_FOR_BIT] * gradients.bit_for_bit, *updates.told()]
