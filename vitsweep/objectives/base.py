@@ -201,8 +201,13 @@ class OpenObjective(ABC):
         Sums are divided by N / R, for a count of N over R ranks, over which their gradients are averaged;
         means by N / (R C), which is the number of micro-batches where all count the same C.
         """
-        counted = map(self.count, micro_batches)
-        counts = torch.stack([torch.as_tensor(n).to(world.device, torch.float64) for n in counted])
+        like = torch.zeros((), device=world.device, dtype=torch.float64)
+        counts = torch.stack(
+            [
+                n.to(like) if isinstance(n, Tensor) else torch.full_like(like, n)  # without a copy
+                for n in map(self.count, micro_batches)
+            ]
+        )
         total = counts.sum()
         if dist.is_initialized():  # ranks that share images count alike: N / R is the same over all
             dist.all_reduce(total)

@@ -133,7 +133,7 @@ class OwnLoss(OfLabelledImages):
             return number_of_images(batch)
         count = self._count(as_given(batch))
         if isinstance(count, Real):  # NumPy's too
-            count = torch.tensor(float(count))
+            return float(count)
         if not isinstance(count, Tensor) or count.shape:
             raise VitsweepError(
                 f"The count of the loss returned {described(count)}, and it must be one number: over how "
