@@ -64,4 +64,4 @@ class FlowMatching(Objective):
         """Return the velocity's loss."""
         from vitsweep.objectives.velocity import Velocity
 
-        return Velocity(cell, self)
+        return Velocity(cell)

@@ -92,28 +92,25 @@ class Distilled(ViewsViT):
         tokens = self.tokens_of(views, hidden)
         if masked_view is None or masked is None:
             return self.features(tokens[0])
-        pairs = zip(tokens, views, strict=True)
-        features = [self.features(x).unflatten(0, part.shape[:2]) for x, part in pairs]
+        features = self.features_of(tokens, views)
         patches = tokens[0][:, self.num_prefix_tokens :].unflatten(0, large.shape[:2]).flatten(1, 2)
         first = masked_view[:, None] * (patches.shape[1] // large.shape[1])
         return {
-            "views": self.heads["view"](torch.cat(features, dim=1)),
+            "views": self.heads["view"](features),
             "patches": self.heads["patch"](picked_rows(patches, masked + first)),
-            "tokens": features[0],
+            "tokens": features[:, : large.shape[1]],
         }
 
 
 class OpenDistillation(OpenViews):
     """Crops, masks, and the three losses."""
 
-    settings: Any
-
     def __init__(self, cell: CellSpec) -> None:
         super().__init__(cell)
         self.patches = (cell.batch.resolution_px // cell.model.patch_px) ** 2  # type: ignore[attr-defined]
-        self.momentum = self._momentum
 
-    def _momentum(self, number: int, total: int | None) -> float:
+    def momentum(self, number: int, total: int | None) -> float:
+        """Return the decay of the teacher's average: half a cosine from the first one to 1."""
         start, progress = self.settings.momentum, number / total if total else 0.0
         return 1 - (1 - start) * (1 + cos(pi * progress)) / 2
 
@@ -157,10 +154,8 @@ class OpenDistillation(OpenViews):
 
     def of_views(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
         """Return DINO's loss: the mean cross entropy over pairs of a view and another large one."""
-        taught, student = (
-            batch["teacher"]["views"][:, : self.settings.large_views],
-            outputs["views"],
-        )
+        taught = batch["teacher"]["views"][:, : self.settings.large_views]
+        student = outputs["views"]
         wanted = self.shares(taught.flatten(0, 1), step).view_as(taught)
         found = self.log_shares(student)
         crossed = torch.einsum("bgk,bvk->gv", wanted, found)

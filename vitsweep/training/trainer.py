@@ -137,8 +137,7 @@ class Trainer:
         divisors: list[Any] = [micro_batches] * micro_batches
         if self.objective.reduction != "mean":  # known before the first backward pass
             taken = [as_entries(batch) for batch in islice(batches, micro_batches)]
-            dtype = torch.promote_types(getattr(torch, self.plan.param_dtype), torch.float32)
-            divisors = self.objective.divisors(taken, self.world, dtype)
+            divisors = self.objective.divisors(taken, self.world)
             batches = iter(taken)
         for index, divisor in enumerate(divisors):
             batch = as_entries(next(batches))

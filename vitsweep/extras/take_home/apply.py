@@ -169,6 +169,7 @@ class Applied:
     ) -> None:
         self.cell, self.bare, self.has_begun, self._predictions = cell, copy, False, 0
         self._length: int | None = None
+        objective: OwnLoss | CountedCrossEntropy
         if loss:
             objective = OwnLoss(cell, loss, loss_count, weighs=True)
         elif cell.loss_function:
