@@ -26,7 +26,7 @@ Outputs = Mapping[str, Tensor]
 """`views` (B, V, K) and `patches` (B, M, K): logits; `tokens` (B, G, D) before the head."""
 
 LEAST_INFORMATION = 0.001
-"""Of prototypes about an image, as a share of log K; with less all images have the same."""
+"""Mutual information of images and prototypes, as a share of log K, below which a training collapsed."""
 
 
 class Head(nn.Module):
@@ -173,11 +173,16 @@ class OpenDistillation(OpenViews):
         return (by_patch * weights).sum() / (len(weights) * self.settings.large_views)
 
     def log_shares(self, logits: Tensor) -> Tensor:
-        """Return the logarithms of the student's shares, whose gradient is p_student - p_teacher."""
+        """Return the student's log-probabilities of the prototypes (..., K)."""
         return (logits / self.settings.student_temperature).log_softmax(-1)
 
     def koleo(self, z_BD: Tensor, step: Step) -> Tensor:
-        """Return -mean log(distance to the nearest other), over the images of all replicas."""
+        """Return -mean log(distance to the nearest other image) over all replicas (arXiv:1806.03198).
+
+        Args:
+            z_BD: class tokens of one view of each image of this replica; all are scaled to length 1.
+            step: gives the replicas.
+        """
         z = F.normalize(z_BD, dim=-1)
         if step.world is not None and step.world.data_parallel_size > 1:
             group = step.world.gradient_group() or dist.group.WORLD
@@ -190,12 +195,12 @@ class OpenDistillation(OpenViews):
 
     @torch.no_grad()
     def shares(self, logits: Tensor, step: Step, counted: Tensor | None = None) -> Tensor:
-        """Return the teacher's shares of prototypes (N, K), by Sinkhorn-Knopp over all replicas.
+        """Return the teacher's probabilities of the prototypes (N, K), by Sinkhorn-Knopp over all replicas.
 
         Args:
             logits: (N, K).
             step: gives the temperature, and the replicas.
-            counted: (N,) rows that count; None for all.
+            counted: (N,) rows that count; the others get zeros. None for all.
         """
         scaled, world = logits / self.temperature(step), step.world
         if not self.settings.sinkhorn_iterations:
@@ -225,10 +230,10 @@ class OpenDistillation(OpenViews):
         batches: Iterable[tuple[Batch, Step]],
         device: torch.device,
     ) -> dict[str, float]:
-        """Add (H(mean of p) - mean of H(p)) / log K over the shares p of prototypes for held-out large views.
+        """Add (H(mean of p) - mean of H(p)) / log K over the probabilities p of prototypes of large views.
 
-        It is the mean divergence of an image's shares from the mean shares (DINO, arXiv:2104.14294, section
-        5.3): 0 where all images have the same.
+        It is the mutual information of held-out view and prototype: 0 where all have the same prototypes. The
+        two entropies tell apart the ways to collapse (DINO, arXiv:2104.14294, section 5.3).
         """
         prototypes, some = self.settings.prototypes, self.settings
         sums = torch.zeros(prototypes + 2, device=device, dtype=torch.float64)

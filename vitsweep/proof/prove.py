@@ -165,15 +165,13 @@ def _narrowed(wrong: WrongResultError, world: World, begun: float) -> WrongResul
     """
     suspects, twin = wrong.suspects, wrong.twin
     choices = {knob: getattr(twin, knob.partition(".")[0]) for knob in suspects}
-    in_turn = sorted(
-        choices,
-        key=lambda knob: (
-            knob == "precision",
-            choices[knob].part_of_training,
-            choices[knob].changes_model,
-            len(choices[knob].axes),
-        ),
-    )
+
+    def order(knob: str) -> tuple[bool, bool, bool, int]:
+        choice = choices[knob]
+        is_last = knob == "precision"
+        return is_last, choice.part_of_training, choice.changes_model, len(choice.axes)
+
+    in_turn = sorted(choices, key=order)
     plain = [knob for knob in in_turn if without(twin, [knob])]
     others = {knob: typed for knob, typed in suspects.items() if knob not in plain}
     trials = [[knob] for knob in plain] if len(suspects) > 1 else []
