@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import entry
 from tests.objectives.test_masked_autoencoder import with_fault
@@ -192,6 +193,14 @@ def test_momentum_and_temperature_follow_the_training() -> None:
     assert objective.momentum(5, None) == 0.992
     steps = [replace(AT, number=number, total=200) for number in (0, 30, 60, 150)]
     assert [*map(objective.temperature, steps)] == pytest.approx([0.04, 0.055, 0.07, 0.07])
+
+
+def test_no_matrix_product_rounds_the_loss_of_views() -> None:
+    """A GPU may compute them in TF32, of whose 11 digits the difference of two shares loses most."""
+    outputs = {"views": torch.randn(8, 4, 16, requires_grad=True)}
+    with FlopCounterMode(display=False) as counter:
+        opened().of_views(outputs, {"teacher": {"views": torch.randn(8, 2, 16)}}, AT).backward()
+    assert counter.get_total_flops() == 0
 
 
 class SoftmaxInHalf(OpenDistillation):

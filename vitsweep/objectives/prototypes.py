@@ -157,11 +157,11 @@ class OpenDistillation(OpenViews):
         taught = batch["teacher"]["views"][:, : self.settings.large_views]
         student = outputs["views"]
         wanted = self.shares(taught.flatten(0, 1), step).view_as(taught)
-        found = self.log_shares(student)
-        crossed = torch.einsum("bgk,bvk->gv", wanted, found)
-        large, views = crossed.shape
-        others = crossed.sum() - crossed.diagonal().sum()
-        return -others / (len(student) * large * (views - 1))
+        # of the other large view, and of both; no matrix product, which may be in TF32
+        small = wanted.sum(1, keepdim=True).expand(-1, student.shape[1] - 2, -1)
+        others = torch.cat([wanted.flip(1), small], dim=1)
+        pairs = 2 * len(student) * (student.shape[1] - 1)
+        return -(others * self.log_shares(student)).sum() / pairs
 
     def of_patches(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
         """Return iBOT's loss: the mean over masked patches of a view, then over all large views."""
