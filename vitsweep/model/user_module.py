@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -309,9 +309,8 @@ def _own_loss(spec: ModuleFactory, path: str, outputs: Any, batch: Any) -> torch
             raise
         fault = f"raised {type(error).__name__}: {shortened(str(error))}"
     if fault:
-        of_output = (
-            f" (`model.output={spec.output}` of the model's)" if spec.output is not None else ""
-        )
+        is_part = spec.output is not None
+        of_output = f" (`model.output={spec.output}` of the model's)" * is_part
         raise BadValueError(
             f"`objective.target={path}` {fault} for outputs {shown(outputs)}{of_output} and a batch "
             f"{shown(batch)}, and it must return the mean loss, a tensor of one number that depends on the "
@@ -512,25 +511,16 @@ IMAGES = 2
 """BatchNorm takes no batch of one value."""
 
 
-class Counted(NamedTuple):
-    """What was counted.
-
-    Attributes:
-        train_flops: of one image, forward and backward; one multiply-add is two FLOPs, only matrix
-            products, convolutions and attention count.
-        num_parameters: of the module.
-    """
-
-    train_flops: int
-    num_parameters: int
-
-
-_COUNTED: dict[tuple[str, int], Counted] = {}
+_COUNTED: dict[tuple[str, int], tuple[int, int]] = {}
 
 
 @as_it_was()
-def counted(spec: ModuleFactory, resolution_px: int) -> Counted:
-    """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
+def counted(spec: ModuleFactory, resolution_px: int) -> tuple[int, int]:
+    """Return the FLOPs of one image, forward and backward, and the number of parameters.
+
+    One multiply-add is two FLOPs; only matrix products, convolutions and attention count. The passes run on
+    `meta`, or on the host where the module fails there.
+    """
     key = spec.key, resolution_px
     if key not in _COUNTED:
         set_generators(0)
@@ -542,14 +532,13 @@ def counted(spec: ModuleFactory, resolution_px: int) -> Counted:
     return _COUNTED[key]
 
 
-def _count(module: nn.Module, spec: ModuleFactory, resolution_px: int) -> Counted:
+def _count(module: nn.Module, spec: ModuleFactory, resolution_px: int) -> tuple[int, int]:
     parameters = list(module.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     example = example_of(spec, IMAGES, resolution_px)
     batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
     counter = FlopCounterMode(display=False)
     with counter:
-        torch.stack(
-            [part.sum() for part in differentiable(outputs_of(module, batch))]
-        ).sum().backward()
-    return Counted(counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters))
+        sums = [part.sum() for part in differentiable(outputs_of(module, batch))]
+        torch.stack(sums).sum().backward()
+    return counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters)
