@@ -17,7 +17,6 @@ from vitsweep.objectives.base import Batch, OpenObjective, Step, Sum
 from vitsweep.objectives.sigreg import sum_over_replicas
 from vitsweep.objectives.views import OpenViews, PlainCrops, PlainViewsViT, ViewsViT
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.world import World
 
 # Axes: B images, G = 2 large views of each, V views, P patches of a large one, M of them masked at most,
 #       K prototypes, D width.
@@ -207,8 +206,12 @@ class OpenDistillation(OpenViews):
             return scaled.softmax(-1)
         if counted is not None:
             scaled = scaled.masked_fill(~counted[:, None], -torch.inf)
-        # the first iteration divides each prototype by its sum, and so by this too
-        found = (scaled - _most(scaled.amax(0), world)).exp()
+        most = scaled.amax(0)
+        if world is not None and world.data_parallel_size > 1:
+            with sent_as("activation"):
+                dist.all_reduce(most, dist.ReduceOp.MAX, group=world.gradient_group())
+        # the first iteration divides each prototype by its sum, and so by this factor too
+        found = (scaled - most).exp()
         for _ in range(self.settings.sinkhorn_iterations):
             # the number of images, by which both are divided in the source, cancels out
             found = found / sum_over_replicas(found.sum(0), world)
@@ -270,14 +273,6 @@ class OpenDistillation(OpenViews):
     def reference(self) -> OpenObjective:
         """Return loops over images, views and prototypes."""
         return _PairByPair(self.cell)
-
-
-def _most(x: Tensor, world: World | None) -> Tensor:
-    """Return the largest of all replicas, number by number; in place."""
-    if world is not None and world.data_parallel_size > 1:
-        with sent_as("activation"):
-            dist.all_reduce(x, dist.ReduceOp.MAX, group=world.gradient_group())
-    return x
 
 
 # The same, slowly.
