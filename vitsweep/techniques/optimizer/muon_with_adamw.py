@@ -102,6 +102,14 @@ class MuonWithAdamW(Optimizer):
         parts = [m.parts for m in self._matrices if m.parts]
         self._owned = OwnedMatrices(parts, [m.flops for m in self._matrices]) if parts else None
 
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load what `state_dict` returned; both optimizers share the new groups and state."""
+        super().load_state_dict(state_dict)
+        of_muon = len(self._of_muon)
+        self._of_muon = self.param_groups[:of_muon]
+        if self._adamw:
+            self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[of_muon:]
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
