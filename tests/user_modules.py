@@ -401,6 +401,11 @@ def with_a_complex_parameter() -> nn.Module:
     return model
 
 
+def with_words(words: list[Any]) -> nn.Module:
+    """A module that takes an argument, which changes nothing."""
+    return Stack(1, 10, 16, 2)
+
+
 def with_written_buffer() -> nn.Module:
     return Blocks([Counts(), Counts()])
 

@@ -76,7 +76,8 @@ def trained_by_hand(each: CellSpec, batches: list[Any], weights: by_hand.Weights
         is_uniform = each.objective.times == "uniform"
         drawn = (at.uniform if is_uniform else at.normal)("times", len(data)).tolist()
         times = drawn if is_uniform else [1 / (1 + math.exp(-u)) for u in drawn]
-        r = data.shape[-1] / 64 if each.objective.shift else 1.0  # of fewer than 17 frames
+        frames = data.shape[2] if data.ndim == 5 else 1
+        r = data.shape[-1] / 64 * math.sqrt(frames) if each.objective.shift else 1.0
         times = [r * t / (1 + (r - 1) * t) for t in times]
         times = torch.tensor(times, dtype=torch.float32).tolist()
         lost = at.uniform("dropped", len(data)) < 0.5
@@ -139,7 +140,7 @@ ALONE = [
     (1, *DIT),
     (1, *STDIT),
     (1, *TEXT),
-    (1, *TEXT, "attention.text=packed"),
+    (1, *TEXT, "attention.text=packed", "objective.shift=true"),
     (1, *DIT, "objective.shift=true", "batch.accumulation_steps=2"),
 ]
 MORE = [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import entry
 from tests.objectives.test_masked_autoencoder import with_fault
@@ -168,6 +169,22 @@ def test_sinkhorn_knopp_uses_prototypes_equally_often() -> None:
     assert not padded[32:].any()
 
 
+def test_sinkhorn_knopp_keeps_its_digits_where_logits_are_far_apart() -> None:
+    """Logits 6 apart are 150 apart at a temperature of 0.04, more than float32 has exponents for."""
+    objective, logits = opened(), torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    logits[:, 3] -= 6
+    scaled = (logits.double() / 0.04).t()
+    shares = (scaled - scaled.logsumexp((0, 1))).exp()
+    for _ in range(objective.settings.sinkhorn_iterations):
+        shares = shares / shares.sum(1, keepdim=True) / 16
+        shares = shares / shares.sum(0, keepdim=True) / 8
+    assert torch.allclose(objective.shares(logits, AT).double(), 8 * shares.t(), atol=1e-4)
+    outlier = torch.cat([logits, torch.full((1, 16), 9.0)])
+    padded = objective.shares(outlier, AT, torch.arange(9) < 8)
+    assert torch.equal(padded[:8], objective.shares(logits, AT))
+    assert not padded[8].any()
+
+
 def test_momentum_and_temperature_follow_the_training() -> None:
     objective = opened("task=train", "task.epochs=100")
     assert [objective.momentum(step, 200) for step in (0, 100, 200)] == pytest.approx(
@@ -176,6 +193,14 @@ def test_momentum_and_temperature_follow_the_training() -> None:
     assert objective.momentum(5, None) == 0.992
     steps = [replace(AT, number=number, total=200) for number in (0, 30, 60, 150)]
     assert [*map(objective.temperature, steps)] == pytest.approx([0.04, 0.055, 0.07, 0.07])
+
+
+def test_no_matrix_product_rounds_the_loss_of_views() -> None:
+    """A GPU may compute them in TF32, of whose 11 digits the difference of two shares loses most."""
+    outputs = {"views": torch.randn(8, 4, 16, requires_grad=True)}
+    with FlopCounterMode(display=False) as counter:
+        opened().of_views(outputs, {"teacher": {"views": torch.randn(8, 2, 16)}}, AT).backward()
+    assert counter.get_total_flops() == 0
 
 
 class SoftmaxInHalf(OpenDistillation):

@@ -55,6 +55,16 @@ def named(**numbers: Any) -> dict[str, Tensor]:
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
 
 
+def test_losses_that_are_zero_are_equal_and_no_other_is_equal_to_them() -> None:
+    """As of a surrogate that has a gradient alone, `(x - x.detach()).sum()`."""
+    assert checks.loss(NOTHING, NOTHING, bounds(FLOAT64)) == ""
+    for other in (1e-30, float("nan")):
+        assert "loss" in checks.loss(Evidence(loss=other), NOTHING, bounds(FLOAT64))
+    none = Evidence(gradients=named(a=[0.0]), noise={"a": 0.0})
+    for spec in (FLOAT64, FLOAT32):
+        assert Gradients(False)(none, none, bounds(spec)) == ""
+
+
 def test_roundoff_and_storage_follow_from_the_precision() -> None:
     tf32 = replace(FLOAT32, precision=alone("precision.tf32=true").precision)
     halved = replace(

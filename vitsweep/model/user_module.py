@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -272,7 +272,8 @@ def example_of(spec: ModuleFactory, num_images: int, resolution_px: int, seed: i
         BadValueError: that cannot be imported or called, or gives no such mapping.
     """
     if spec.twin_batch is None:
-        return images_of(spec, num_images, resolution_px)
+        images = torch.zeros(num_images, *spec.input_shape(resolution_px))
+        return images, torch.zeros(num_images, dtype=torch.int64)
     typed = f"`model.twin_batch={spec.twin_batch}`"
     called = f"with (num_images={num_images}, resolution_px={resolution_px}, seed={seed})"
     try:
@@ -292,14 +293,6 @@ def example_of(spec: ModuleFactory, num_images: int, resolution_px: int, seed: i
     return {name: in_float32(tensor) for name, tensor in batch.items()}
 
 
-def images_of(
-    spec: ModuleFactory, num_images: int, resolution_px: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images (N, C, H, W) of zeros and labels 0."""
-    images = torch.zeros(num_images, *spec.input_shape(resolution_px))
-    return images, torch.zeros(num_images, dtype=torch.int64)
-
-
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Return floating-point tensors in float32, and others as they are."""
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
@@ -316,9 +309,8 @@ def _own_loss(spec: ModuleFactory, path: str, outputs: Any, batch: Any) -> torch
             raise
         fault = f"raised {type(error).__name__}: {shortened(str(error))}"
     if fault:
-        of_output = (
-            f" (`model.output={spec.output}` of the model's)" if spec.output is not None else ""
-        )
+        is_part = spec.output is not None
+        of_output = f" (`model.output={spec.output}` of the model's)" * is_part
         raise BadValueError(
             f"`objective.target={path}` {fault} for outputs {shown(outputs)}{of_output} and a batch "
             f"{shown(batch)}, and it must return the mean loss, a tensor of one number that depends on the "
@@ -519,25 +511,16 @@ IMAGES = 2
 """BatchNorm takes no batch of one value."""
 
 
-class Counted(NamedTuple):
-    """What was counted.
-
-    Attributes:
-        train_flops: of one image, forward and backward; one multiply-add is two FLOPs, only matrix
-            products, convolutions and attention count.
-        num_parameters: of the module.
-    """
-
-    train_flops: int
-    num_parameters: int
-
-
-_COUNTED: dict[tuple[str, int], Counted] = {}
+_COUNTED: dict[tuple[str, int], tuple[int, int]] = {}
 
 
 @as_it_was()
-def counted(spec: ModuleFactory, resolution_px: int) -> Counted:
-    """Count one forward and backward pass, on `meta`, or on the host where the module fails there."""
+def counted(spec: ModuleFactory, resolution_px: int) -> tuple[int, int]:
+    """Return the FLOPs of one image, forward and backward, and the number of parameters.
+
+    One multiply-add is two FLOPs; only matrix products, convolutions and attention count. The passes run on
+    `meta`, or on the host where the module fails there.
+    """
     key = spec.key, resolution_px
     if key not in _COUNTED:
         set_generators(0)
@@ -549,14 +532,13 @@ def counted(spec: ModuleFactory, resolution_px: int) -> Counted:
     return _COUNTED[key]
 
 
-def _count(module: nn.Module, spec: ModuleFactory, resolution_px: int) -> Counted:
+def _count(module: nn.Module, spec: ModuleFactory, resolution_px: int) -> tuple[int, int]:
     parameters = list(module.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
     example = example_of(spec, IMAGES, resolution_px)
     batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
     counter = FlopCounterMode(display=False)
     with counter:
-        torch.stack(
-            [part.sum() for part in differentiable(outputs_of(module, batch))]
-        ).sum().backward()
-    return Counted(counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters))
+        sums = [part.sum() for part in differentiable(outputs_of(module, batch))]
+        torch.stack(sums).sum().backward()
+    return counter.get_total_flops() // IMAGES, sum(p.numel() for p in parameters)

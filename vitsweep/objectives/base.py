@@ -148,7 +148,14 @@ class OpenObjective(ABC):
 
     Args:
         cell: whose objective it is.
+
+    Attributes:
+        cell: the same.
+        settings: the objective as it was typed.
+        dtype: of what `prepare` adds, and of losses: float32, or float64 where parameters are.
     """
+
+    settings: Any
 
     reduction: Literal["mean", "weighted_mean", "sum"] = "mean"
     """What `loss` returns of a micro-batch, and how those of all replicas become that of a step.
@@ -166,7 +173,9 @@ class OpenObjective(ABC):
     """
 
     def __init__(self, cell: CellSpec) -> None:
-        self.cell = cell
+        self.cell, self.settings = cell, cell.objective
+        own = getattr(torch, cell.precision.plan().param_dtype)
+        self.dtype: torch.dtype = torch.promote_types(own, torch.float32)
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return a reference model with what the objective adds to it, on the model's device."""
@@ -193,21 +202,24 @@ class OpenObjective(ABC):
         """Return over how many values the loss of a micro-batch is taken: a number or a tensor ()."""
         raise NotImplementedError
 
-    def divisors(
-        self, micro_batches: Sequence[Batch], world: "World", dtype: torch.dtype
-    ) -> list[Tensor]:
+    def divisors(self, micro_batches: Sequence[Batch], world: "World") -> list[Tensor]:
         """Return by what the loss of each micro-batch is divided, on the device; every rank calls it.
 
         Sums are divided by N / R, for a count of N over R ranks, over which their gradients are averaged;
         means by N / (R C), which is the number of micro-batches where all count the same C.
         """
-        counted = map(self.count, micro_batches)
-        counts = torch.stack([torch.as_tensor(n).to(world.device, torch.float64) for n in counted])
+        like = torch.zeros((), device=world.device, dtype=torch.float64)
+        counts = torch.stack(
+            [
+                n.to(like) if isinstance(n, Tensor) else torch.full_like(like, n)  # without a copy
+                for n in map(self.count, micro_batches)
+            ]
+        )
         total = counts.sum()
         if dist.is_initialized():  # ranks that share images count alike: N / R is the same over all
             dist.all_reduce(total)
         parts = torch.ones_like(counts) if self.reduction == "sum" else counts
-        return [*(total / (world.size * parts)).to(dtype)]
+        return [*(total / (world.size * parts)).to(self.dtype)]
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch, step: Step) -> Tensor:

@@ -33,12 +33,10 @@ class OfLabelledImages(OpenObjective):
 
     def example(self, number: int, generator: torch.Generator) -> Batch:
         """Return images around a pattern for each class."""
-        shape = (number, *self.cell.model.input_shape(self.cell.batch.resolution_px))
-        classes = self.cell.model.num_classes
-        images = torch.randn(shape, generator=generator)
+        images, classes = super().example(number, generator)["image"], self.cell.model.num_classes
         labels = torch.randint(classes, (number,), generator=generator)
         fixed = torch.Generator().manual_seed(0)
-        images += torch.randn((classes, *shape[1:]), generator=fixed)[labels]
+        images += torch.randn((classes, *images.shape[1:]), generator=fixed)[labels]
         return Pair(image=images, label=labels)
 
     def score(self, outputs: Any, batch: Batch, step: Step) -> Mapping[str, Sum]:
@@ -63,12 +61,8 @@ class CrossEntropy(OfLabelledImages):
             logits,
             labels,
             label_smoothing=self.cell.task.label_smoothing,
-            reduction=self._reduction,
+            reduction="mean" if self.reduction == "mean" else "sum",
         )
-
-    @property
-    def _reduction(self) -> str:
-        return "mean" if self.reduction == "mean" else "sum"
 
     def reference(self) -> OpenObjective:
         """Return torch's cross entropy of whole batches."""
@@ -133,7 +127,7 @@ class OwnLoss(OfLabelledImages):
             return number_of_images(batch)
         count = self._count(as_given(batch))
         if isinstance(count, Real):  # NumPy's too
-            count = torch.tensor(float(count))
+            return float(count)
         if not isinstance(count, Tensor) or count.shape:
             raise VitsweepError(
                 f"The count of the loss returned {described(count)}, and it must be one number: over how "

@@ -24,7 +24,7 @@ class FlowMatching(Objective):
     Attributes:
         times: t is the sigmoid of a standard normal number, or uniform in [0, 1).
         shift: move times by the size of the input, as Open-Sora does: towards noise where it is larger than
-            latents of an image of 512 px.
+            the latents of one image of 512 px, 64 x 64.
         dropped: share of the images whose condition is left out, for classifier-free guidance.
     """
 
@@ -46,13 +46,13 @@ class FlowMatching(Objective):
             )
 
     def time_ratio(self, cell: "CellSpec") -> float:
-        """Return r of t <- r t / (1 + (r - 1) t); 1 leaves times as they are."""
+        """Return r of t <- r t / (1 + (r - 1) t); 1 leaves times as they are.
+
+        The source counts frames of pixels, of which its VAE makes 5 of 17; frames here are latents already.
+        """
         if not self.shift:
             return 1.0
-        frames = cell.model.frames_per_input
-        # The source has 0 for fewer than 17 frames, and then no noise at all.
-        scaled = 1 if frames == 1 else max(1, frames // 17 * 5)
-        return float(cell.batch.resolution_px / LATENT_SIDE * scaled**0.5)
+        return float(cell.batch.resolution_px / LATENT_SIDE * cell.model.frames_per_input**0.5)
 
     def train_flops(self, cell: "CellSpec") -> int | None:
         """Return those of the network: the loss has no products."""
@@ -64,4 +64,4 @@ class FlowMatching(Objective):
         """Return the velocity's loss."""
         from vitsweep.objectives.velocity import Velocity
 
-        return Velocity(cell, self)
+        return Velocity(cell)

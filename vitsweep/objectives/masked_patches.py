@@ -1,7 +1,7 @@
 """Masked autoencoders at work: masks, decoder, loss, and a slow second implementation (needs torch)."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,6 @@ class MaskedPatches(Probed):
 
     def __init__(self, cell: CellSpec) -> None:
         super().__init__(cell)
-        self.settings = cast(Any, cell.objective)
         self.patch_px: int = cell.model.patch_px  # type: ignore[attr-defined]
         self.patches = (cell.batch.resolution_px // self.patch_px) ** 2
         self.kept: int = self.settings.kept(self.patches)

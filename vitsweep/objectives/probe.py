@@ -18,7 +18,7 @@ PENALTIES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 MOST_FITS = 10
 """Of a probe; ten shares of the held-out images tell enough."""
 LEAST_SPREAD = 0.001
-"""Of features; with less they are one vector."""
+"""Spread of features below which a training collapsed: all images have one vector."""
 
 
 class Encoder(Network):

@@ -17,7 +17,6 @@ from vitsweep.objectives.base import Batch, OpenObjective, Step, Sum
 from vitsweep.objectives.sigreg import sum_over_replicas
 from vitsweep.objectives.views import OpenViews, PlainCrops, PlainViewsViT, ViewsViT
 from vitsweep.spec.cell_spec import CellSpec
-from vitsweep.world import World
 
 # Axes: B images, G = 2 large views of each, V views, P patches of a large one, M of them masked at most,
 #       K prototypes, D width.
@@ -26,7 +25,7 @@ Outputs = Mapping[str, Tensor]
 """`views` (B, V, K) and `patches` (B, M, K): logits; `tokens` (B, G, D) before the head."""
 
 LEAST_INFORMATION = 0.001
-"""Of prototypes about an image, as a share of log K; with less all images have the same."""
+"""Mutual information of images and prototypes, as a share of log K, below which a training collapsed."""
 
 
 class Head(nn.Module):
@@ -92,28 +91,25 @@ class Distilled(ViewsViT):
         tokens = self.tokens_of(views, hidden)
         if masked_view is None or masked is None:
             return self.features(tokens[0])
-        pairs = zip(tokens, views, strict=True)
-        features = [self.features(x).unflatten(0, part.shape[:2]) for x, part in pairs]
+        features = self.features_of(tokens, views)
         patches = tokens[0][:, self.num_prefix_tokens :].unflatten(0, large.shape[:2]).flatten(1, 2)
         first = masked_view[:, None] * (patches.shape[1] // large.shape[1])
         return {
-            "views": self.heads["view"](torch.cat(features, dim=1)),
+            "views": self.heads["view"](features),
             "patches": self.heads["patch"](picked_rows(patches, masked + first)),
-            "tokens": features[0],
+            "tokens": features[:, : large.shape[1]],
         }
 
 
 class OpenDistillation(OpenViews):
     """Crops, masks, and the three losses."""
 
-    settings: Any
-
     def __init__(self, cell: CellSpec) -> None:
         super().__init__(cell)
         self.patches = (cell.batch.resolution_px // cell.model.patch_px) ** 2  # type: ignore[attr-defined]
-        self.momentum = self._momentum
 
-    def _momentum(self, number: int, total: int | None) -> float:
+    def momentum(self, number: int, total: int | None) -> float:
+        """Return the decay of the teacher's average: half a cosine from the first one to 1."""
         start, progress = self.settings.momentum, number / total if total else 0.0
         return 1 - (1 - start) * (1 + cos(pi * progress)) / 2
 
@@ -157,16 +153,14 @@ class OpenDistillation(OpenViews):
 
     def of_views(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
         """Return DINO's loss: the mean cross entropy over pairs of a view and another large one."""
-        taught, student = (
-            batch["teacher"]["views"][:, : self.settings.large_views],
-            outputs["views"],
-        )
+        taught = batch["teacher"]["views"][:, : self.settings.large_views]
+        student = outputs["views"]
         wanted = self.shares(taught.flatten(0, 1), step).view_as(taught)
-        found = self.log_shares(student)
-        crossed = torch.einsum("bgk,bvk->gv", wanted, found)
-        large, views = crossed.shape
-        others = crossed.sum() - crossed.diagonal().sum()
-        return -others / (len(student) * large * (views - 1))
+        # of the other large view, and of both; no matrix product, which may be in TF32
+        small = wanted.sum(1, keepdim=True).expand(-1, student.shape[1] - 2, -1)
+        others = torch.cat([wanted.flip(1), small], dim=1)
+        pairs = 2 * len(student) * (student.shape[1] - 1)
+        return -(others * self.log_shares(student)).sum() / pairs
 
     def of_patches(self, outputs: Outputs, batch: Batch, step: Step) -> Tensor:
         """Return iBOT's loss: the mean over masked patches of a view, then over all large views."""
@@ -178,11 +172,16 @@ class OpenDistillation(OpenViews):
         return (by_patch * weights).sum() / (len(weights) * self.settings.large_views)
 
     def log_shares(self, logits: Tensor) -> Tensor:
-        """Return the logarithms of the student's shares, whose gradient is p_student - p_teacher."""
+        """Return the student's log-probabilities of the prototypes (..., K)."""
         return (logits / self.settings.student_temperature).log_softmax(-1)
 
     def koleo(self, z_BD: Tensor, step: Step) -> Tensor:
-        """Return -mean log(distance to the nearest other), over the images of all replicas."""
+        """Return -mean log(distance to the nearest other image) over all replicas (arXiv:1806.03198).
+
+        Args:
+            z_BD: class tokens of one view of each image of this replica; all are scaled to length 1.
+            step: gives the replicas.
+        """
         z = F.normalize(z_BD, dim=-1)
         if step.world is not None and step.world.data_parallel_size > 1:
             group = step.world.gradient_group() or dist.group.WORLD
@@ -195,19 +194,24 @@ class OpenDistillation(OpenViews):
 
     @torch.no_grad()
     def shares(self, logits: Tensor, step: Step, counted: Tensor | None = None) -> Tensor:
-        """Return the teacher's shares of prototypes (N, K), by Sinkhorn-Knopp over all replicas.
+        """Return the teacher's probabilities of the prototypes (N, K), by Sinkhorn-Knopp over all replicas.
 
         Args:
             logits: (N, K).
             step: gives the temperature, and the replicas.
-            counted: (N,) rows that count; None for all.
+            counted: (N,) rows that count; the others get zeros. None for all.
         """
         scaled, world = logits / self.temperature(step), step.world
         if not self.settings.sinkhorn_iterations:
             return scaled.softmax(-1)
-        found = (scaled - _most(scaled.max(), world)).exp()
         if counted is not None:
-            found = found * counted[:, None]
+            scaled = scaled.masked_fill(~counted[:, None], -torch.inf)
+        most = scaled.amax(0)
+        if world is not None and world.data_parallel_size > 1:
+            with sent_as("activation"):
+                dist.all_reduce(most, dist.ReduceOp.MAX, group=world.gradient_group())
+        # the first iteration divides each prototype by its sum, and so by this factor too
+        found = (scaled - most).exp()
         for _ in range(self.settings.sinkhorn_iterations):
             # the number of images, by which both are divided in the source, cancels out
             found = found / sum_over_replicas(found.sum(0), world)
@@ -229,10 +233,10 @@ class OpenDistillation(OpenViews):
         batches: Iterable[tuple[Batch, Step]],
         device: torch.device,
     ) -> dict[str, float]:
-        """Add (H(mean of p) - mean of H(p)) / log K over the shares p of prototypes for held-out large views.
+        """Add (H(mean of p) - mean of H(p)) / log K over the probabilities p of prototypes of large views.
 
-        It is the mean divergence of an image's shares from the mean shares (DINO, arXiv:2104.14294, section
-        5.3): 0 where all images have the same.
+        It is the mutual information of held-out view and prototype: 0 where all have the same prototypes. The
+        two entropies tell apart the ways to collapse (DINO, arXiv:2104.14294, section 5.3).
         """
         prototypes, some = self.settings.prototypes, self.settings
         sums = torch.zeros(prototypes + 2, device=device, dtype=torch.float64)
@@ -269,14 +273,6 @@ class OpenDistillation(OpenViews):
     def reference(self) -> OpenObjective:
         """Return loops over images, views and prototypes."""
         return _PairByPair(self.cell)
-
-
-def _most(x: Tensor, world: World | None) -> Tensor:
-    """Return the largest of all replicas."""
-    if world is not None and world.data_parallel_size > 1:
-        with sent_as("activation"):
-            dist.all_reduce(x, dist.ReduceOp.MAX, group=world.gradient_group())
-    return x
 
 
 # The same, slowly.

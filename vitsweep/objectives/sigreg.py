@@ -43,16 +43,7 @@ class Projected(ViewsViT):
         """Encode all views in one pass, then project; `probed`: return features (B, D) of one view."""
         views = [large] if small is None else [large, small]
         tokens = self.tokens_of(views)
-        if probed:
-            return self.features(tokens[0])
-        features = torch.cat(
-            [
-                self.features(x).unflatten(0, part.shape[:2])
-                for x, part in zip(tokens, views, strict=True)
-            ],
-            dim=1,
-        )
-        return self.heads(features)
+        return self.features(tokens[0]) if probed else self.heads(self.features_of(tokens, views))
 
 
 class _Layer(nn.ModuleDict):
@@ -66,15 +57,13 @@ class _Layer(nn.ModuleDict):
 class OpenLeJepa(OpenViews):
     """Crops, and the loss of their projections."""
 
-    settings: Any
-
     def network(self, model: nn.Module) -> nn.Module:
         """Return the ViT with a projector in place of its head."""
         assert isinstance(model, ViT), "refused with other models"
         return Projected(model, self.settings)
 
     def loss(self, outputs: Tensor, batch: Batch, step: Step) -> Tensor:
-        """Return the loss over the images of all replicas; its first term is that of this replica's."""
+        """Return SIGReg over the images of all replicas, and the distance of views over this replica's."""
         apart = (outputs.mean(dim=1, keepdim=True) - outputs).square().mean()
         share = self.settings.weight
         return share * self.sigreg(outputs, step) + (1 - share) * apart
@@ -86,7 +75,7 @@ class OpenLeJepa(OpenViews):
         )
         normal = (-t.square() / 2).exp()  # its characteristic function, and the window
         gaps = torch.full_like(t, 2 * LAST_KNOT / (self.settings.knots - 1))
-        gaps[[0, -1]] /= 2
+        gaps[:: len(t) - 1] /= 2  # the ends
         angles_BVMQ = (z_BVK @ self.directions(z_BVK, step))[..., None] * t
         parts = torch.stack([angles_BVMQ.cos().sum(0), angles_BVMQ.sin().sum(0)])
         means_VMQ, images = self._mean(parts, len(z_BVK), step)
@@ -102,7 +91,7 @@ class OpenLeJepa(OpenViews):
 
     def _mean(self, sums: Tensor, images: int, step: Step) -> tuple[Tensor, Tensor]:
         """Return the mean over the images of all replicas, and their number."""
-        counted = torch.cat([sums.flatten(), sums.new_tensor([images])])
+        counted = torch.cat([sums.flatten(), sums.new_full((1,), images)])
         whole = sum_over_replicas(counted, step.world)
         return (whole[:-1] / whole[-1]).view_as(sums), whole[-1].detach()
 

@@ -263,7 +263,7 @@ class STDiT(Network):
         """
         x_BXYD = self.embedding(image)
         dtype = self.table.dtype
-        rate = time_features(torch.tensor([FRAMES_PER_SECOND], device=image.device), SINUSOIDS)
+        rate = time_features(torch.full((1,), FRAMES_PER_SECOND, device=image.device), SINUSOIDS)
         time_BD = self.time(time) + self.frame_rate(rate.to(dtype))
         angles_XK = waves(torch.arange(x_BXYD.shape[1], device=image.device), self.head_width // 2)
         angles_XK = angles_XK.repeat_interleave(2, dim=1)

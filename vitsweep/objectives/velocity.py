@@ -21,32 +21,21 @@ class Velocity(OpenObjective):
 
     Times and their sinusoids are rounded from float64 to float32, in every precision: in bfloat16 1000 t
     would have steps of 4. So they are the same bits however images are dealt out.
-
-    Args:
-        cell: whose objective it is.
-        objective: its settings.
     """
 
-    def __init__(self, cell: CellSpec, objective: Any) -> None:
+    def __init__(self, cell: CellSpec) -> None:
         super().__init__(cell)
-        self.settings, self.no_label = objective, cell.model.num_classes
-        self.ratio = objective.time_ratio(cell)
-        self.dtype = torch.promote_types(
-            getattr(torch, cell.precision.plan().param_dtype), torch.float32
-        )
+        self.no_label, self.ratio = cell.model.num_classes, self.settings.time_ratio(cell)
 
     def example(self, number: int, generator: torch.Generator) -> Batch:
         """Return normally distributed inputs with labels, or with texts of all lengths."""
         model: Any = self.cell.model
-        shape = (number, *model.input_shape(self.cell.batch.resolution_px))
-        images = torch.randn(shape, generator=generator)
+        batch = super().example(number, generator)
         if getattr(model, "text_width", None):
             text = torch.randn(number, model.text_vectors, model.text_width, generator=generator)
             lengths = torch.arange(number) % model.text_vectors + 1
-            return {"image": images, "text": text, "text_length": lengths}
-        return Pair(
-            image=images, label=torch.randint(self.no_label, (number,), generator=generator)
-        )
+            return {**batch, "text": text, "text_length": lengths}
+        return Pair(batch, label=torch.randint(self.no_label, (number,), generator=generator))
 
     def prepare(self, batch: Batch, step: Step) -> Batch:
         """Return noisy images with their times, conditions and velocities."""
@@ -96,7 +85,7 @@ class Velocity(OpenObjective):
 
     def reference(self) -> OpenObjective:
         """Return the same, image by image."""
-        return _ImageByImage(self.cell, self.settings)
+        return _ImageByImage(self.cell)
 
 
 class _ImageByImage(Velocity):

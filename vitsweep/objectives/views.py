@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import ceil, floor, log
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +12,6 @@ from vitsweep.model.initialize import draw_transformer_weight
 from vitsweep.model.vit import Embedding, ViT
 from vitsweep.objectives.base import Batch, Step
 from vitsweep.objectives.probe import Encoder, Probed
-from vitsweep.objectives.unlabelled import OfViews
-from vitsweep.spec.cell_spec import CellSpec
 
 # Axes: B images, V views of each, C channels, H pixels of a large side, h of a small one, T tokens, D width.
 
@@ -77,6 +74,11 @@ class ViewsViT(Encoder):
             x[0] = self._masked(x[0], hidden.flatten(0, 1))
         return [self.by_image(self.norm(part)) for part in self.blocks(x, None)]
 
+    def features_of(self, tokens: Sequence[Tensor], views: Sequence[Tensor]) -> Tensor:
+        """Return the features (B, V, D) of all views from what `tokens_of` returned for them."""
+        pairs = zip(tokens, views, strict=True)
+        return torch.cat([self.features(x).unflatten(0, v.shape[:2]) for x, v in pairs], dim=1)
+
     def _masked(self, x: Tensor, hidden: Tensor) -> Tensor:
         patches = hidden.shape[1]
         position = self.embedding.position_of(self.embedding.position.shape[0])[-patches:]
@@ -86,39 +88,8 @@ class ViewsViT(Encoder):
         return whole if self.batch_first else whole.transpose(0, 1).contiguous()
 
 
-class Kind(NamedTuple):
-    """Crops of one size.
-
-    Attributes:
-        purpose: of what is drawn for them.
-        views: of each image.
-        side: in pixels.
-        least: area, as a share of the image.
-        most: the same.
-    """
-
-    purpose: str
-    views: int
-    side: int
-    least: float
-    most: float
-
-
 class OpenViews(Probed):
-    """What all objectives on crops share.
-
-    Attributes:
-        dtype: of the crops: float32, or float64 where parameters are.
-    """
-
-    settings: OfViews
-
-    def __init__(self, cell: CellSpec) -> None:
-        super().__init__(cell)
-        assert isinstance(cell.objective, OfViews)
-        self.settings = cell.objective
-        own = getattr(torch, cell.precision.plan().param_dtype)
-        self.dtype = torch.promote_types(own, torch.float32)
+    """What all objectives on crops share."""
 
     def of_probe(self, batch: Batch) -> Batch:
         """Return the middle of images as the one view."""
@@ -129,26 +100,30 @@ class OpenViews(Probed):
 
     def prepare(self, batch: Batch, step: Step) -> Batch:
         """Return `large` (B, V, C, H, H) and `small` (B, V, C, h, h) crops, and labels where there are."""
-        images = batch["image"].to(self.dtype)
-        kept = {"label": batch["label"]} if "label" in batch else {}
-        return kept | {name: self._cropped(images, of, step) for name, of in self._kinds.items()}
-
-    @property
-    def _kinds(self) -> dict[str, Kind]:
-        """Entry of the batch -> its crops."""
-        some, side = self.settings, self.cell.batch.resolution_px
-        kinds = {"large": Kind("large crops", some.large_views, side, some.between_area, 1.0)}
+        images, some, cell = batch["image"].to(self.dtype), self.settings, self.cell
+        found = {"label": batch["label"]} if "label" in batch else {}
+        drawn = step.uniform("large crops", len(images), some.large_views, 5)
+        side, areas = cell.batch.resolution_px, (some.between_area, 1.0)
+        found["large"] = self._cropped(images, drawn, side, areas)
         if some.small_views:
-            least, most = some.least_area, some.between_area
-            small = some.small_px(self.cell)
-            kinds["small"] = Kind("small crops", some.small_views, small, least, most)
-        return kinds
+            drawn = step.uniform("small crops", len(images), some.small_views, 5)
+            side, areas = some.small_px(cell), (some.least_area, some.between_area)
+            found["small"] = self._cropped(images, drawn, side, areas)
+        return found
 
-    def _cropped(self, images: Tensor, kind: Kind, step: Step) -> Tensor:
-        side, least, most = kind.side, kind.least, kind.most
-        drawn = step.uniform(kind.purpose, len(images), kind.views, 5).double()  # few numbers
-        area, ratio, left, top, flip = drawn.unbind(-1)
-        area = least + (most - least) * area
+    def _cropped(
+        self, images: Tensor, drawn: Tensor, side: int, areas: tuple[float, float]
+    ) -> Tensor:
+        """Return crops (B, V, C, side, side), with areas between two shares of that of an image.
+
+        Args:
+            images: (B, C, H, W).
+            drawn: (B, V, 5) numbers of [0, 1): area, ratio of the sides, place, whether it is mirrored.
+            side: in pixels.
+            areas: the least and the most.
+        """
+        area, ratio, left, top, flip = drawn.double().unbind(-1)  # few numbers
+        area = areas[0] + (areas[1] - areas[0]) * area
         ratio = ((2 * ratio - 1) * log(RATIO)).exp()
         width, height = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
         places = (torch.arange(side, device=images.device, dtype=torch.float64) + 0.5) / side
@@ -246,13 +221,14 @@ def cubic_weights(side: int, whole: int) -> Tensor:
 class PlainCrops(OpenViews):
     """Crops as products of every image with weights of its rows and columns."""
 
-    def _cropped(self, images: Tensor, kind: Kind, step: Step) -> Tensor:
-        side, least, most = kind.side, kind.least, kind.most
-        drawn = step.uniform(kind.purpose, len(images), kind.views, 5).tolist()
+    def _cropped(
+        self, images: Tensor, drawn: Tensor, side: int, areas: tuple[float, float]
+    ) -> Tensor:
         crops = []
-        for image, of_views in zip(images, drawn, strict=True):
+        for image, of_views in zip(images, drawn.tolist(), strict=True):
             for u in of_views:
-                area, ratio = least + (most - least) * u[0], RATIO ** (2 * u[1] - 1)
+                area = areas[0] + (areas[1] - areas[0]) * u[0]
+                ratio = RATIO ** (2 * u[1] - 1)
                 sides = min(1.0, (area * ratio) ** 0.5), min(1.0, (area / ratio) ** 0.5)
                 across, down = (
                     _linear_weights(side, image.shape[2 - axis], start * (1 - size), size)
@@ -262,7 +238,7 @@ class PlainCrops(OpenViews):
                     across = across.flip(0)
                 weights = [w.to(image.device, image.dtype) for w in (down, across)]
                 crops.append(torch.einsum("yh,xw,chw->cyx", *weights, image))
-        return torch.stack(crops).unflatten(0, (len(images), kind.views))
+        return torch.stack(crops).unflatten(0, drawn.shape[:2])
 
 
 def _linear_weights(side: int, whole: int, start: float, size: float) -> Tensor:

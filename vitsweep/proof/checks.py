@@ -141,7 +141,7 @@ def loss(found: Evidence, expected: Evidence, bounds: Bounds) -> str:
     allowed = EXACT if bounds.is_exact else max(LEAST_LOSS, 4 * bounds.roundoff)
     if precision.float8:
         allowed = precision.relative_tolerance()
-    apart = abs(found.loss - expected.loss) / abs(expected.loss)
+    apart = found.loss_apart(expected)
     if apart <= allowed:  # a NaN is not
         return ""
     return (
@@ -204,18 +204,16 @@ class Gradients:
         norms, apart = norms_of(wanted), norms_of(minus(these, wanted))
         typical = typical_norm(norms)
         if expected.noise:
-            self._noise = {n: size / typical for n, size in expected.noise.items()}
+            self._noise = {n: size / (typical or 1.0) for n, size in expected.noise.items()}
         allowed = bounds.gradients(wanted, self._noise)
         if bounds.is_exact:
             self.bit_for_bit &= not any(apart.values())
         else:
             for name, share in longer(these, wanted, norms).items():
                 self._longer.setdefault(name, []).append(share)
-                if (
-                    bounds.twin.objective.couples_images
-                ):  # whose errors are large: their squares count
+                if bounds.twin.objective.couples_images:  # errors are large: their squares count
                     self._shorter[name] = (self._noise[name] * typical / norms[name]) ** 2
-            self._shares += [apart[n] / allowed[n] for n in norms]
+            self._shares += [apart[n] / (allowed[n] or 1.0) for n in norms]
         told = furthest("gradient", apart, allowed, norms)
         if told or bounds.sent or bounds.stored != torch.float32:
             return told

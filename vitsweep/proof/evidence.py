@@ -49,6 +49,11 @@ class Evidence:
     repeats: int = 0
     averaged: Callable[[], Named] = Named
 
+    def loss_apart(self, expected: "Evidence") -> float:
+        """Return the relative difference of losses; 0 of equal ones, of a surrogate that is always 0 too."""
+        apart = abs(self.loss - expected.loss)
+        return apart / (abs(expected.loss) or 1e-300) if apart else 0.0
+
 
 class TrainedTwin:
     """A twin, wrapped by all of its techniques.

@@ -171,9 +171,8 @@ def series_apart(model: nn.Module, choice: OptimizerChoice, steps: int = SERIES)
     for name, parameter in named.items():
         found, moved = parameter.detach() - first[name], wanted[name] - first[name]
         rounding = steps**0.5 * 2.0**-22 * first[name].norm()
-        if (
-            text := _told(f"weight `{name}`", found, moved, steps, allowed, float(rounding))
-        ) or equations is None:
+        text = _told(f"weight `{name}`", found, moved, steps, allowed, float(rounding))
+        if text or equations is None:
             return text
         held, defined = optimizer.state.get(parameter, {}), equations.state[name]
         for key in held.keys() & defined.keys():

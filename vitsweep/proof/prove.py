@@ -143,7 +143,7 @@ def _leg(twin: CellSpec, world: World, parts: Parts, bit_for_bit: bool = False) 
         found = trained.step(batch, step, found.weights)
         expected = reference.step(*at, batch, found)
         expected.read = found.weights
-        worst = max(worst, abs(found.loss - expected.loss) / abs(expected.loss))
+        worst = max(worst, found.loss_apart(expected))
         run(in_each_step, found, expected, f"in step {step + 1}")
     run(over_all, found, expected, f"over {STEPS} steps")
     told = [f"twin {worst:.1e}", *[BIT_FOR_BIT] * gradients.bit_for_bit, *updates.told()]
@@ -165,15 +165,13 @@ def _narrowed(wrong: WrongResultError, world: World, begun: float) -> WrongResul
     """
     suspects, twin = wrong.suspects, wrong.twin
     choices = {knob: getattr(twin, knob.partition(".")[0]) for knob in suspects}
-    in_turn = sorted(
-        choices,
-        key=lambda knob: (
-            knob == "precision",
-            choices[knob].part_of_training,
-            choices[knob].changes_model,
-            len(choices[knob].axes),
-        ),
-    )
+
+    def order(knob: str) -> tuple[bool, bool, bool, int]:
+        choice = choices[knob]
+        is_last = knob == "precision"
+        return is_last, choice.part_of_training, choice.changes_model, len(choice.axes)
+
+    in_turn = sorted(choices, key=order)
     plain = [knob for knob in in_turn if without(twin, [knob])]
     others = {knob: typed for knob, typed in suspects.items() if knob not in plain}
     trials = [[knob] for knob in plain] if len(suspects) > 1 else []

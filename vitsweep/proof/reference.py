@@ -155,9 +155,8 @@ class PlainModel:
         held = {n: p.grad for n, p in self.named_parameters().items() if p.grad is not None}
         found = {n: g.to(torch.promote_types(g.dtype, wide)) / scale for n, g in held.items()}
         if (limit := self._cell.optimizer.clip_norm) is not None:
-            norm = (
-                torch.stack([g.abs().double().square().sum() for g in found.values()]).sum().sqrt()
-            )
+            squares = [g.abs().double().square().sum() for g in found.values()]
+            norm = torch.stack(squares).sum().sqrt()
             share = min(1.0, limit / (float(norm) + 1e-6))
             found = {n: g * share for n, g in found.items()}
         return found

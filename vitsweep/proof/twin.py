@@ -69,9 +69,8 @@ def twin_of(cell: CellSpec) -> CellSpec:
     # torch's compiler takes no buckets below 1 MiB, which a nano model does not fill
     compiled = cell.compilation.scope != "nothing"
     sharding = cell.sharding if compiled else cell.sharding.of_twin()
-    precision = cell.precision.of_twin()
-    twin = replace(cell, model=model, batch=batch, precision=precision, sharding=sharding)
-    twin = replace(twin, objective=cell.objective.twin())
+    twin = replace(cell, model=model, batch=batch, objective=cell.objective.twin())
+    twin = replace(twin, precision=cell.precision.of_twin(), sharding=sharding)
     return _padded_alike(twin, cell)
 
 

@@ -81,8 +81,12 @@ class Objective(ABC):
         if not self.reads_labels:
             yield from self._labels_missing(cell)
             yield from self._cut_into_parts(cell)
-        if self.couples_images:
-            yield from self._coupled(cell)
+        if self.couples_images and (parts := cell.batch.accumulation_steps) > 1:
+            yield (
+                f"`batch.accumulation_steps={parts}` computes the loss of a batch in parts, and that of "
+                f"`objective={self.name}` depends on all of its images together: use "
+                "`batch.accumulation_steps=1`."
+            )
 
     def _labels_missing(self, cell: "CellSpec") -> Iterator[str]:
         typed = f"`objective={self.name}`"
@@ -108,14 +112,6 @@ class Objective(ABC):
                 f"`pipeline_parallel={cell.pipeline_parallel.name}` sends images through the stages, and "
                 f"labels to the last one alone; `objective={self.name}` needs more: use "
                 "`pipeline_parallel=none`."
-            )
-
-    def _coupled(self, cell: "CellSpec") -> Iterator[str]:
-        if (parts := cell.batch.accumulation_steps) > 1:
-            yield (
-                f"`batch.accumulation_steps={parts}` computes the loss of a batch in parts, and that of "
-                f"`objective={self.name}` depends on all of its images together: use "
-                "`batch.accumulation_steps=1`."
             )
 
     def twin(self) -> Self:

@@ -137,8 +137,7 @@ class Trainer:
         divisors: list[Any] = [micro_batches] * micro_batches
         if self.objective.reduction != "mean":  # known before the first backward pass
             taken = [as_entries(batch) for batch in islice(batches, micro_batches)]
-            dtype = torch.promote_types(getattr(torch, self.plan.param_dtype), torch.float32)
-            divisors = self.objective.divisors(taken, self.world, dtype)
+            divisors = self.objective.divisors(taken, self.world)
             batches = iter(taken)
         for index, divisor in enumerate(divisors):
             batch = as_entries(next(batches))
@@ -173,10 +172,10 @@ class Trainer:
         if isinstance(batch, Pair):
             return self.model(self.cast(batch["image"]))
         inputs = inputs_of(unwrapped(self.model), batch)
-        floating = {
-            k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()
-        }
-        return self.model(**inputs | {k: self.cast(value) for k, value in floating.items()})
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                inputs[name] = self.cast(value)
+        return self.model(**inputs)
 
     def predict(self, batch: Any) -> Any:
         """Return outputs of a prepared batch without gradients; only its inputs are read."""

@@ -121,6 +121,15 @@ def test_doctor_shows_the_latest_sweep_beside_its_reference(
     assert "Look at clocks" in said
 
 
+def test_versions_are_texts_and_a_missing_one_is_missing(tmp_path: Path) -> None:
+    table = records("h200")
+    table.loc[0, "driver"], table.loc[1, "driver"] = "550.100", None
+    table[:2].to_csv(tmp_path / "own.csv", index=False)
+    found = records(str(tmp_path / "own.csv"))["driver"]
+    assert found[0] == "550.100"
+    assert found[1] != found[1]
+
+
 def test_what_is_no_reference_is_refused(tmp_path: Path) -> None:
     [said] = problems(str(tmp_path / "gone"))
     require(said, "`h200`")

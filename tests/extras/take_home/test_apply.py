@@ -316,6 +316,7 @@ def test_flags_follow_the_cell_that_steps_and_return_when_the_last_is_closed() -
     [
         (["tensor_parallel=megatron"], None, "use `tensor_parallel=none`"),
         (["classifier=pooled"], None, "use `classifier=token`"),
+        (["objective=masked_autoencoder"], None, "`objective=masked_autoencoder`"),
         (["precision=fp8", "precision.emulate=true"], cross_entropy, "use `precision=O1`"),
         (
             ["precision=O1", "sharding=fsdp", "resources.ranks_per_node=2"],

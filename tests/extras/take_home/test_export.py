@@ -5,6 +5,7 @@ import random
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,34 @@ def test_the_file_alone_trains_as_the_cell_and_a_fault_in_it_is_found(tmp_path: 
             (at / "file.pt").unlink()
             [leg] = compared({at: spec})
             assert not leg.equal
+
+
+def test_a_file_whose_weights_are_no_numbers_is_not_equal(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(3) for name in ("first", "second")}
+    wanted = {"losses": [2.0, 1.0], "gradients": tensors, "weights": tensors, "masters": tensors}
+    nan = tensors | {"second": torch.full((3,), torch.nan)}
+    for kind, wrong in (("losses", [2.0, float("nan")]), ("gradients", nan), ("weights", nan)):
+        folder = tmp_path / kind
+        folder.mkdir()
+        torch.save(wanted, folder / "cell.pt")
+        torch.save({**wanted, kind: wrong}, folder / "file.pt")
+        [leg] = compared({folder: cell(*CELLS[0])})
+        assert not leg.equal, str(leg)
+
+
+def test_arguments_stand_in_the_file_as_they_are() -> None:
+    spec = cell("model=module", "model.target=tests.user_modules.with_words", "sharding=none",
+                "++model.arguments.words=[]", "batch.images_per_step=16")  # fmt: skip
+    words = ["it's", 'so "called"', "back\\slash\n", [1, 0.5, True, None]]
+    tree = ast.parse(
+        written(replace(spec, model=replace(spec.model, arguments={"words": words})), "own.py", [])
+    )
+    found = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "words"
+    ]
+    assert [*map(ast.literal_eval, found)] == [words]
 
 
 def _step_of_five(world: World, file: Path) -> None:

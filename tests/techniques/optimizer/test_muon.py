@@ -43,6 +43,20 @@ def orthogonalized_slowly(matrix: Tensor) -> Tensor:
     return x.mT if matrix.shape[0] > matrix.shape[1] else x
 
 
+def test_state_that_is_loaded_is_that_of_both_optimizers() -> None:
+    """A loop that resumes sets rates of `param_groups`, and goes on as one that was not stopped."""
+    whole, resumed = (trainer_of(alone(*MUON)) for _ in range(2))
+    for trainer in (whole, resumed):
+        trainer.step(iter([batch()]))
+    resumed.optimizer.load_state_dict(resumed.optimizer.state_dict())
+    for trainer in (whole, resumed):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] /= 2
+        trainer.step(iter([batch()]))
+    for name, weight in weights(whole).items():
+        assert torch.equal(weights(resumed)[name], weight), name
+
+
 class SlowMuon:
     """Muon with Nesterov momentum and decoupled weight decay, matrix by matrix."""
 

@@ -90,7 +90,7 @@ class PlainPasses:
         # by what `Trainer.gradients` divides, for the mean over ranks
         self._weight = 1.0
         if (objective := self._trainer.objective).reduction != "mean":
-            [divisor] = objective.divisors([batch], self._world, torch.float64)
+            [divisor] = objective.divisors([batch], self._world)
             is_sum = objective.reduction == "sum"
             self._weight = float((objective.count(batch) if is_sum else 1) / divisor)
 

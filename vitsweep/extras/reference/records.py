@@ -68,8 +68,8 @@ def records(named: str) -> "DataFrame":
             unpack = extras.option("sweep.reference=BUNDLE")
             return measured(Store(unpack(path, Path(folder).resolve())))
     try:
-        table = pd.read_csv(io.BytesIO(read_bytes(path, MOST_BYTES)), dtype={"cell_id": str})
-        return table[[*COLUMNS]].astype({THREADS: int, **FACTS})
+        text = io.BytesIO(read_bytes(path, MOST_BYTES))
+        return pd.read_csv(text, dtype={"cell_id": str, THREADS: int, **FACTS})[[*COLUMNS]]
     except (ValueError, LookupError) as error:
         raise VitsweepError(
             f"`{path}` must be a CSV with the columns {', '.join(COLUMNS)} ({error}): "
@@ -92,7 +92,7 @@ def measured(store: Store) -> "DataFrame":
         raise VitsweepError(
             f"`{store.root}` has no measured cell of a GPU to compare with: name another sweep, or `h200`."
         )
-    return found[[*COLUMNS]].astype({THREADS: int, **FACTS}).reset_index(drop=True)
+    return found[[*COLUMNS]].astype({THREADS: int}).reset_index(drop=True)
 
 
 def kept(plan: SweepPlan, named: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_only
 
 from vitsweep.errors import (
     BadValueError,
@@ -116,6 +116,11 @@ def apply(
         spec = for_model(spec_of(cell, config_dir), model)
     own = needs_equal_parts(spec, "loss") if loss is not None else ()
     reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
+    if loss is None and not (spec.objective.is_default or spec.loss_function):
+        reasons.append(
+            f"`objective={spec.objective.name}` needs batches and a network of its own, and `vitsweep.apply` "
+            "trains a model as it was given: give it your `loss`, or leave the objective out."
+        )
     copy = None
     if isinstance(spec.model, ModuleSpec):
         try:
@@ -164,13 +169,13 @@ class Applied:
     ) -> None:
         self.cell, self.bare, self.has_begun, self._predictions = cell, copy, False, 0
         self._length: int | None = None
-        objective = (
-            OwnLoss(cell, loss, loss_count, weighs=True)
-            if loss
-            else OwnLoss.named_by(cell, weighs=True)
-            if cell.loss_function
-            else CountedCrossEntropy(cell)
-        )
+        objective: OwnLoss | CountedCrossEntropy
+        if loss:
+            objective = OwnLoss(cell, loss, loss_count, weighs=True)
+        elif cell.loss_function:
+            objective = OwnLoss.named_by(cell, weighs=True)
+        else:
+            objective = CountedCrossEntropy(cell)
         self.world = _PROCESS.enter(self)
         try:
             _refuse_other_weights(model, self.world)
@@ -346,7 +351,6 @@ class Applied:
 
         `model.load_state_dict` of the reference model takes them.
         """
-
         return plain_weights(self.trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -421,7 +425,6 @@ class Applied:
 
 
 def _on_any_rank(flag: bool, world: World) -> bool:
-
     if world.size == 1:
         return flag
     any_ = torch.tensor(float(flag), device=world.device)
@@ -431,7 +434,6 @@ def _on_any_rank(flag: bool, world: World) -> bool:
 
 def _refuse_other_weights(model: "nn.Module", world: World) -> None:
     """Refuse a model whose weights or buffers differ between ranks: some shardings would train a mixture."""
-
     named: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if world.size == 1 or not named:
         return
@@ -464,7 +466,6 @@ class _Process:
 
     def enter(self, user: Applied) -> World:
         """Join the ranks, where nobody has; note the flags, where nobody has changed them."""
-
         cell = user.cell
         if not self._users:
             self._flags.enter_context(process_flags_kept())
@@ -486,7 +487,6 @@ class _Process:
         Raises:
             VitsweepError: it is closed.
         """
-
         if not any(user is each for each in self._users):
             raise VitsweepError("This cell was closed: call `vitsweep.apply` for a new one.")
         if self._current is not user:
@@ -518,8 +518,6 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
     Raises:
         VitsweepError: they have several lengths or too small a one, or there are texts.
     """
-    from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map_only
-
     texts = [keystr(path) for path, leaf in tree_leaves_with_path(batch) if isinstance(leaf, str)]
     if texts and parts > 1:
         raise VitsweepError(

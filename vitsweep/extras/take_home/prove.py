@@ -12,20 +12,19 @@ from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Any
 
-import numpy as np
 import torch
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
 from vitsweep.extras.take_home import rank as exported
-from vitsweep.extras.take_home.rank import STEPS
+from vitsweep.extras.take_home.rank import STEPS, Named
 from vitsweep.extras.take_home.write import written
 from vitsweep.interpreters import command_of
 from vitsweep.model.build import build_model, first_model
 from vitsweep.model.module_look import as_it_was
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.user_module import look_of
-from vitsweep.proof.faults import norms_of, wide
+from vitsweep.proof.faults import minus, norms_of, typical_norm
 from vitsweep.proof.twin import exact_twin, twin_of
 from vitsweep.results.store import Store
 from vitsweep.spec.cell_spec import CellSpec
@@ -141,7 +140,6 @@ def compared(
 @as_it_was()
 def _prepare(folder: Path, cell: CellSpec) -> None:
     """Write the file, its first weights and the batches of all ranks."""
-
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(written(cell, "train.py", []), encoding="utf-8")
     (folder / "cell.pickle").write_bytes(pickle.dumps(cell))
@@ -187,7 +185,6 @@ def start(side: str, cell: CellSpec, folders: Sequence[Path]) -> None:
 
 
 def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
-
     found, wanted = (
         torch.load(folder / f"{side}.pt", weights_only=True) for side in ("file", "cell")
     )
@@ -201,17 +198,15 @@ def _compared(name: str, cell: CellSpec, folder: Path) -> Leg:
     return Leg(name=name, differences=apart, allowed=allowed)
 
 
-def _apart(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+def _apart(found: Named, wanted: Named) -> float:
     """Return the largest relative difference of a tensor; inf where one is missing or has another shape."""
     shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (found, wanted)]
     if shapes[0] != shapes[1]:
         return inf
-    norms = norms_of(dict(wanted))
-    typical = float(np.sqrt(np.mean(np.square(list(norms.values())))))
-    return max(
-        float((wide(found[name]) - wide(t)).norm()) / (max(norms[name], LEAST * typical) or 1.0)
-        for name, t in wanted.items()
-    )
+    norms, apart = norms_of(wanted), norms_of(minus(found, wanted))
+    least = LEAST * typical_norm(norms)
+    shares = [apart[name] / (max(norm, least) or 1.0) for name, norm in norms.items()]
+    return float(torch.tensor(shares).max())  # NaN where one is, unlike Python's `max`
 
 
 # What an exported file says of itself: cell, code, speedup and proof.

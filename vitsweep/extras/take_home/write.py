@@ -1,5 +1,6 @@
 """From a cell to the text of a file that trains as it does: what the templates are given."""
 
+import json
 import re
 import shlex
 import sys
@@ -348,18 +349,16 @@ def _call(function: str, first: list[str], named: Mapping[str, str]) -> str:
 
 
 def _literal(spec: ModuleSpec, value: object) -> str:
-    plain = (str, int, float, bool, type(None))
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    if isinstance(value, dict) or not all(isinstance(part, plain) for part in parts):
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_literal(spec, part) for part in value)}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # in double quotes, as Python reads it too
+    if not isinstance(value, (int, float, bool, type(None))):
         raise VitsweepError(
             f"`{spec.typed}` has an argument {pformat(value)}, which is no literal to write into a "
             "file: use `vitsweep.apply(cell, model)`."
         )
-    return (
-        repr(value).replace("'", '"')
-        if isinstance(value, (list, tuple))
-        else (f'"{value}"' if isinstance(value, str) else repr(value))
-    )
+    return repr(value)
 
 
 def _blocks(module: Any, spec: ModuleSpec) -> str:

@@ -102,6 +102,14 @@ class MuonWithAdamW(Optimizer):
         parts = [m.parts for m in self._matrices if m.parts]
         self._owned = OwnedMatrices(parts, [m.flops for m in self._matrices]) if parts else None
 
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load what `state_dict` returned; both optimizers share the new groups and state."""
+        super().load_state_dict(state_dict)
+        of_muon = len(self._of_muon)
+        self._of_muon = self.param_groups[:of_muon]
+        if self._adamw:
+            self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[of_muon:]
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
@@ -205,18 +213,15 @@ def split_groups(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict
     """Yield each group's parameters that are matrices of blocks, or those that are not."""
     for group in groups:
         parts: Mapping[str, Parts] = group.get("parts", {})
-        in_blocks = {name for name in group["in_blocks"] if name.endswith("weight")}
-
-        def is_hidden(name: str, axes: int, inside: set[str] = in_blocks) -> bool:
-            return name in inside and axes == 2
-
-        each = zip(group["names"], group["params"], strict=True)
-        chosen = [
-            index
-            for index, (name, p) in enumerate(each)
-            if is_hidden(name, len(parts[name].shape) if name in parts else p.ndim) is hidden
-        ]
-        own = {n: p for n, p in parts.items() if is_hidden(n, len(p.shape)) is hidden}
+        shapes = {n: p.shape for n, p in zip(group["names"], group["params"], strict=True)}
+        shapes |= {name: part.shape for name, part in parts.items()}
+        of_muon = {
+            name
+            for name, shape in shapes.items()
+            if len(shape) == 2 and name in group["in_blocks"] and name.endswith("weight")
+        }
+        chosen = [i for i, name in enumerate(group["names"]) if (name in of_muon) is hidden]
+        own = {name: part for name, part in parts.items() if (name in of_muon) is hidden}
         if chosen or own:
             by_tensor = {k: [group[k][i] for i in chosen] for k in BY_TENSOR if k in group}
             yield group | by_tensor | ({"parts": own} if own else {})
