@@ -229,7 +229,7 @@ def test_a_job_that_ends_without_an_event_is_killed_with_that_reason(sweep: Swee
     sweep.submit(*hang())
     sweep.until_ranks_run()
     for process in psutil.process_iter(["cmdline"]):
-        if str(sweep.arrays[0].folder) in (process.info["cmdline"] or [])[-1:]:
+        if str(sweep.arrays[0].folder) in (process.info["cmdline"] or []):
             process.kill()
     cells = sweep.until_ended()
 
@@ -268,7 +268,7 @@ def test_a_job_that_comes_back_after_another_replaced_it_measures_nothing_twice(
     [first] = sweep.submit(*asked)
     eventually(has_struck(folder), 400, "the fault")
     for process in psutil.process_iter(["cmdline"]):
-        if str(first.folder) in (process.info["cmdline"] or [])[-1:]:
+        if str(first.folder) in (process.info["cmdline"] or []):
             process.kill()
     sweep.until_ended()
     [_, second] = sweep.submit(*asked)
