@@ -272,7 +272,8 @@ def example_of(spec: ModuleFactory, num_images: int, resolution_px: int, seed: i
         BadValueError: that cannot be imported or called, or gives no such mapping.
     """
     if spec.twin_batch is None:
-        return images_of(spec, num_images, resolution_px)
+        images = torch.zeros(num_images, *spec.input_shape(resolution_px))
+        return images, torch.zeros(num_images, dtype=torch.int64)
     typed = f"`model.twin_batch={spec.twin_batch}`"
     called = f"with (num_images={num_images}, resolution_px={resolution_px}, seed={seed})"
     try:
@@ -290,14 +291,6 @@ def example_of(spec: ModuleFactory, num_images: int, resolution_px: int, seed: i
             "`num_images`."
         )
     return {name: in_float32(tensor) for name, tensor in batch.items()}
-
-
-def images_of(
-    spec: ModuleFactory, num_images: int, resolution_px: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images (N, C, H, W) of zeros and labels 0."""
-    images = torch.zeros(num_images, *spec.input_shape(resolution_px))
-    return images, torch.zeros(num_images, dtype=torch.int64)
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:

@@ -59,9 +59,8 @@ class Units:
             [p for p in unit.fsdp_params if p.sharded_param.requires_grad] for unit in self._units
         ]
         self._has_gradient: set[Any] = set()
-        self._order: list[
-            tuple[int, int]
-        ] = []  # of the first micro-batch: unit, place in `REACHED`
+        # of the first micro-batch: unit, place in `REACHED`
+        self._order: list[tuple[int, int]] = []
         self._next, self._order_is_known, self._is_training = 0, False, False
         watch = torch.compiler.disable(self._watch_outputs)
         for number, unit in enumerate(self._units):
