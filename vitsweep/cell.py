@@ -140,7 +140,8 @@ def _measure(
     stream = endless(batches)
     lead_in = math.ceil(batches.prefetched / cell.batch.accumulation_steps)
     samples, timed, contention = _timed_samples(trainer, stream, lead_in, compiled_before)
-    ranks = _gather(samples)
+    everyone = gathered(asdict(samples), on_first=True)
+    ranks = [RankSamples.from_plain(found) for found in everyone]
     node = samples.environment["node"]
     own_seconds = sum(r.own_cpu_seconds for r in ranks if r.environment["node"] == node)
     validity = {"proved": proved, "shared_device": contention.shared(own_seconds)}
@@ -222,17 +223,19 @@ def _instruments(
     if not timed.over_time:
         with kernels.noted(), counted_bytes() as sent:
             memory, memory_reason = memory_by_kind(trainer, stream)
-    collectives = (
-        None
-        if timed.cut_short
-        else profile_collectives(lambda: trainer.step(stream), trainer.world.device)
-    )
+    collectives = None
+    if not timed.cut_short:
+        collectives = profile_collectives(lambda: trainer.step(stream), trainer.world.device)
     extra = {
         name: load(f"{place}:run")(trainer, stream, lead_in)
         for name, place in INSTRUMENTS.items()
         if getattr(trainer.cell.measurement, name)
     }
-    _trace(trainer, stream, context)
+    if trainer.cell.measurement.trace:
+        # hooks would compile a compiled step anew
+        is_eager = trainer.cell.compilation.scope == "nothing"
+        with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
+            traced(lambda: trainer.step(stream), context.folder, trainer.world)
     return {
         "phases_ms": phases,
         "memory": memory,
@@ -293,14 +296,6 @@ def _refuse_skipped_graphs(cell: CellSpec, compiled: Compiled) -> None:
         )
 
 
-def _trace(trainer: Trainer, stream: Iterator[MicroBatch], context: RunContext) -> None:
-    if trainer.cell.measurement.trace:
-        # hooks would compile a compiled step anew
-        is_eager = trainer.cell.compilation.scope == "nothing"
-        with naming_modules(unwrapped(trainer.model)) if is_eager else contextlib.nullcontext():
-            traced(lambda: trainer.step(stream), context.folder, trainer.world)
-
-
 def _skipped(trainer: Trainer, steps: int) -> list[bool]:
     if not trainer.skipped:
         return [False] * steps
@@ -313,7 +308,3 @@ def sync_ranks(world: World) -> None:
         dist.barrier()
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def _gather(samples: RankSamples) -> list[RankSamples]:
-    return [RankSamples.from_plain(found) for found in gathered(asdict(samples), on_first=True)]

@@ -7,8 +7,8 @@ before it is parsed, so that a small file can fill neither the memory nor the da
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -260,9 +260,9 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
             table of vitsweep's.
         OSError: it cannot be read.
     """
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
-    with _named(path):
+    try:
         footer = _footer(path, columns)
         texts = [f.name for f in footer.schema.to_arrow_schema() if str(f.type) in _TEXTS]
         # as a dictionary a text that stands in every row is in memory once
@@ -272,14 +272,6 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
             kept = table[name].cat
             table[name] = kept.rename_categories(kept.categories.astype(object)).astype(object)
         return table
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    from pyarrow import ArrowException
-
-    try:
-        yield
     except (ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
         raise ForeignFileError(
             f"`{path}` is not a complete parquet file with a table of vitsweep's ({error}): restore it, or "

@@ -78,18 +78,16 @@ def parallelize(
     forward_context = partial(autocast, plan, world.device)
     model = cell.pipeline_parallel.stage(model, world, forward_context)  # of finished blocks
     if not sharded:
-        materialize(
-            model, world.device
-        )  # only what this rank keeps; hooks on parameters come later
+        # only what this rank keeps; hooks on parameters come later
+        materialize(model, world.device)
     model = cell.memory.apply(model)  # wraps blocks with all that is in them
     model = cell.compilation.apply(model)  # compiles what that wrapped
     decay = cell.optimizer.weight_decay
     groups = [] if sharded else parameter_groups(model, decay)  # names are plainest before wrapping
     model = cell.sharding.apply(model, plan, world)  # outermost: it owns parameters and gradients
     if sharded:
-        materialize(
-            model, world.device
-        )  # no rank ever holds the whole model; shards are padded here
+        # no rank ever holds the whole model; shards are padded here
+        materialize(model, world.device)
         groups = parameter_groups(model, decay)  # FSDP2 replaces parameters by shards
     groups = cell.sharding.optimizer_groups(groups, model)
     masters = local_shards = None
@@ -99,9 +97,8 @@ def parallelize(
     if sharded and cell.optimizer.updates_shards:
         local_shards = LocalShards(groups)
         groups = local_shards.groups
-    if (
-        cell.optimizer.elementwise
-    ):  # users save its groups: without `parts`, which hold process groups
+    # users save its groups: without `parts`, which hold process groups
+    if cell.optimizer.elementwise:
         groups = [{k: v for k, v in group.items() if k != "parts"} for group in groups]
     optimizer = cell.optimizer.build(groups)  # may move parameters into buffers of its own
     updated = [p for group in optimizer.param_groups for p in group["params"]]

@@ -9,6 +9,7 @@ ABSENT = [feature for name, feature in extras.KNOWN.items() if name not in extra
 ABSENT_SETTINGS = tuple(
     [f"sweep.search={word}" for feature in ABSENT for word in feature.rounds]
     + [f"sweep.{key}=" for feature in ABSENT for key in feature.settings]
+    + [option for feature in ABSENT for option in feature.options if "=" in option]
 )
 NEEDS_APPLY = pytest.mark.skipif(
     "apply" not in extras.NAMES, reason="`vitsweep.apply` is not there"
@@ -40,6 +41,7 @@ WORDS = {
     "bundle": ("bundle", "bundled", "reproduction"),
     "pareto": ("pareto_", "undominated"),
     "curves": ("mean_curve", "training_curves"),
+    "mirror": ("check_tracker", "named_rows", "write_runs"),
     "latex": ("booktabs", "tex", "write_latex"),
     "published": ("PublishedTable", "SURENESS", "beside_cells", "beside_text", "with_published"),
     "limit": ("Searches", "limit_answer", "limit_names", "limits_text"),

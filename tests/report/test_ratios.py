@@ -28,7 +28,6 @@ from vitsweep.launchers.progress import Progress
 from vitsweep.report.html import drawn
 from vitsweep.results.record import SCREENING, RunRecord, Status
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import metrics_of
 from vitsweep.tables.effects import effects as effects_table
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -172,15 +171,6 @@ def test_the_status_screen_and_what_it_prints() -> None:
     assert "1.8x as fast (no interval)" in shown
     assert not bare(shown)
     assert max(map(len, re.sub(r"\x1b\S*?[A-Za-z]", "", shown).splitlines())) <= 80
-
-
-def test_copies_for_trackers() -> None:
-    tables = sweep("speedups")
-    for row in tables.cells.to_dict("records"):
-        found = metrics_of({k: v for k, v in row.items() if v == v})
-        assert ("speedup_low" in found) == ("speedup" in found) or row["claim"] == "baseline"
-    alone = {"speedup": 1.8, "claim": "screened", "images_per_second": 9.0}
-    assert metrics_of(alone) == {"images_per_second": 9.0}
 
 
 def test_optional_features() -> None:

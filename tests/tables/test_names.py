@@ -14,7 +14,6 @@ from vitsweep.tables.names import (
     find_cell,
     in_menu_order,
     name_parts,
-    named_rows,
     names_by_id,
     series_names,
     varying_columns,
@@ -85,14 +84,6 @@ def test_cells_that_no_column_distinguishes_have_their_ids() -> None:
     assert dict(zip(found["cell_id"], cell_names(found), strict=True)) == {
         "a": "fp32 · a", "b": "fp32 · b", "c": "O1",
     }  # fmt: skip
-
-
-def test_a_tracker_gets_name_baseline_and_choices() -> None:
-    rows = named_rows(of(a={}, b={"precision": "O1"}))
-    assert [row["name"] for row in rows] == ["baseline", "O1"]
-    assert [row["baseline"] for row in rows] == ["baseline"] * 2
-    assert [row["tags"] for row in rows] == [["precision=fp32"], ["precision=O1"]]
-    assert {row["baseline"] for row in named_rows(of("gone", a={}))} == {""}
 
 
 def test_changes_are_counted_against_the_baseline() -> None:

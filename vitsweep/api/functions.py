@@ -25,8 +25,6 @@ from vitsweep.launchers.base import LaunchResult
 from vitsweep.planning.sweep_plan import SweepPlan, all_refused
 from vitsweep.report.views import collect
 from vitsweep.results.store import Store
-from vitsweep.results.trackers import mirror
-from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.sweep_tables import SweepTables
 
@@ -125,8 +123,8 @@ def sweep(
         if not result.submitted:
             tables, cells = collected(result)
             print_lines(session.console, empty_metrics(tables.runs))
-            if session.tracker.get("mode", "none") != "none":
-                session.console.print(mirror(result.store, named_rows(cells), session.tracker))
+            if session.tracker:
+                session.console.print(session.tracker(result.store, cells, ()))
     return Sweep(result.store, tuple(entry.cell_id for entry in result.plan.named))
 
 

@@ -36,7 +36,6 @@ from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.errors import BadValueError
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import SweepPlan, plan_of
-from vitsweep.results.trackers import check_tracker
 from vitsweep.results.user_metrics import check_metrics
 from vitsweep.spec.from_yaml import target_class, title_of
 from vitsweep.spec.menu import conf_dir
@@ -66,6 +65,7 @@ class Session:
 
     Raises:
         BadValueError: a column of the user's is wrong, or its function cannot be imported.
+        VitsweepError: the tracker cannot work here.
     """
 
     cells: Sequence[ComposedCell]
@@ -79,6 +79,7 @@ class Session:
     def __post_init__(self) -> None:
         if self.metrics:
             check_metrics(self.metrics)
+        extras.tracker(self.config.get("tracker"))  # refuses what cannot work
 
     @cached_property
     def settings(self) -> SweepSettings:
@@ -91,9 +92,9 @@ class Session:
         return settings
 
     @property
-    def tracker(self) -> Mapping[str, Any]:
-        """The node `tracker`: where records are mirrored."""
-        return self.config.get("tracker") or {}
+    def tracker(self) -> Any:
+        """What mirrors the cells, see `extras.tracker`; None for nothing."""
+        return extras.tracker(self.config.get("tracker"))
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -251,8 +252,6 @@ def session_of(
     require_rounds(launcher, hydra.choice(config, "launcher"), session.settings, overrides)
     for said in filter(None, (machine.quota_notice, says(session.plan))):
         console.print(said)
-    if session.tracker.get("mode", "none") != "none":
-        check_tracker(session.tracker)
     return session
 
 

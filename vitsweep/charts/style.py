@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from hashlib import sha256
-from io import BytesIO, StringIO
+from io import StringIO
 
 import matplotlib
 import pandas as pd
@@ -233,13 +233,6 @@ def themed(svg: str) -> str:
     for fixed, variable in colours.items():
         svg = svg.replace(fixed, variable)
     return svg[svg.index("<svg") :]
-
-
-def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
-    """Return the figure as PNG."""
-    data = BytesIO()
-    figure.savefig(data, format="png", dpi=dots_per_inch)
-    return data.getvalue()
 
 
 # What a chart is: the table it draws, the drawing, the style of its series, and the caption below.

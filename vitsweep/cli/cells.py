@@ -160,8 +160,13 @@ def check_words(arguments: Sequence[str]) -> None:
     _refuse_words(arguments)
     overrides = [word for word in arguments if is_override(word)]
     parsed = parse_overrides(overrides)
-    if not {*MULTIRUN} & set(arguments):
-        _refuse_sweeps(parsed, arguments)
+    swept = [override for override in parsed if override.is_sweep_override()]
+    if swept and not {*MULTIRUN} & set(arguments):
+        # without -m a comma would silently make a list or a text of it
+        raise VitsweepError(
+            f"`{swept[0].input_line}` asks for several cells: add `-m` "
+            f"(`python -m vitsweep -m {' '.join(arguments)}`)."
+        )
     for notice in _repeated_keys(parsed):
         print(notice, file=sys.stderr)
 
@@ -255,13 +260,3 @@ def _hint(word: str) -> str:
         return f"is no override; did you mean `{key}={value}`?"
     typed = f"type `{key}=...`; " if key == group else ""  # a key may not exist
     return f"has no value: {typed}`python -m vitsweep show {group}` lists what there is."
-
-
-def _refuse_sweeps(overrides: Sequence[Any], arguments: Sequence[str]) -> None:
-    """Without -m a comma would silently make a list or a text of what was meant as a sweep."""
-    for override in overrides:
-        if override.is_sweep_override():
-            raise VitsweepError(
-                f"`{override.input_line}` asks for several cells: add `-m` "
-                f"(`python -m vitsweep -m {' '.join(arguments)}`)."
-            )

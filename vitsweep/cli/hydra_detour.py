@@ -15,6 +15,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from vitsweep import extras
 from vitsweep.api.session import require_rounds, session_of
 from vitsweep.cli.cells import (
     MULTIRUN,
@@ -181,13 +182,14 @@ def sweep_in_hydra(
     cells, sweep, _ = cells_for(arguments, composer, Machine.here())
     settings = hydra.plain_resolved(config) | {"sweep": sweep}
     require_rounds(launcher, hydra.choice(config, "launcher"), sweep_settings(settings), arguments)
+    tracker = extras.tracker(settings.get("tracker"))
     returned = _launch_stock(launcher, cells, config)
-    _summarize_stock(cells, settings, composer)
+    _summarize_stock(cells, settings, composer, tracker)
     return returned
 
 
 def _summarize_stock(
-    cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer
+    cells: Sequence[ComposedCell], config: Mapping[str, Any], composer: Composer, tracker: Any
 ) -> None:
     """Show what a stock launcher ran, or say how to see it where the cells ran on other nodes."""
     from vitsweep.cli.summary import summarize
@@ -199,7 +201,7 @@ def _summarize_stock(
         return
     with held(store, progress):
         result = LaunchResult(store=store, plan=plan)
-        rows = summarize(result, progress, config.get("tracker"), with_report=settings.report)
+        rows = summarize(result, progress, tracker, with_report=settings.report)
     if code := exit_code(rows):
         raise SystemExit(code)
 

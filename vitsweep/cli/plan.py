@@ -9,7 +9,6 @@ from vitsweep.cli import VERBS, Options, print_json, require_writable
 from vitsweep.cli.cells import read_line
 from vitsweep.errors import BadValueError, ExitCode
 from vitsweep.rates.profile import profile_named
-from vitsweep.spec.resources import Machine
 
 
 def add_options(options: Options) -> None:
@@ -40,31 +39,23 @@ def run(arguments: Sequence[str]) -> int:
     line = read_line(["--multirun", *words], options._option_string_actions)
     if line.of_hydra.startswith("-"):
         options.error(f"unrecognized arguments: {line.of_hydra}")
+    from vitsweep.api.plan import machine_with, plan
+
+    hardware = _parts(known.hardware)
+    nodes = [machine_with(profile_named(name)) for name in hardware]
+    # sizes are those of the least memory, so that all plans have the same
+    smallest = min(nodes, key=lambda node: node.least_gib or inf, default=None)
     try:
-        session = line.session(_smallest(_parts(known.hardware)))
+        session = line.session(smallest)
     except NotOursError as error:
         raise BadValueError(
             f"`plan` needs a launcher of vitsweep, such as `hydra/launcher=local`; not `{error.choice}`."
         ) from error
-    from vitsweep.api.plan import plan
-
-    rows = plan(
-        session,
-        predict=not known.no_predict,
-        hardware=_parts(known.hardware),
-        parquet=known.parquet,
-    )
+    predict = not known.no_predict
+    rows = plan(session, predict=predict, hardware=hardware, parquet=known.parquet)
     if known.json:
         print_json(sweep=session.settings.name, cells=rows)
     return ExitCode.bad_input if all(row["state"] == "invalid" for row in rows) else ExitCode.ok
-
-
-def _smallest(hardware: Sequence[str]) -> Machine | None:
-    """Return a node of the device with the least memory, whose sizes all plans have; None for none."""
-    from vitsweep.api.plan import machine_with
-
-    nodes = [machine_with(profile_named(name)) for name in hardware]
-    return min(nodes, key=lambda node: node.least_gib or inf, default=None)
 
 
 def _add_own(options: Options) -> None:

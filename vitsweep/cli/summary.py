@@ -1,6 +1,6 @@
 """The end of a command: views, table, charts and report of what was measured, and the exit code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +15,7 @@ from vitsweep.report.answer import answers, next_command, search_result
 from vitsweep.report.html import write_report
 from vitsweep.results.record import Status
 from vitsweep.results.sweeps import sweep_argument
-from vitsweep.results.trackers import mirror
 from vitsweep.tables.formatting import count
-from vitsweep.tables.names import named_rows
 from vitsweep.tables.notes import empty_metrics
 from vitsweep.tables.render import CellTable, TextTable
 
@@ -25,7 +23,7 @@ from vitsweep.tables.render import CellTable, TextTable
 def summarize(
     result: LaunchResult,
     progress: Console,
-    tracker: Mapping[str, Any] | None = None,
+    tracker: Any = None,
     *,
     with_report: bool = True,
     said: Sequence[str] = (),
@@ -35,7 +33,7 @@ def summarize(
     Args:
         result: of the launcher.
         progress: where the message on charts goes; all else is a result, and goes to stdout.
-        tracker: the composed `tracker` node; its mirror is made last, from the records.
+        tracker: of `extras.tracker`; its mirror is made last, from the records.
         with_report: draw the charts and the page as well.
         said: the result as sentences, instead of the answer and what to type next.
 
@@ -43,7 +41,7 @@ def summarize(
         ImpossibleCellError: every cell is refused.
     """
     if result.submitted:
-        if tracker and tracker.get("mode", "none") != "none":
+        if tracker:
             progress.print(
                 "W&B gets the cells from the same command, typed again when the jobs have ended."
             )
@@ -77,7 +75,7 @@ def summarize(
         progress.print("Drawing the charts of the report.")
         page = write_report(tables)
         console.print(f"Report: {page}", soft_wrap=True)
-    if tracker and tracker.get("mode", "none") != "none":
-        console.print(mirror(store, named_rows(mine), tracker, said))
+    if tracker:
+        console.print(tracker(store, mine, said))
     print_lines(console, said)
     return rows_of(mine, result.plan)

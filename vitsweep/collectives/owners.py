@@ -86,10 +86,8 @@ class OwnedMatrices:
 
     def __init__(self, parts: Sequence[Parts], costs: Sequence[float]) -> None:
         self._parts, self._group = parts, parts[0].group
-        self._rank, ranks = (
-            self._group.rank() if self._group else 0,
-            range(len(parts[0].bounds) - 1),
-        )
+        self._rank = self._group.rank() if self._group else 0
+        ranks = range(len(parts[0].bounds) - 1)
         owners = owners_by_cost(costs, len(ranks))
         by_owner = [[i for i, owner in enumerate(owners) if owner == rank] for rank in ranks]
         self.owned = by_owner[self._rank]

@@ -69,12 +69,7 @@ class _ScatterToSequenceParallel(torch.autograd.Function):
         return primitives.all_gather(gradient, ctx.axis, ctx.group), None, None
 
 
-class _GatherReplicated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: int, group: ProcessGroup) -> Tensor:
-        ctx.axis, ctx.group = axis, group
-        return primitives.all_gather(x, axis, group)
-
+class _GatherReplicated(_GatherFromSequenceParallel):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         own = gradient.chunk(ctx.group.size(), ctx.axis)[ctx.group.rank()]

@@ -168,13 +168,9 @@ def set_value(
             raise NotLocalError(path[0])
     if last not in node and not adds:
         raise unknown_key(override, path, last, tree, chosen if len(path) == 1 else "")
-    _set(node, last, override)
-
-
-def _set(node: dict[str, Any], key: str, override: Override) -> None:
-    old, new = node.get(key), override.value()
+    old, new = node.get(last), override.value()
     if isinstance(old, dict):
-        raise NotLocalError(override.key_or_group.split(".")[0])
+        raise NotLocalError(root_of(override))
     is_free = old is None or old == "???" or isinstance(new, list)
     if override.type is OverrideType.ADD and not is_free:
         text = str(override.input_line).lstrip("+")
@@ -182,7 +178,7 @@ def _set(node: dict[str, Any], key: str, override: Override) -> None:
             f"`+{text}` would add what exists already (`{override.key_or_group}={old}`): "
             f"leave the `+` out, `{text}`."
         )
-    node[key] = new
+    node[last] = new
 
 
 def _is_plain(value: Any) -> bool:

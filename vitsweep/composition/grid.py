@@ -43,6 +43,10 @@ def named(
 ) -> list[ComposedCell]:
     """Return the cells with `sweep.name` set in their trees, where it was left to vitsweep.
 
+    It is the name of a folder, such as `vit_nano-precision-sharding`. The values of the keys are not part
+    of it, so that a wider grid continues in the same folder. Keys of techniques count wherever they are set:
+    they vary between a cell and its baseline. Data are named where they are not the default.
+
     Args:
         cells: of one command.
         composer: knows the groups and their defaults.
@@ -50,26 +54,12 @@ def named(
     """
     if not cells or cells[0].tree["sweep"]["name"] != AUTO:
         return list(cells)
-    name = automatic_name(cells, composer, swept)
-    return [
-        replace(cell, tree=cell.tree | {"sweep": cell.tree["sweep"] | {"name": name}})
-        for cell in cells
-    ]
-
-
-def automatic_name(
-    cells: Sequence[ComposedCell], composer: Composer, swept: Collection[str] = ()
-) -> str:
-    """Return the name of a folder, such as `vit_nano-precision-sharding`.
-
-    The values of the keys are not part of it, so that a wider grid continues in the same folder.
-    Keys of techniques count wherever they are set: they vary between a cell and its baseline. Data
-    are named where they are not the default.
-    """
     parsed = [composer.parse(cell.overrides) for cell in cells]
     values = [{_key(o): str(o.input_line).partition("=")[2] for o in each} for each in parsed]
-    roots = {_key(o): root_of(o) for each in parsed for o in each}
-    varying = [key for key, root in roots.items() if _varies(key, root, values, swept)]
+    of_cell = {_key(o): root_of(o) for each in parsed for o in each}
+    roots = {k: root for k, root in of_cell.items() if root not in (*OUTSIDE_THE_CELL, "hydra")}
+    always = {*swept, *(key for key, root in roots.items() if root in (*GROUPS, "mesh"))}
+    varying = [k for k in roots if k in always or len({cell.get(k) for cell in values}) > 1]
     groups = list(composer.default_choices)
     place = {
         key: groups.index(roots[key]) if roots[key] in groups else len(groups) for key in varying
@@ -79,7 +69,11 @@ def automatic_name(
     more = [f"{len(names) - MOST_KEYS}_more"] if len(names) > MOST_KEYS else []
     limit_key = cells[0].tree["sweep"]["limit"]["key"]
     searched = [f"limit_of_{limit_key.rpartition('.')[2]}"] if limit_key else []
-    return "-".join([*_subjects(cells, composer), *names[:MOST_KEYS], *more, *searched])
+    name = "-".join([*_subjects(cells, composer), *names[:MOST_KEYS], *more, *searched])
+    return [
+        replace(cell, tree=cell.tree | {"sweep": cell.tree["sweep"] | {"name": name}})
+        for cell in cells
+    ]
 
 
 def _subjects(cells: Sequence[ComposedCell], composer: Composer) -> Iterator[str]:
@@ -94,15 +88,6 @@ def _subjects(cells: Sequence[ComposedCell], composer: Composer) -> Iterator[str
             yield group
         elif group == "model" or choices != {composer.default_choices[group]}:
             yield from choices
-
-
-def _varies(
-    key: str, root: str, values: Sequence[Mapping[str, str]], swept: Collection[str]
-) -> bool:
-    if root in (*OUTSIDE_THE_CELL, "hydra"):
-        return False
-    differs = len({cell.get(key) for cell in values}) > 1
-    return differs or key in swept or root in (*GROUPS, "mesh")
 
 
 def _key(override: Override) -> str:
@@ -284,9 +269,11 @@ def expand(
         kept = [cell, *parts, own_keys]  # keys that were typed replace axes
         of_cell = sweep | {"baseline": typed_baseline.of(parts)}
         lists.append(merge_overrides([*kept, _settings_of_all_cells(of_cell, composer)], composer))
-    found = without_duplicates(map(composer.compose, lists))
-    _refuse_equal(typed_axes, found)
-    return named(found, composer)
+    first: dict[str, ComposedCell] = {}
+    for composed in map(composer.compose, lists):
+        first.setdefault(composed.key, composed)
+    _refuse_equal(typed_axes, [*first.values()])
+    return named([*first.values()], composer)
 
 
 def _refuse_equal(typed: Sequence[Axis], cells: Sequence[ComposedCell]) -> None:
@@ -311,14 +298,6 @@ def _refuse_repeated(axes: Sequence[Axis]) -> None:
                     f"`{' '.join(value)}` is named {times} times, and a cell is one cell however often it is "
                     "named. Name each value once; `measurement.blocks=N` repeats every cell."
                 )
-
-
-def without_duplicates(cells: Iterable[ComposedCell]) -> list[ComposedCell]:
-    """Leave out cells whose configuration is that of an earlier one."""
-    first: dict[str, ComposedCell] = {}
-    for cell in cells:
-        first.setdefault(cell.key, cell)
-    return list(first.values())
 
 
 def _sweep_overrides(axes: Sequence[Axis]) -> list[str]:
@@ -432,7 +411,10 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
     wanted = {group: composer.default_choices[group] for group in reset}
     try:
         wanted |= _group_choices(choices, composer)
-        return _with_choices([*own, *choices], wanted, composer)
+        baseline = composer.compose([*own, *choices])
+        # where another override changed a group, its wanted choice is added by name
+        other = [f"{g}={c}" for g, c in wanted.items() if baseline.choices.get(g) != c]
+        return composer.compose([*own, *choices, *other]) if other else baseline
     except BadValueError as error:
         if not choices or "sweep.baseline" in str(error):
             raise
@@ -440,13 +422,6 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
             f"`{value_override(BASELINE, settings.baseline)}`: {error} It takes choices instead of the "
             "default ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
         ) from error
-
-
-def _with_choices(texts: list[str], wanted: Mapping[str, str], composer: Composer) -> ComposedCell:
-    """Compose; where another override changed a group, its wanted choice is added by name."""
-    baseline = composer.compose(texts)
-    other = [f"{g}={choice}" for g, choice in wanted.items() if baseline.choices.get(g) != choice]
-    return composer.compose([*texts, *other]) if other else baseline
 
 
 def _group_choices(texts: Sequence[str], composer: Composer) -> dict[str, str]:

@@ -127,12 +127,10 @@ def unknown_key(
 
     has = f"there are {_listed(names)}" if names else f"another choice of `{where}` may have it"
     fault = f"`{where}{f'={choice}' if choice else ''}` has no key `{key}`"
-    if (
-        len(path) > 1 and path[0] != "hydra"
-    ):  # a section that takes any key: of arguments, of variables
+    # a section that takes any key: of arguments, of variables
+    if len(path) > 1 and path[0] != "hydra":
         near = get_close_matches(key, names, 1) or [key]
         written = as_typed(near[0]) if near[0] in names else f"++{typed.lstrip('+')}"
-        has = f"`{written}` adds it"
         return UnknownNameError(
             typed, fault, near[0], near, lambda name: written, f"`{written}` adds it"
         )
@@ -596,24 +594,16 @@ def refuse_ignored(overrides: Sequence[str], has_own_conf: bool) -> None:
             raise BadValueError(f"`{override}` is a section; did you mean `hydra/launcher={name}`?")
         if key.startswith(("hydra/sweeper", "hydra.sweeper")) and override != OWN_SWEEPER:
             raise other_sweeper(override)
-        _refuse_settings_of_what_is_not_chosen(override, key, overrides)
+        _, launcher, setting = key.lstrip("~").partition("hydra.launcher.")
+        if launcher and not any(o.lstrip("+").startswith("hydra/launcher") for o in overrides):
+            raise BadValueError(
+                f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
+                f"`hydra/launcher=slurm` with them{gone(f'hydra.launcher.{setting}') or '.'}"
+            )
 
 
 def other_sweeper(typed: str) -> BadValueError:
     """Say that vitsweep expands grids itself; `typed` chooses or sets another sweeper."""
     return BadValueError(
         f"`{typed}`: vitsweep has one sweeper, its own, without settings: leave it out{gone(typed) or '.'}"
-    )
-
-
-def _refuse_settings_of_what_is_not_chosen(
-    override: str, key: str, overrides: Sequence[str]
-) -> None:
-    """Refuse a setting of a launcher that the command does not choose."""
-    _, launcher, setting = key.lstrip("~").partition("hydra.launcher.")
-    if not launcher or any(text.lstrip("+").startswith("hydra/launcher") for text in overrides):
-        return
-    raise BadValueError(
-        f"`{override}`: the launcher of this machine has no settings. Those of a cluster need "
-        f"`hydra/launcher=slurm` with them{gone(f'hydra.launcher.{setting}') or '.'}"
     )

@@ -6,7 +6,7 @@ It stands in composition, which needs `axes`, `cells` and `zip` to expand a grid
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -108,26 +108,16 @@ def _checked(node: str) -> SweepSettings:
     if isinstance(names := tree.get("zip"), list) and names and isinstance(names[0], str):
         tree["zip"] = [names]  # one group of keys
     settings: SweepSettings = section_from_tree(SweepSettings, tree, "sweep")
-    problems = [_name_problem(settings.name), _folder_problem(settings.folder)]
-    problems += [_retry_problem(settings.retry)]
-    problems += _search_problems(settings)
-    problems += [
-        f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
-        for key, unused in extras.ABSENT.items()
-        if attrgetter(key)(settings) != unused
-    ]
-    for key, place in extras.CHECKS.items():
-        if value := getattr(settings, key):
-            problems += extras.load(place)(value)
-    if found := [problem for problem in problems if problem]:
-        raise BadValueError("\n".join(found))
+    if problems := [*_problems(settings)]:
+        raise BadValueError("\n".join(problems))
     return settings
 
 
-def _name_problem(name: str) -> str:
-    """Say that a sweep cannot have this name, which becomes a folder, a job name and a label."""
-    encoding = sys.getfilesystemencoding()
-    if (
+def _problems(settings: SweepSettings) -> Iterator[str]:
+    """Say what a sweep cannot be called, does not go with what chooses the rounds, and is not installed."""
+    # a folder, a job name and a label
+    name, encoding = settings.name, sys.getfilesystemencoding()
+    if not (
         name.strip() == name
         and name not in ("", ".", "..")
         and not name.startswith(("-", "~"))
@@ -136,47 +126,40 @@ def _name_problem(name: str) -> str:
         and len(name.encode()) <= _LONGEST_NAME_BYTES
         and name.encode(encoding, "replace").decode(encoding) == name
     ):
-        return ""
-    return (
-        f"`sweep.name={_escaped(name)}` must name a folder: use at most {_LONGEST_NAME_BYTES} letters, "
-        "digits, `.`, `_` and `-`, such as `first_try`; `sweep.folder` says where the folder lies."
-    )
-
-
-def _folder_problem(folder: str) -> str:
-    if folder.strip() and folder.isprintable():
-        return ""
-    return f"`sweep.folder={_escaped(folder)}` is no path of a folder: leave it out for `results`."
+        yield (
+            f"`sweep.name={_escaped(name)}` must name a folder: use at most {_LONGEST_NAME_BYTES} letters, "
+            "digits, `.`, `_` and `-`, such as `first_try`; `sweep.folder` says where the folder lies."
+        )
+    folder, search = settings.folder, settings.search
+    if not (folder.strip() and folder.isprintable()):
+        yield f"`sweep.folder={_escaped(folder)}` is no path of a folder: leave it out for `results`."
+    if not {*settings.retry} <= {*RETRIABLE}:
+        again = ", ".join(f"`{status}`" for status in RETRIABLE)
+        typed = f"`sweep.retry=[{','.join(settings.retry)}]`"
+        yield f"{typed}: cells can run again whose status is {again}."
+    if search in extras.ROUNDS:
+        yield from extras.load(extras.ROUNDS[search]).problems(settings)
+    elif search != "grid":
+        yield f"`sweep.search={search}` is an optional feature that is not installed here."
+    elif settings.minutes is not None and settings.baseline is None:
+        yield (
+            f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
+            "baseline: leave it out, or `sweep.baseline=null`."
+        )
+    else:
+        for (key, other), unused in extras.SEARCHED.items():
+            if (value := getattr(settings, key)) != unused:
+                yield (
+                    f"`sweep.{key}={value}` is for a {other}, and a grid measures every cell: add "
+                    f"`sweep.search={other}`, or leave it out."
+                )
+    for key, unused in extras.ABSENT.items():
+        if attrgetter(key)(settings) != unused:
+            yield f"`sweep.{key}` is of an optional feature that is not installed here: leave it out."
+    for key, place in extras.CHECKS.items():
+        if value := getattr(settings, key):
+            yield from extras.load(place)(value)
 
 
 def _escaped(text: str) -> str:
     return text if text.isprintable() else repr(text)
-
-
-def _search_problems(settings: SweepSettings) -> list[str]:
-    """Say what does not go with what chooses the rounds, and what a grid does not have."""
-    if settings.search in extras.ROUNDS:
-        found: list[str] = extras.load(extras.ROUNDS[settings.search]).problems(settings)
-        return found
-    if settings.search != "grid":
-        return [
-            f"`sweep.search={settings.search}` is an optional feature that is not installed here."
-        ]
-    if settings.minutes is not None and settings.baseline is None:
-        return [
-            f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
-            "baseline: leave it out, or `sweep.baseline=null`."
-        ]
-    return [
-        f"`sweep.{key}={value}` is for a {search}, and a grid measures every cell: add "
-        f"`sweep.search={search}`, or leave it out."
-        for (key, search), unused in extras.SEARCHED.items()
-        if (value := getattr(settings, key)) != unused
-    ]
-
-
-def _retry_problem(statuses: tuple[str, ...]) -> str:
-    if {*statuses} <= {*RETRIABLE}:
-        return ""
-    again = ", ".join(f"`{status}`" for status in RETRIABLE)
-    return f"`sweep.retry=[{','.join(statuses)}]`: cells can run again whose status is {again}."

@@ -251,7 +251,11 @@ def decoded_images(files: Files, cache: PixelCache) -> DecodedImages:
                 "`loader.folder` keeps both."
             )
         if difference:
-            _remove_leftovers(folder)
+            # of processes that died
+            name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)")
+            for path in folder.parent.iterdir():
+                if (match := name.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
+                    shutil.rmtree(path, ignore_errors=True)
             _make(folder, files, cache.shorter_side_px)
     return DecodedImages(folder)
 
@@ -261,14 +265,6 @@ def _name(files: Files, shorter_side_px: int | None) -> str:
     split = Path(files.folder).absolute()
     place = hashlib.sha256(os.fsencode(split)).hexdigest()[:8]
     return f"{split.parent.name}-{split.name}-{shorter_side_px or 'all'}px-{place}"
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what decodings of this host left that were killed half way."""
-    name = re.compile(re.escape(f"{folder.name}.{socket.gethostname()}-") + r"(\d+)")
-    for path in folder.parent.iterdir():
-        if (match := name.fullmatch(path.name)) and not psutil.pid_exists(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _difference(folder: Path, files: Files) -> str:

@@ -41,7 +41,23 @@ class Digits(Data):
 
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Read the file and put both parts on the device."""
-        return open_digits(cell, world)
+        import torch
+
+        from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
+
+        images, labels = read_digits()
+        held_out = every_third_by_class(labels)
+        images = (images - images[~held_out].mean()) / images[~held_out].std()
+        train, test = (
+            Images(
+                torch.from_numpy(images[part]).to(world.device),
+                torch.from_numpy(labels[part]).to(world.device),
+                int(part.sum()),
+            )
+            for part in (~held_out, held_out)
+        )
+        resize = partial(resize_bilinear, side=cell.batch.resolution_px)
+        return DeviceBatches(train, test, ReplicaSampler.of(cell, world), resize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +100,6 @@ class MovingDigits(Data):
     def open(self, cell: CellSpec, world: "World") -> Batches:
         """Make the videos on this rank's device; the same on every rank."""
         return open_moving_digits(self, cell, world)
-
-
-def open_digits(cell: CellSpec, world: "World") -> "DeviceBatches":
-    """Return batches of digits on this rank's device."""
-    import torch
-
-    from vitsweep.data.batches import DeviceBatches, Images, ReplicaSampler
-
-    images, labels = read_digits()
-    held_out = every_third_by_class(labels)
-    images = (images - images[~held_out].mean()) / images[~held_out].std()
-    train, test = (
-        Images(
-            torch.from_numpy(images[part]).to(world.device),
-            torch.from_numpy(labels[part]).to(world.device),
-            int(part.sum()),
-        )
-        for part in (~held_out, held_out)
-    )
-    resize = partial(resize_bilinear, side=cell.batch.resolution_px)
-    return DeviceBatches(train, test, ReplicaSampler.of(cell, world), resize)
 
 
 def read_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:

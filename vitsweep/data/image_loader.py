@@ -227,10 +227,6 @@ class ImageFolderBatches(LoaderBatches[Read]):
         damage = self.damage["train" if training else "val"]
         if read.damaged:
             damage.add(read.damaged)
-        return self._normalised(read.images), self._there(read.labels)
-
-    def _normalised(self, images: Tensor) -> Tensor:
-        """(B, H, W, 3) uint8 here -> (B, 3, H, W) float32 on the device."""
-        pixels = self._there(images).permute(0, 3, 1, 2)
+        pixels = self._there(read.images).permute(0, 3, 1, 2)  # uint8, whose channels were last
         pixels = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-        return pixels.sub_(self._mean).div_(self._deviation)
+        return pixels.sub_(self._mean).div_(self._deviation), self._there(read.labels)

@@ -57,11 +57,9 @@ class Inspected:
         if found.keys() != self.entries.keys():
             return f"gives mappings of {', '.join(f'`{name}`' for name in found)}"
         apart = [name for name in found if found[name] != self.entries[name]]
-        return (
-            f"gives `{apart[0]}` as {found[apart[0]]} instead of {self.entries[apart[0]]}"
-            if apart
-            else ""
-        )
+        if not apart:
+            return ""
+        return f"gives `{apart[0]}` as {found[apart[0]]} instead of {self.entries[apart[0]]}"
 
 
 def inspect_data(factory: Factory, target: str, label: str | None, num_classes: int) -> Inspected:

@@ -99,7 +99,15 @@ class ModuleData(Data):
         if self._wrong_target():
             return
         found, model, side = self._looked_at(), cell.model, cell.batch.resolution_px
-        yield from self._problems(found, side)
+        wanted = (self.num_channels, side, side)
+        if found.error:
+            yield found.error
+        elif not found.entries and found.shape != wanted:
+            yield (
+                f"`data.target={self.target}` gives images of shape {found.shape}, and `data.num_channels="
+                f"{self.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
+                "set both, or let the dataset resize."
+            )
         if not found.entries or not isinstance(model, ModuleSpec):
             return
         gives = self._gives(found.entries)
@@ -116,18 +124,6 @@ class ModuleData(Data):
 
     def _wrong_target(self) -> str:
         return wrong_target("data", self.name, self.target, "a map-style dataset of (image, label)")
-
-    def _problems(self, found: "Inspected", side: int) -> Iterator[str]:
-        """Yield what is wrong with the data for images of this side."""
-        wanted = (self.num_channels, side, side)
-        if found.error:
-            yield found.error
-        elif not found.entries and found.shape != wanted:
-            yield (
-                f"`data.target={self.target}` gives images of shape {found.shape}, and `data.num_channels="
-                f"{self.num_channels}` with `batch.resolution_px={side}` says {wanted}: "
-                "set both, or let the dataset resize."
-            )
 
     def _looked_at(self) -> "Inspected":
         """Call the factory and read one item; a second call remembers."""

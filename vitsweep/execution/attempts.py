@@ -6,7 +6,7 @@ left unfinished by a command or a job that died, and which trainings can be cont
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,32 +107,28 @@ def _is_whole(event: dict[str, Any]) -> bool:
 
 def attempts(store: Store, cell_id: str) -> list[Attempt]:
     """Return the attempts at runs of a cell, in the order in which they began."""
-    found = store.lines(cell_id, FILE)
-    events = [event for event in found if _is_whole(event)]
+    events = [event for event in store.lines(cell_id, FILE) if _is_whole(event)]
     ends = {event["run_id"]: event for event in events if event["event"] == "end"}
-    return [
-        _attempt(cell_id, event, ends.get(event["run_id"]))
-        for event in events
-        if event["event"] == "start"
-    ]
-
-
-def _attempt(cell_id: str, start: Mapping[str, Any], end: Mapping[str, Any] | None) -> Attempt:
-    run_id = start["run_id"]
-    name = start.get("name", run_id)
-    return Attempt(
-        run=Run(start.get("block", ""), start.get("position", 0), cell_id, name),
-        number=start["attempt"],
-        run_id=run_id,
-        node=start.get("node", ""),
-        job=start.get("job"),
-        pid=start.get("pid"),
-        launcher=start.get("launcher") or "local",
-        started_at=start.get("time", 0.0),
-        code_hash=start.get("code_hash"),
-        exit_codes=None if end is None else tuple(end.get("exit_codes", ())),
-        saved_step=None if end is None else end.get("saved_step"),
-    )
+    found = []
+    for start in (event for event in events if event["event"] == "start"):
+        run_id, end = start["run_id"], ends.get(start["run_id"])
+        place = start.get("block", ""), start.get("position", 0)
+        found.append(
+            Attempt(
+                run=Run(*place, cell_id, start.get("name", run_id)),
+                number=start["attempt"],
+                run_id=run_id,
+                node=start.get("node", ""),
+                job=start.get("job"),
+                pid=start.get("pid"),
+                launcher=start.get("launcher") or "local",
+                started_at=start.get("time", 0.0),
+                code_hash=start.get("code_hash"),
+                exit_codes=None if end is None else tuple(end.get("exit_codes", ())),
+                saved_step=None if end is None else end.get("saved_step"),
+            )
+        )
+    return found
 
 
 def append_event(request: RunRequest, event: str, **facts: Any) -> None:

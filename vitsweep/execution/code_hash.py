@@ -225,9 +225,8 @@ def _spec_of(name: str, folders: Iterable[str]) -> ModuleSpec | None:
     """Ask the finders of these folders, and then those of editable installs."""
     joined = ModuleSpec(name, None, is_package=True)
     parts: list[str] = []
-    for (
-        folder
-    ) in folders:  # importlib's `PathFinder` raises KeyError below a folder without `__init__.py`
+    # importlib's `PathFinder` raises KeyError below a folder without `__init__.py`
+    for folder in folders:
         finder = pkgutil.get_importer(folder)
         if (spec := finder.find_spec(name) if finder else None) is None:
             continue

@@ -232,15 +232,8 @@ OUT_OF_MEMORY_UNDER_LIMIT = (
 
 def write_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Write `failure-<rank>.json`: status, reason, time, peak memory and traceback."""
-    status, reason = classify(error)
-    failure = {
-        "rank": rank,
-        "status": str(status),
-        "reason": reason,
-        "time": time.time(),
-        "peak": _peak_memory(),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+    failure = _failure(rank, *classify(error), _peak_memory())
+    failure["traceback"] = "".join(traceback.format_exception(error))
     with suppress(OSError):  # a full disk: then only the exit code tells
         traceback.print_exception(error)
         write_atomically(folder / f"failure-{rank}.json", json.dumps(failure))
@@ -261,13 +254,12 @@ def killed_for_memory(rank: int) -> dict[str, Any]:
         f"The kernel killed rank {rank} because the memory of its control group ran out "
         "(`oom_kill`): request more memory, or fewer ranks per node."
     )
-    return {
-        "rank": rank,
-        "status": str(Status.out_of_memory),
-        "reason": reason,
-        "time": time.time(),
-        "peak": {},
-    }
+    return _failure(rank, Status.out_of_memory, reason, {})
+
+
+def _failure(rank: int, status: Status, reason: str, peak: dict[str, Any]) -> dict[str, Any]:
+    failure = {"rank": rank, "status": str(status), "reason": reason}
+    return failure | {"time": time.time(), "peak": peak}
 
 
 def classify(error: BaseException) -> tuple[Status, str]:

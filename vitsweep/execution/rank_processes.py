@@ -160,18 +160,16 @@ class LocalRanks:
 
     def ends(self) -> list[RankEnd]:
         """Return how each rank ended."""
-        return [
-            self._end_of(rank, process.exitcode)
-            for rank, process in zip(self._ranks, self._processes, strict=True)
-        ]
-
-    def _end_of(self, rank: int, exit_code: int | None) -> RankEnd:
-        failure = read_failure(self._folder, rank)
-        if exit_code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
-            failure = killed_for_memory(rank)
-        if exit_code == EXIT_UNKNOWN and failure is None:
-            return RankEnd(rank=rank, exit_code=None, lost=SERVER_KILLED)
-        return RankEnd(rank=rank, exit_code=exit_code, failure=failure)
+        found = []
+        for rank, process in zip(self._ranks, self._processes, strict=True):
+            code, failure = process.exitcode, read_failure(self._folder, rank)
+            if code == -signal.SIGKILL and failure is None and num_oom_kills() != self._oom_kills:
+                failure = killed_for_memory(rank)
+            if code == EXIT_UNKNOWN and failure is None:
+                found.append(RankEnd(rank=rank, exit_code=None, lost=SERVER_KILLED))
+            else:
+                found.append(RankEnd(rank=rank, exit_code=code, failure=failure))
+        return found
 
 
 def fork_server() -> ForkServerContext:

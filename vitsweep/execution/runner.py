@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -250,7 +250,11 @@ class Runner:
         """
         code = code_of(cell)
         if planned is not None and planned.hash != code.hash:
-            raise _edited(changed_files(planned.files, code.files))
+            edited = ", ".join(changed_files(planned.files, code.files)[:MOST_FILES])
+            raise VitsweepError(
+                f"The code was edited while the command runs ({edited}). What was measured is kept: the same "
+                "command goes on with the code as it is then."
+            )
         self.store.keep_code(code.hash, code.files)
         begun = [a for a in attempts(self.store, run.cell_id) if a.run.name == run.name]
         attempt = attempt or max((a.number for a in begun), default=0) + 1
@@ -340,10 +344,3 @@ class Runner:
 def _id_of_proof(cell: CellSpec) -> str:
     """Return what is equal for cells that are proved alike but for their precision."""
     return f"{cell.id_without('precision')} {cell.twin}"
-
-
-def _edited(files: Sequence[str]) -> VitsweepError:
-    return VitsweepError(
-        f"The code was edited while the command runs ({', '.join(files[:MOST_FILES])}). What was measured "
-        "is kept: the same command goes on with the code as it is then."
-    )

@@ -5,7 +5,7 @@ absent: no verb, no name, no section of a report. The core reads what features a
 names none of them (`tests/extras/test_law.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from operator import attrgetter
@@ -184,6 +184,9 @@ KNOWN: dict[str, Feature] = {
         recorded="training",
         charts={"accuracy": "pareto", "training_curves": "accuracy"},
     ),
+    "mirror": Feature(
+        options={"tracker=wandb": "tracker:tracker"},
+    ),
     "latex": Feature(
         options={"report --latex": "latex:write_latex"},
     ),
@@ -301,6 +304,16 @@ def option(name: str) -> Any:
     if name not in OPTIONS:
         raise VitsweepError(f"`{name}` needs an optional feature that is not installed.")
     return load(OPTIONS[name])
+
+
+def tracker(settings: Mapping[str, Any] | None) -> Any:
+    """Return what mirrors the cells of a store, as the node `tracker` says; None for nothing.
+
+    Raises:
+        VitsweepError: the settings cannot work here, or the folder of the feature was removed.
+    """
+    is_on = (settings or {}).get("mode", "none") != "none"
+    return option("tracker=wandb")(settings) if is_on else None
 
 
 def facts(plan: Any, settings: Any) -> dict[str, Any]:

@@ -172,7 +172,10 @@ class CollectiveReader:
             return None
         name = _collective(func)
         group = self._op.get_process_group(func, args)
-        whole = self._whole_bytes(func, result, args, kwargs)
+        if func is torch.ops.c10d.allreduce_.default:
+            whole = sum(t.nbytes for t in args[0])
+        else:
+            whole = int(self._op.get_comm_tensor_size(func, result, args, kwargs))
         return CollectiveCall(
             name=name,
             purpose=current_purpose() or _purpose_of_caller(name),
@@ -180,13 +183,6 @@ class CollectiveReader:
             bytes_whole=whole,
             bytes_sent=_sent(name, group.size(), whole),
         )
-
-    def _whole_bytes(
-        self, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> int:
-        if func is torch.ops.c10d.allreduce_.default:
-            return sum(t.nbytes for t in args[0])
-        return int(self._op.get_comm_tensor_size(func, result, args, kwargs))
 
 
 def _purpose_of_caller(collective: str) -> Purpose:

@@ -243,13 +243,17 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
         | window.metrics
         | _phases(ranks)
         | _sent(ranks)
-        | _memory(ranks)
+        | {column: _largest([r.memory[column] for r in ranks]) for column in ranks[0].memory}
         | _losses(cell, ranks)
     )
     unmoved = _unmoved([rank.unmoved_weights for rank in ranks])
     device, state = ranks[0].environment["device"], ranks[0].device_state
     clocks = {"sm_clock_mhz": state.sm_clock_mhz, "power_capped_share": state.power_capped_share}
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device)
+    extra: dict[str, Any] = {}  # of instruments of optional features
+    for name in ranks[0].extra:
+        of_ranks = [rank.extra[name] for rank in ranks]
+        extra |= load(f"{INSTRUMENTS[name]}:samples_of")(of_ranks)
     return Summary(
         metrics=metrics
         | unmoved
@@ -297,16 +301,8 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
             "warm_up_steps": window.warmup_steps,
             "collectives": ranks[0].sent.by_collective,
         }
-        | _extra_samples([rank.extra for rank in ranks]),
+        | extra,
     )
-
-
-def _extra_samples(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what instruments of optional features add to the samples of a record."""
-    found: dict[str, Any] = {}
-    for name in ranks[0]:
-        found |= load(f"{INSTRUMENTS[name]}:samples_of")([rank[name] for rank in ranks])
-    return found
 
 
 def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
@@ -393,11 +389,6 @@ def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:
         known = [r.sent.by_purpose[purpose] for r in ranks if purpose in r.sent.by_purpose]
         columns[f"{purpose}_bytes_per_step"] = float(np.mean(known)) if known else None
     return columns
-
-
-def _memory(ranks: list[RankSamples]) -> dict[str, float | None]:
-    values = {column: [rank.memory[column] for rank in ranks] for column in ranks[0].memory}
-    return {c: None if None in v else max(v) for c, v in values.items()}  # type: ignore[type-var]
 
 
 def _losses(cell: CellSpec, ranks: list[RankSamples]) -> dict[str, float | None]:

@@ -179,14 +179,6 @@ class Stack(nn.ModuleList):
             x = block(x, context)
         return x
 
-    def attentions_along(self, axis: int) -> list[Attention]:
-        """Return the attention of all blocks that attend along an axis of the tokens."""
-        return [
-            block.attention  # type: ignore[misc]
-            for block in self
-            if getattr(block, "axis", axis) == axis
-        ]
-
 
 class Network(nn.Module):
     """An entrance, a stack of blocks, and an exit.

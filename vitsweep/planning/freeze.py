@@ -19,7 +19,7 @@ from vitsweep.console import captured
 from vitsweep.execution.code_hash import PACKAGE_FOLDER, CellCode, package_hash
 from vitsweep.execution.run_request import frozen_document
 from vitsweep.files import cache_folder, make_folder, remove
-from vitsweep.planning.sweep_plan import PlannedCell, SweepPlan
+from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.rates.profile import device_name
 from vitsweep.results.provenance import masked_word, require_trust
 from vitsweep.results.record import Status, utc_now
@@ -182,7 +182,13 @@ def freeze(
         store.freeze(entry.cell_id, document)
         codes[entry.code.hash] = entry.code
         if entry.reasons:
-            _record_invalid(store, entry)
+            row = {
+                "cell_id": entry.cell_id,
+                "sweep": store.name,
+                "status": str(Status.invalid),
+                "reason": " ".join(entry.reasons),
+            }
+            store.keep_row(row | flatten(entry.spec))
     for code_hash, cell_code in codes.items():
         store.keep_code(code_hash, cell_code.files)
     store.append_command(
@@ -200,13 +206,3 @@ def freeze(
             **facts,
         }
     )
-
-
-def _record_invalid(store: Store, entry: PlannedCell) -> None:
-    row = {
-        "cell_id": entry.cell_id,
-        "sweep": store.name,
-        "status": str(Status.invalid),
-        "reason": " ".join(entry.reasons),
-    }
-    store.keep_row(row | flatten(entry.spec))

@@ -222,7 +222,11 @@ def _sized(cells: list[ComposedCell], typed: _Typed) -> tuple[list[ComposedCell]
         if not added:
             break
         counts = sizes.images_per_rank if added[-1] == "batch.scope=per_replica" else (None,)
-        specs = _specs(_with(cells, added, typed.composer), typed)
+        try:
+            plan = plan_of(_with(cells, added, typed.composer), typed.machine, typed.composer)
+            specs = [entry.spec for entry in plan.runnable]
+        except BadValueError:  # a value is wrong, which is reported later
+            specs = []
         free = free_gpu_gib() if typed.machine.described_by == HERE else typed.machine.least_gib
         usable = sizes.memory_share * (free or 0)
         for images in counts:
@@ -267,15 +271,6 @@ def _with(
     return named([composer.compose([*added, *cell.overrides]) for cell in cells], composer)
 
 
-def _specs(cells: Sequence[ComposedCell], typed: _Typed) -> list[CellSpec]:
-    """Return the cells that can run, typed; none where a value is wrong, which is reported later."""
-    try:
-        plan = plan_of(cells, typed.machine, typed.composer)
-    except BadValueError:
-        return []
-    return [entry.spec for entry in plan.runnable]
-
-
 def _gib(specs: Sequence[CellSpec], images: int | None) -> float | None:
     """Return the GiB of the largest cell by the memory formula; None where it knows none."""
     if not all(spec.model.has_memory_formula for spec in specs):
@@ -291,9 +286,8 @@ def _gib(specs: Sequence[CellSpec], images: int | None) -> float | None:
 def _with_precision(cells: list[ComposedCell], typed: _Typed) -> tuple[list[ComposedCell], str]:
     """Return the cells with the machine's precision where nobody chose one of float32, and what says it."""
     precision, composer = typed.sizes.precision, typed.composer
-    if not (
-        precision and typed.machine.has_tf32 and composer.default_choices["precision"] == "fp32"
-    ):
+    is_default = composer.default_choices["precision"] == "fp32"
+    if not (precision and typed.machine.has_tf32 and is_default):
         return cells, ""
     found = []
     for cell in cells:
@@ -314,10 +308,8 @@ def _with_precision(cells: list[ComposedCell], typed: _Typed) -> tuple[list[Comp
         composed = composer.compose(merge_overrides([cell.overrides, added], composer))
         own = composed.tree["sweep"] | {"name": sweep["name"]}
         found.append(replace(composed, tree=composed.tree | {"sweep": own}))
-    return (
-        found,
-        f"`precision={precision}` where none is named, `precision=fp32` for float32 without TF32",
-    )
+    said = f"`precision={precision}` where none is named, `precision=fp32` for float32 without TF32"
+    return found, said
 
 
 # The line that says it.

@@ -485,11 +485,6 @@ def print_notices(
         how_to_repeat: what measures again the cells that are not repeated.
         console: where messages go.
     """
-    for line in _lines(state, plan, store, how_to_repeat):
-        console.print(line)  # rich reads a list in brackets as a style
-
-
-def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str) -> list[str]:
     lines = list[str]()
     if state.changed_code:
         lines.append(
@@ -518,7 +513,8 @@ def _lines(state: ResumeState, plan: SweepPlan, store: Store, how_to_repeat: str
             f"{_cells(state.not_measured)} not measured: the runs ended otherwise and are not repeated; "
             f"{how_to_repeat}."
         )
-    return lines
+    for line in lines:
+        console.print(line)  # rich reads a list in brackets as a style
 
 
 def _cells(cells: Collection[str]) -> str:

@@ -155,26 +155,23 @@ class _Grid:
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         # not of what is undecided
-        self._screenings = list(screenings(plan, self._of_grid(()), settings))
+        self._screenings = list(screenings(plan, _Grid._state(self, ()), settings))
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._members: Iterator[list[PlannedCell]] = iter(())
 
     @property
     def notice(self) -> str:
         """That nothing is missing; or how many screening runs and others come."""
+        # after how many blocks something can be claimed, where the command looks at its intervals
+        claim = describe_least_blocks(self._plan) if self.is_bounded else ""
         if not self._screenings:
-            return self._notice or self._first_claim
+            return self._notice or claim
         minutes, first = self._settings.minutes, count(len(self._screenings), "screening run")
         runs = runs_per_cell(self._plan, self.state(()).missing_blocks, self._size).total()
         then = (
             f"blocks for {minutes:g} min" if minutes else f"at most {count(runs, 'run')} in blocks"
         )
-        return f"{first} first, one short run per cell, then {then}. {self._first_claim}".rstrip()
-
-    @property
-    def _first_claim(self) -> str:
-        """After how many blocks something can be claimed, where the command looks at its intervals."""
-        return describe_least_blocks(self._plan) if self.is_bounded else ""
+        return f"{first} first, one short run per cell, then {then}. {claim}".rstrip()
 
     def state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the command with what is measured: its records only grow, and it asks thrice a block."""
@@ -183,9 +180,6 @@ class _Grid:
         return self._known[1]
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
-        return self._of_grid(records)
-
-    def _of_grid(self, records: Sequence[RunRecord]) -> ResumeState:
         version = self._code["packages"]["torch"]
         return resume_state(
             self._plan, self.earlier, self._settings, version, records, self._pending

@@ -169,9 +169,8 @@ def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = No
         reasons=(
             *conflicts(cell),
             *lacking,
-            *_without_nodes(cell, machine),
-            *_without_tf32(cell, machine),
-            *(resume_conflicts(cell) if cell.task.resume_from else ()),
+            *_lacking(cell, machine),
+            *resume_conflicts(cell),
             *_changed_model(cell, composed),
             *_replaced(cell, composed),
         ),
@@ -179,17 +178,13 @@ def plan_cell(composed: ComposedCell, machine: Machine, known: Known | None = No
     )
 
 
-def _without_nodes(cell: CellSpec, machine: Machine) -> Iterator[str]:
-    """Yield why an allocation is too small for a cell, which is never shrunk."""
+def _lacking(cell: CellSpec, machine: Machine) -> Iterator[str]:
+    """Yield why an allocation is too small for a cell, which is never shrunk, or its GPUs too old."""
     if cell.resources.nodes > machine.nodes:
         yield (
             f"`resources.nodes={cell.resources.nodes}` is more than the allocation has: use "
             f"`resources.nodes={machine.nodes:g}`, or a larger one."
         )
-
-
-def _without_tf32(cell: CellSpec, machine: Machine) -> Iterator[str]:
-    """Yield why a GPU that is known to have no TF32 cannot run a cell."""
     if machine.has_tf32 is False and getattr(cell.precision, "tf32", False):
         yield (
             f"`precision={cell.precision.name}` multiplies float32 as TF32, which GPUs have from Ampere on, "

@@ -211,7 +211,8 @@ class Gradients:
         else:
             for name, share in longer(these, wanted, norms).items():
                 self._longer.setdefault(name, []).append(share)
-                if bounds.twin.objective.couples_images:  # errors are large: their squares count
+                # whose errors are large: their squares count
+                if bounds.twin.objective.couples_images:
                     self._shorter[name] = (self._noise[name] * typical / norms[name]) ** 2
             self._shares += [apart[n] / (allowed[n] or 1.0) for n in norms]
         told = furthest("gradient", apart, allowed, norms)

@@ -155,9 +155,9 @@ def answers(
         is_topped = bool(top.get(key, 0) > group["images_per_second"].max())
         found.append(_over_baseline(group, leaders, base, where, is_topped, with_estimate))
         named = leaders if len(leaders) or not with_estimate else _highest(group).to_frame().T
-        warned |= {
-            f"{row['name']}: {w}.": None for _, row in named.iterrows() if (w := _warning(row))
-        }
+        # weights that never moved belong to the training of a cell that is named
+        unmoved = [row["name"] for _, row in named.iterrows() if row.get(UNMOVED) in (True,)]
+        warned |= {f"{name}: {FLAGS[UNMOVED].caption}.": None for name in unmoved}
     said = [*found, *lost]
     if len(said) > MOST:
         said = [*filter(None, [winners(tables, cells)[0]]), *said][:MOST]
@@ -518,11 +518,6 @@ def _accuracy(row: Series, base: Series) -> str:
 def _notes(row: Series) -> str:
     """What belongs to the ratio: missing blocks, other code, another size."""
     return f"; {note}" if (note := further(row)) else ""
-
-
-def _warning(row: Series) -> str:
-    """What belongs to the training of a cell that is named: weights that never moved."""
-    return FLAGS[UNMOVED].caption if row.get(UNMOVED) in (True,) else ""
 
 
 def _size(row: Series) -> str:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,9 @@ def saved(folder: Path, name: str, figure: Figure) -> Markup:
     """Write a chart as SVG and PNG; return it as an element of a page."""
     svg = style.to_svg(figure)
     write_atomically(folder / f"{name}.svg", svg)
-    write_atomically(folder / f"{name}.png", style.to_png(figure))
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_atomically(folder / f"{name}.png", image.getvalue())
     return Markup(style.themed(svg))
 
 

@@ -201,9 +201,8 @@ class Store:
         """Return what this user has frozen for a cell; {} where it is damaged, or another cell by its id."""
         try:
             document, is_own = self.frozen_by(cell_id)
-            cell = (
-                cell_from_tree(document["cell"]) if is_own else None
-            )  # which imports what it names
+            # which imports what it names
+            cell = cell_from_tree(document["cell"]) if is_own else None
         except VitsweepError:
             return {}
         if cell is None or cell.cell_id != cell_id:

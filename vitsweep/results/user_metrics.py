@@ -190,9 +190,6 @@ def attributes_of(store: Store) -> dict[str, Any]:
             warnings.warn(text, DamagedRecordWarning, stacklevel=2)
         else:
             known[column] = node
-    own = [metric.metric for metric in user_metrics(known)]
-    return (
-        {"metrics": {m.column: [m.unit, m.label, m.better, m.definition] for m in own}}
-        if own
-        else {}
-    )
+    found = [metric.metric for metric in user_metrics(known)]
+    own = {m.column: [m.unit, m.label, m.better, m.definition] for m in found}
+    return {"metrics": own} if own else {}

@@ -197,22 +197,6 @@ class Recipe:
         if not cell.task.epochs:  # `Task` refuses a training without epochs
             yield from () if cell.task.name == "train" else self._without_effect(cell.task.name)
             return
-        yield from self._optimizer_conflicts(cell)
-        yield from self._augmentation_conflicts(cell)
-        yield from self._drop_path_conflicts(cell)
-
-    def _without_effect(self, task: str) -> Iterator[str]:
-        plain = content_of("recipe", "none")
-        changed = {k: value for k, none in plain.items() if (value := getattr(self, k)) != none}
-        if not changed:
-            return
-        typed = [f"`recipe={self.name}`"]
-        if self.name == "none":
-            typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
-        has = "have" if len(typed) > 1 else "has"
-        yield f"{' and '.join(typed)} {has} no effect with `task={task}`: use `task=train`, or leave it out."
-
-    def _optimizer_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         # Muon's updates are as large.
         is_adam = getattr(cell.optimizer, "eps", None) is not None
         if self.learning_rate is not None and not is_adam:
@@ -220,8 +204,6 @@ class Recipe:
                 f"`recipe={self.name}` has no learning rate for `optimizer={cell.optimizer.name}`: use an "
                 "`optimizer=adamw_...`, or `recipe.learning_rate=null` and `optimizer.learning_rate`."
             )
-
-    def _augmentation_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         if self.augments and getattr(cell.data, "num_frames", 1) > 1:
             yield (
                 f"`recipe={self.name}` needs single images with one label, not `data={cell.data.name}`: use "
@@ -232,8 +214,6 @@ class Recipe:
                 f"`recipe={self.name}` mixes pairs, not a micro-batch of {cell.micro_batch}: use another "
                 "`batch.images_per_step`, or `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
             )
-
-    def _drop_path_conflicts(self, cell: "CellSpec") -> Iterator[str]:
         if not self.drop_path:
             return
         if cell.vit_block.draws:
@@ -245,6 +225,17 @@ class Recipe:
             choice = getattr(cell, group).name
             if choice != "none":
                 yield f"`recipe.drop_path={self.drop_path:g}` needs `{group}=none`: use `recipe.drop_path=0`."
+
+    def _without_effect(self, task: str) -> Iterator[str]:
+        plain = content_of("recipe", "none")
+        changed = {k: value for k, none in plain.items() if (value := getattr(self, k)) != none}
+        if not changed:
+            return
+        typed = [f"`recipe={self.name}`"]
+        if self.name == "none":
+            typed = [f"`recipe.{key}={value}`" for key, value in changed.items()]
+        has = "have" if len(typed) > 1 else "has"
+        yield f"{' and '.join(typed)} {has} no effect with `task={task}`: use `task=train`, or leave it out."
 
 
 # The cell.

@@ -46,8 +46,8 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
         BadValueError: a key is missing, unknown, or its value is not allowed; all such are named.
     """
     hints = hints_of(CellSpec)
-    # what was frozen before there were others
-    tree = {"objective": _choice("objective", plain_choice("objective")), **tree}
+    default = plain_choice("objective")  # of what was frozen before there were others
+    tree = {"objective": {**content_of("objective", default), "name": default}, **tree}
     missing = [name for name in hints if name not in tree]
     if missing:
         raise BadValueError(
@@ -64,10 +64,6 @@ def cell_from_tree(tree: Mapping[str, Any]) -> CellSpec:
     if problems:
         raise BadValueError("\n".join(problems))
     return CellSpec(**parts)
-
-
-def _choice(group: str, name: str) -> Tree:
-    return {**content_of(group, name), "name": name}
 
 
 def part_from_tree(tree: Mapping[str, Any], name: str) -> Any:

@@ -78,32 +78,29 @@ class Objective(ABC):
                 f"`model={cell.model.name}` reads a time and conditions, and `objective={self.name}` "
                 "gives none: use `objective=flow_matching`, or another model."
             )
-        if not self.reads_labels:
-            yield from self._labels_missing(cell)
-            yield from self._cut_into_parts(cell)
-        if self.couples_images and (parts := cell.batch.accumulation_steps) > 1:
-            yield (
-                f"`batch.accumulation_steps={parts}` computes the loss of a batch in parts, and that of "
-                f"`objective={self.name}` depends on all of its images together: use "
-                "`batch.accumulation_steps=1`."
-            )
-
-    def _labels_missing(self, cell: "CellSpec") -> Iterator[str]:
-        typed = f"`objective={self.name}`"
-        if cell.task.label_smoothing:
+        typed, parts = f"`objective={self.name}`", cell.batch.accumulation_steps
+        if not self.reads_labels and cell.task.label_smoothing:
             yield (
                 f"`task.label_smoothing={cell.task.label_smoothing:g}` is part of the cross entropy, and "
                 f"{typed} has another loss: use `task.label_smoothing=0`."
             )
-        if cell.task.epochs and cell.recipe.mixes:
+        if not self.reads_labels and cell.task.epochs and cell.recipe.mixes:
             yield (
                 f"`recipe={cell.recipe.name}` mixes images and labels for the cross entropy, and {typed} has "
                 "another loss: use `recipe.mixup_alpha=0 recipe.cutmix_alpha=0`."
             )
-        if cell.task.target_accuracy is not None and "accuracy_top1" not in self.scores:
+        has_accuracy = self.reads_labels or "accuracy_top1" in self.scores
+        if cell.task.target_accuracy is not None and not has_accuracy:
             yield (
                 f"`task.target_accuracy={cell.task.target_accuracy:g}` is a top-1 accuracy, and {typed} has "
                 "none: leave it out."
+            )
+        if not self.reads_labels:
+            yield from self._cut_into_parts(cell)
+        if self.couples_images and parts > 1:
+            yield (
+                f"`batch.accumulation_steps={parts}` computes the loss of a batch in parts, and that of "
+                f"{typed} depends on all of its images together: use `batch.accumulation_steps=1`."
             )
 
     def _cut_into_parts(self, cell: "CellSpec") -> Iterator[str]:

@@ -45,10 +45,16 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
         _fill(resolved, "task", key, partial(resolved["recipe"].get, key))
     _resolve_resources(resolved["resources"], machine)
     device = resolved["resources"]["device"]
-    _resolve_precision(resolved["precision"], device)
+    precision = resolved["precision"]
+    # float16 on GPUs as in the blog; bfloat16 on CPUs, where float16 is emulated (25x slower)
     _fill(
-        resolved, "optimizer", "eps", lambda: 1e-4 if _all_float16(resolved["precision"]) else 1e-8
+        resolved, "precision", "half_dtype", lambda: "float16" if device == "cuda" else "bfloat16"
     )
+    is_float16 = precision.get("half_dtype") == "float16"
+    _fill(resolved, "precision", "loss_scale", lambda: "dynamic" if is_float16 else None)
+    # Adam's second moment is float16 then, whose smallest positive number is 6e-8
+    is_half = precision.get("cast_model_type") == "half" and not precision.get("master_weights")
+    _fill(resolved, "optimizer", "eps", lambda: 1e-4 if is_half and is_float16 else 1e-8)
     _fill(resolved, "optimizer", "compiled", lambda: device == "cuda")
     optimizer = target_class(resolved["optimizer"], "optimizer")
     keeps_views = getattr(optimizer, "keeps_gradient_views", False)
@@ -97,23 +103,6 @@ def ranks_per_node(node: Tree, machine: Machine) -> Any:
         return node.get("ranks_per_node")
     device = machine.device if node.get("device") == AUTO else node.get("device")
     return max(1, machine.devices_per_node) if device == "cuda" else 2
-
-
-def _resolve_precision(node: Tree, device: str) -> None:
-    """float16 on GPUs as in the blog; bfloat16 on CPUs, where float16 is emulated (25x slower)."""
-    if node.get("half_dtype") == AUTO:
-        node["half_dtype"] = "float16" if device == "cuda" else "bfloat16"
-    if node.get("loss_scale") == AUTO:
-        node["loss_scale"] = "dynamic" if node.get("half_dtype") == "float16" else None
-
-
-def _all_float16(precision: Tree) -> bool:
-    """Whether Adam's second moment is float16, whose smallest positive number is 6e-8."""
-    return (
-        precision.get("cast_model_type") == "half"
-        and precision.get("half_dtype") == "float16"
-        and not precision.get("master_weights")
-    )
 
 
 def _resolve_mesh(tree: Tree) -> Tree:

@@ -24,8 +24,7 @@ def conflicts(cell: CellSpec) -> list[str]:
         _threads(cell),
         _shapes(cell),
         _batch(cell),
-        _instruments(cell),
-        _start(cell),
+        _measurement(cell),
         cell.model.conflicts(cell),
         cell.data.conflicts(cell),
         cell.task.conflicts(),
@@ -122,14 +121,6 @@ def _devices(cell: CellSpec) -> Iterator[str]:
         )
 
 
-def _start(cell: CellSpec) -> Iterator[str]:
-    if cell.measurement.start == "forked" and cell.runtime.rank_environment:
-        yield (
-            "`measurement.start=forked` begins ranks after their environment is fixed, and "
-            "`runtime.variables` must be in it: leave it at auto, or use `measurement.start=spawned`."
-        )
-
-
 MOST_THREADS_PER_CORE = 64
 """More of them measure nothing, and may take from a machine all that it can start."""
 
@@ -183,11 +174,16 @@ def _batch(cell: CellSpec) -> Iterator[str]:
     )
 
 
-def _instruments(cell: CellSpec) -> Iterator[str]:
+def _measurement(cell: CellSpec) -> Iterator[str]:
     for feature in extras.KNOWN.values():
         for key in feature.instruments.keys() - extras.INSTRUMENTS.keys():
             if value := getattr(cell.measurement, key):
                 yield f"`measurement.{key}={value}` needs a feature that is not installed: leave it out."
+    if cell.measurement.start == "forked" and cell.runtime.rank_environment:
+        yield (
+            "`measurement.start=forked` begins ranks after their environment is fixed, and "
+            "`runtime.variables` must be in it: leave it at auto, or use `measurement.start=spawned`."
+        )
 
 
 def largest_degree(cell: CellSpec, most: int, fits: Callable[[int], bool]) -> int:

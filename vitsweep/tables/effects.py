@@ -385,17 +385,11 @@ def _gains(steps: DataFrame, known: KeyedRuns) -> DataFrame:
     pairs = zip(*sides, strict=True)
     timed = [timed_apart(own, other, "the one before") for own, other in pairs]
     adjusted = table.groupby("kind")["p_value"].transform(holm) if len(table) else table["p_value"]
-    return (
-        table.assign(p_holm=adjusted)
-        .assign(timed=timed)
-        .assign(gain_claim=_gain_claims)
-        .rename(columns=NAMES)[["_key", "kind", *NAMES.values(), "gain_claim", "timed"]]
-    )
-
-
-def _gain_claims(table: DataFrame) -> Series:
+    table = table.assign(p_holm=adjusted, timed=timed)
     is_drift = may_be_drift(table, "speedup_low", "speedup_high")
-    return claims(table).mask(is_drift, str(Claim.no_difference_shown))
+    gain_claim = claims(table).mask(is_drift, str(Claim.no_difference_shown))
+    gains = table.assign(gain_claim=gain_claim).rename(columns=NAMES)
+    return gains[["_key", "kind", *NAMES.values(), "gain_claim", "timed"]]
 
 
 def _steps(group: DataFrame) -> list[tuple[Any, ...]]:

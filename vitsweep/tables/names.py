@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import compress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,22 +198,6 @@ def names_by_id(cells: DataFrame) -> dict[str, str]:
     return dict(zip(cells["cell_id"], cell_names(cells), strict=True))
 
 
-def named_rows(cells: DataFrame) -> list[dict[str, Any]]:
-    """Return the rows with what a tracker shows: `name`, `baseline` (its name) and `tags`, `precision=O1`."""
-    names = names_by_id(cells)
-    groups = [c for c in varying_columns(cells) if c in CHOICES]
-    rows = [{str(key): value for key, value in row.items()} for row in cells.to_dict("records")]
-    return [
-        row
-        | {
-            "name": names[row["cell_id"]],
-            "baseline": names.get(str(row.get("baseline_cell_id")), ""),
-            "tags": [f"{c}={plain(row[c])}" for c in groups],
-        }
-        for row in rows
-    ]
-
-
 @_once
 def name_parts(cells: DataFrame) -> DataFrame:
     """Return a cell's `name` (`cell_names`) and its two parts, `change` and `match`.
@@ -245,9 +229,8 @@ def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
     known = dict(zip(ids, rows, strict=True))
     bases = {base: known[base] for base in own if base in known}
     apart = [c for c in named if len({row[c] for row in bases.values()}) > 1]
-    shared: Row = next(
-        iter(bases.values()), {}
-    )  # by which a cell without a baseline, a refused one, is named
+    # by which a cell without a baseline, a refused one, is named
+    shared: Row = next(iter(bases.values()), {})
     texts = []
     for row, base in zip(rows, own, strict=True):
         reference = bases.get(base, shared | {c: row[c] for c in apart})
@@ -262,9 +245,8 @@ def _parts(cells: DataFrame, columns: Sequence[str]) -> DataFrame:
         change, match = _joined(row, changed, " + "), _joined(reference, apart, " · ")
         is_named = bases and (change or base in bases)
         texts.append((change or BASELINE, match) if is_named else (_joined(row, named, " · "), ""))
-    if {change for change, _ in texts} == {
-        BASELINE
-    }:  # each is its own: what distinguishes them is left
+    # each is its own: what distinguishes them is left
+    if {change for change, _ in texts} == {BASELINE}:
         texts = [(match or change, "") for change, match in texts]
     unnamed = _alone(cells.iloc[0]) if len(cells) else ""
     texts = [(change or ("" if match else unnamed), match) for change, match in texts]

@@ -508,14 +508,12 @@ def _unfinished(ran: DataFrame) -> dict[str, str]:
     asked = "measurement.blocks"
     if not {asked, "blocks", "claim"} <= {*ran} or "replicates" in ran:
         return {}
-    if (
-        "any_look" in ran and ran["any_look"].eq(True).any()
-    ):  # time or an interval ended it, no number
+    # time or an interval ended it, no number
+    if "any_look" in ran and ran["any_look"].eq(True).any():
         return {}
     whole_runs = (ran["status"] == Status.measured) & (ran["claim"] != Claim.screened)
-    compared = whole_runs & (
-        ran["claim"] != Claim.baseline
-    )  # whose runs may be repeated for a cell
+    # whose runs may be repeated for a cell
+    compared = whole_runs & (ran["claim"] != Claim.baseline)
     kept = compared if compared.any() else whole_runs
     done, planned = _blocks(ran)[kept].dropna(), ran.loc[kept, asked].dropna()
     if done.empty or planned.nunique() != 1 or done.min() >= planned.iloc[0]:

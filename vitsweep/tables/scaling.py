@@ -142,7 +142,7 @@ def _curves(measured: DataFrame, kind: str) -> DataFrame:
     keyed = measured.assign(
         images_per_rank=per_rank,
         scaling=kind,
-        key=_joined(measured[same]),
+        key=["|".join(row) for row in comparable(measured[same]).itertuples(index=False)],
         cores_per_rank=cores_per_rank(measured),
     )
     curve = ["key", KEPT[kind], "threads"]
@@ -181,14 +181,6 @@ def cores_per_rank(table: DataFrame) -> Series:
     return threads.mask(threads > cores / ranks, cores / ranks).mask(threads == 0)
 
 
-def _differences(points: DataFrame) -> list[str]:
-    """Return what differs from the smallest world besides the ranks, as text; empty for nothing."""
-    firsts = points.drop_duplicates("curve").set_index("curve").to_dict("index")
-    return [
-        "; ".join(_differing(point, firsts[point["curve"]])) for point in points.to_dict("records")
-    ]
-
-
 def _differing(point: Mapping[Hashable, Any], first: Mapping[Hashable, Any]) -> Iterator[str]:
     ranks = count(int(first["world_size"]), "rank")
     here, there = point["cores_per_rank"], first["cores_per_rank"]
@@ -217,10 +209,6 @@ def _curve_names(points: DataFrame, kind: str) -> Series:
     return names
 
 
-def _joined(table: DataFrame) -> list[str]:
-    return ["|".join(row) for row in comparable(table).itertuples(index=False)]
-
-
 def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     references = dict(zip(points["_key"], points["reference"], strict=True))
     growth = (points["world_size"] / points["reference_world_size"]).to_numpy(float)
@@ -239,7 +227,10 @@ def _against_smallest(points: DataFrame, per_block: DataFrame) -> DataFrame:
     columns = ["speedup", "speedup_low", "speedup_high", "num_blocks", "p_value"]
     found = DataFrame(rows, points.index, columns, dtype=float)
     is_first = points["_key"] == points["reference"]
-    differences = Series(_differences(points), points.index, dtype=object)
+    # what differs from the smallest world besides the ranks
+    firsts = points.drop_duplicates("curve").set_index("curve").to_dict("index")
+    told = ("; ".join(_differing(p, firsts[p["curve"]])) for p in points.to_dict("records"))
+    differences = Series([*told], points.index, dtype=object)
     alike = differences == ""
     unpaired = np.where(found["num_blocks"].isna() & ~is_first, say("unpaired", what=SMALLEST), "")
     return points.assign(

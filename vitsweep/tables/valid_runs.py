@@ -213,11 +213,9 @@ def checked(
         else Series(COLUMNS[c].missing if c in COLUMNS else None, table.index, dtype=object)
         for c in absent
     }
-    return (
-        table.assign(**{str(c): v for c, v in numbers.items()}, **filled)
-        if numbers or filled
-        else table
-    )
+    if not (numbers or filled):
+        return table
+    return table.assign(**{str(c): v for c, v in numbers.items()}, **filled)
 
 
 def _is_number(column: str, metrics: Metrics = METRICS) -> bool:

@@ -196,15 +196,6 @@ OPTIMIZER = "optimizer."
 """Begins the names of optimizer state."""
 
 
-def all_shards(trainer: Trainer) -> Iterator[Shard]:
-    """Yield every tensor that further steps depend on; loading writes into these tensors."""
-    yield from shards_of_training(trainer)
-    world = trainer.world
-    yield whole(f"rank{world.rank}{NON_FINITE}", trainer.non_finite)
-    for name, state in random_state(world, world.rank).items():
-        yield whole(name, state)
-
-
 def shards_of_training(trainer: Trainer) -> Iterator[Shard]:
     """Yield model, optimizer state and averaged weights: what does not depend on the ranks.
 
@@ -375,15 +366,6 @@ def random_state(world: World, rank: int) -> dict[str, Tensor]:
     return states
 
 
-def restore_random_state(states: Mapping[str, Tensor], world: World) -> None:
-    """Give torch's generators the states that `random_state` returned."""
-    for name, state in states.items():
-        if name.endswith("cuda"):
-            torch.cuda.set_rng_state(state, world.device)
-        else:
-            torch.set_rng_state(state)
-
-
 # Whether a checkpoint fits a trainer: its model, optimizer state and ranks.
 
 
@@ -399,19 +381,6 @@ def refusal(trainer: Trainer, folder: Path) -> str:
         saved = CheckpointReader(folder).read_metadata().state_dict_metadata
     except Exception as error:  # unpickling a damaged file raises anything
         return f"`{folder}` is damaged: its metadata cannot be read ({type(error).__name__})."
-    return _other_model(trainer, saved, folder)
-
-
-def saved_by(folder: Path, trainer: Trainer) -> str:
-    """Return which ranks saved a checkpoint, where they are not those of the trainer; otherwise ""."""
-    info, world, sharding = read_info(folder), trainer.world, trainer.cell.sharding.name
-    here = (world.size, asdict(world.shape), sharding)
-    if (info.world_size, info.mesh, info.sharding) == here:
-        return ""
-    return f"saved by {_described(info.world_size, info.mesh, info.sharding)}, read by {_described(*here)}"
-
-
-def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
     for shard in shards_of_training(trainer):
         kind, _, own = shard.name.partition(".")
         if kind != "model":
@@ -424,13 +393,13 @@ def _other_model(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> st
     return ""
 
 
-def other_state(trainer: Trainer, saved: Mapping[str, Any], folder: Path) -> str:
-    """Return why the optimizer state of a checkpoint is none of this trainer's; "" where it fits."""
-    names = [shard.name for shard in shards_of_training(trainer)]
-    kinds, there = _kinds(names), _kinds(saved)
-    if there and kinds - there:
-        return f"`{folder}` is of another optimizer than `optimizer={trainer.cell.optimizer.name}`."
-    return ""
+def saved_by(folder: Path, trainer: Trainer) -> str:
+    """Return which ranks saved a checkpoint, where they are not those of the trainer; otherwise ""."""
+    info, world, sharding = read_info(folder), trainer.world, trainer.cell.sharding.name
+    here = (world.size, asdict(world.shape), sharding)
+    if (info.world_size, info.mesh, info.sharding) == here:
+        return ""
+    return f"saved by {_described(info.world_size, info.mesh, info.sharding)}, read by {_described(*here)}"
 
 
 def _kinds(names: Iterable[str]) -> set[str]:
@@ -481,35 +450,9 @@ def save(trainer: Trainer, position: Position, training: Path) -> Path:
     Raises:
         OSError, CheckpointException: on all ranks, where it cannot be written.
     """
-
-    folder, info, shards = _prepared(trainer, position, training)
-    with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
-        save_tensors(
-            state_dict_of(shards),
-            storage_writer=FileSystemWriter(folder),
-            planner=ShardSavePlanner(shards),
-            no_dist=not dist.is_initialized(),
-        )
-    error: OSError | None = None
-    try:
-        if trainer.world.rank == 0:
-            _complete(folder, info)
-    except OSError as full_disk:
-        error = full_disk
-    # no rank leaves before the checkpoint is whole
-    if reason := first_of_all_ranks(str(error or "")):
-        raise error or OSError(reason)
-    return folder
-
-
-def _prepared(
-    trainer: Trainer, position: Position, training: Path
-) -> tuple[Path, CheckpointInfo, list[Shard]]:
-    """Make the folder of a checkpoint; return it, its info file but for the files, and its tensors."""
-    folder = step_folder(training, position.step)
+    folder, world, own = step_folder(training, position.step), trainer.world, numbers(trainer)
     make_folder(folder)
     refuse_links(folder)  # torch would follow them
-    world, own = trainer.world, numbers(trainer)
     info = CheckpointInfo(
         step=position.step,
         seconds=position.seconds,
@@ -521,7 +464,28 @@ def _prepared(
         scaler=own["scaler"],
         groups=[{key: to_json(value) for key, value in group.items()} for group in own["groups"]],
     )
-    return folder, info, list(all_shards(trainer))
+    of_rank = {
+        f"rank{world.rank}{NON_FINITE}": trainer.non_finite,
+        **random_state(world, world.rank),
+    }
+    shards = [*shards_of_training(trainer), *(whole(n, value) for n, value in of_rank.items())]
+    with warnings.catch_warnings(action="ignore"):  # of torch's, about its own future
+        save_tensors(
+            state_dict_of(shards),
+            storage_writer=FileSystemWriter(folder),
+            planner=ShardSavePlanner(shards),
+            no_dist=not dist.is_initialized(),
+        )
+    error: OSError | None = None
+    try:
+        if world.rank == 0:
+            _complete(folder, info)
+    except OSError as full_disk:
+        error = full_disk
+    # no rank leaves before the checkpoint is whole
+    if reason := first_of_all_ranks(str(error or "")):
+        raise error or OSError(reason)
+    return folder
 
 
 def _complete(folder: Path, info: CheckpointInfo) -> None:
@@ -550,7 +514,9 @@ def load(trainer: Trainer, folder: Path) -> Position:
     saved = reader.read_metadata().state_dict_metadata
     if any(name.startswith(OPTIMIZER) for name in saved):
         allocate_state(trainer.optimizer)
-    if reason := first_of_all_ranks(other_state(trainer, saved, folder)):
+    needed, there = _kinds(shard.name for shard in shards_of_training(trainer)), _kinds(saved)
+    other = f"`{folder}` is of another optimizer than `optimizer={trainer.cell.optimizer.name}`."
+    if reason := first_of_all_ranks(other if there and needed - there else ""):
         raise VitsweepError(reason)
     # A rank that was not there goes on with the random numbers of one that was.
     random = dict(random_state(trainer.world, trainer.world.rank % info.world_size))
@@ -567,6 +533,10 @@ def load(trainer: Trainer, folder: Path) -> Position:
     give_extra_state(trainer.model, shards)
     groups = [{key: from_json(value) for key, value in group.items()} for group in info.groups]
     complete_loading(trainer, saved, info.scaler, groups)
-    restore_random_state(random, trainer.world)
+    for name, state in random.items():
+        if name.endswith("cuda"):
+            torch.cuda.set_rng_state(state, trainer.world.device)
+        else:
+            torch.set_rng_state(state)
     trainer.non_finite.fill_(any(bool(flag) for flag in flags.values()))
     return Position(info.step, info.seconds, tuple(info.curve))

@@ -235,10 +235,9 @@ def checkpoints_in(given: str) -> list[Path]:
 def resume_conflicts(cell: CellSpec) -> Iterator[str]:
     """Yield why a cell cannot go on from what `task.resume_from` names."""
     given = cell.task.resume_from
-    if given is None:
+    # without training the task says that it has no effect
+    if given is None or not cell.task.epochs:
         return
-    if not cell.task.epochs:
-        return  # of which the task says that it has no effect
     found = checkpoints_in(given)
     if not found:
         yield (

@@ -300,14 +300,12 @@ def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, l
         for batch, at in _held_out_batches(trainer, batches):
             prepared = trainer.objective.prepare(batch, at)
             outputs = tree_map_only(torch.Tensor, at_least_float32, trainer.predict(prepared))
+            if fault:  # the forward pass was for the other ranks
+                continue
             try:
-                for name, values in (
-                    {} if fault else imported_function(path)(outputs, as_given(batch)).items()
-                ):
+                for name, values in imported_function(path)(outputs, as_given(batch)).items():
                     kept.setdefault(name, []).extend(values.tolist())
-            except (
-                Exception
-            ) as error:  # the function is the user's, and a forward pass is for all ranks
+            except Exception as error:  # the function is the user's
                 fault = f"{path} raised {type(error).__name__}: {error}"
     ranks = gathered({"replica": trainer.world.data_parallel_rank, "kept": kept, "fault": fault})
     if fault := next((rank["fault"] for rank in ranks if rank["fault"]), ""):

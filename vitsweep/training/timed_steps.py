@@ -94,49 +94,43 @@ def timed_steps(
         measurement: number of steps and seconds.
         prefetched_steps: steps that the loader's queue is enough for.
     """
+    samples, longest = TimedSteps(), measurement.max_seconds
     with undisturbed(trainer):
-        return _timed_steps(trainer, stream, measurement, prefetched_steps)
+        # what a loader prefetches is warm-up however long that takes
+        steps = max(min(1, measurement.warmup_steps), prefetched_steps)
+        _take(steps, trainer, stream, samples)
+        taken = _slowest_seconds(samples.times_ms, trainer)
+        if (rest := measurement.warmup_steps - steps) > 0:
+            most = _most_steps(longest - taken, samples, trainer)
+            _take(min(rest, most), trainer, stream, samples)
+            taken = _slowest_seconds(samples.times_ms, trainer)
+        missing = min(measurement.warmup_min_seconds, longest) - taken
+        if measurement.warmup_min_seconds and missing > 0:
+            _take(_steps_in(missing, samples, trainer), trainer, stream, samples)
+        if measurement.warmup_min_seconds and taken < longest:
+            _extend_warmup(trainer, stream, samples)
+        for _ in range(ATTEMPTS):
+            samples.warmup_steps = len(samples.times_ms)
+            steps = measurement.measured_steps
+            if measurement.min_seconds:
+                steps = measurement.least_steps
+                steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
+            most = _steps_of_window(longest, samples, trainer) if samples.times_ms else steps
+            samples.cut_short = steps > most
+            before = throttled_seconds()
+            samples.window_start = time.perf_counter()
+            _take(min(steps, most), trainer, stream, samples)
+            if before is not None:
+                samples.throttled_seconds = (throttled_seconds() or before) - before
+            if _is_long_enough(samples, measurement, trainer):
+                break
+    return samples
 
 
 def undisturbed(trainer: Trainer) -> AbstractContextManager[None]:
     """Context of timed steps: none of Python's own collections, which take milliseconds, at any time."""
     is_automatic = trainer.cell.runtime.collects_garbage == "automatic"
     return nullcontext() if is_automatic else garbage_collector_off()
-
-
-def _timed_steps(
-    trainer: Trainer, stream: Iterator[MicroBatch], measurement: Measurement, prefetched_steps: int
-) -> TimedSteps:
-    samples = TimedSteps()
-    longest = measurement.max_seconds
-    # what a loader prefetches is warm-up however long that takes
-    steps = max(min(1, measurement.warmup_steps), prefetched_steps)
-    _take(steps, trainer, stream, samples)
-    taken = _slowest_seconds(samples.times_ms, trainer)
-    if (rest := measurement.warmup_steps - steps) > 0:
-        _take(min(rest, _most_steps(longest - taken, samples, trainer)), trainer, stream, samples)
-        taken = _slowest_seconds(samples.times_ms, trainer)
-    missing = min(measurement.warmup_min_seconds, longest) - taken
-    if measurement.warmup_min_seconds and missing > 0:
-        _take(_steps_in(missing, samples, trainer), trainer, stream, samples)
-    if measurement.warmup_min_seconds and taken < longest:
-        _extend_warmup(trainer, stream, samples)
-    for _ in range(ATTEMPTS):
-        samples.warmup_steps = len(samples.times_ms)
-        steps = measurement.measured_steps
-        if measurement.min_seconds:
-            steps = measurement.least_steps
-            steps = max(steps, _steps_in(MARGIN * measurement.min_seconds, samples, trainer))
-        most = _steps_of_window(longest, samples, trainer) if samples.times_ms else steps
-        samples.cut_short = steps > most
-        before = throttled_seconds()
-        samples.window_start = time.perf_counter()
-        _take(min(steps, most), trainer, stream, samples)
-        if before is not None:
-            samples.throttled_seconds = (throttled_seconds() or before) - before
-        if _is_long_enough(samples, measurement, trainer):
-            break
-    return samples
 
 
 def _is_long_enough(samples: TimedSteps, measurement: Measurement, trainer: Trainer) -> bool:

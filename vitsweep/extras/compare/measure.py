@@ -30,7 +30,6 @@ from vitsweep.extras.compare.pair import (
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.planning.blocks import Block, seconds_of_block
 from vitsweep.report.answer import MOST_BLOCKS
-from vitsweep.results.trackers import check_tracker
 from vitsweep.tables.formatting import count
 from vitsweep.tables.sentences import say
 from vitsweep.tables.speedup import screened
@@ -106,7 +105,6 @@ def compared_settings(
     """
     if planned.defaults:
         console.print(planned.defaults)
-    check_tracker(planned.tracker)
     plan, settings = planned.plan, planned.settings
     asked = LaunchRequest(
         plan=plan,

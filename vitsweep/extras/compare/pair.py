@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pandas import DataFrame
 
+from vitsweep import extras
 from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import typed_words
@@ -84,7 +85,7 @@ class PlannedPair(NamedTuple):
 
     plan: SweepPlan
     settings: SweepSettings
-    tracker: Mapping[str, Any]
+    tracker: Any
     request: ComparisonRequest
     defaults: str
     on: "MeasuredOn"
@@ -124,7 +125,7 @@ class PairRounds(BoundedGrid):
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the blocks of this machine's device with the width, or the number, that is wanted."""
-        state = self._of_grid(records)
+        state = super(BoundedGrid, self)._state(records)
         used = self._used(records)
         here = [r.row() for r in used if (r.environment.get("device") or self._here) == self._here]
         found = compared_cells(DataFrame(here), *self._cells)
@@ -256,7 +257,8 @@ def plan_pair(request: ComparisonRequest) -> PlannedPair:
             f"`resources.nodes={most}`: this machine is one node, and shows nothing of a network between "
             "several: leave it out, or add `hydra/launcher=allocation` inside of an allocation."
         )
-    return PlannedPair(plan, settings, variant.tree.get("tracker") or {}, request, says(plan), on)
+    tracker = extras.tracker(variant.tree.get("tracker"))
+    return PlannedPair(plan, settings, tracker, request, says(plan), on)
 
 
 def of_launcher(word: str) -> bool:

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from vitsweep.spec.cell_spec import CellSpec
 
 
-def missing_compiler(choice: Compilation, cell: "CellSpec") -> Iterator[str]:
-    """Yield a reason where TorchInductor would find no C++ compiler on a CPU."""
-    command = os.environ.get("CXX", "g++")  # what TorchInductor calls
-    if cell.resources.device == "cpu" and shutil.which(shlex.split(command)[0]) is None:
-        yield (
-            f"`compilation={choice.name}` needs a C++ compiler on cpu; found no `{command}`. "
-            "Install one (Debian: `apt-get install g++`), name it in CXX, or use "
-            "`compilation=eager`."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TorchCompile(Compilation):
     """`torch.compile` with TorchInductor.
@@ -77,7 +66,13 @@ class TorchCompile(Compilation):
 
     def conflicts(self, cell: "CellSpec") -> Iterator[str]:
         """Say where the C++ compiler is missing, and what a mode cannot do."""
-        yield from missing_compiler(self, cell)
+        command = os.environ.get("CXX", "g++")  # what TorchInductor calls
+        if cell.resources.device == "cpu" and shutil.which(shlex.split(command)[0]) is None:
+            yield (
+                f"`compilation={self.name}` needs a C++ compiler on cpu; found no `{command}`. "
+                "Install one (Debian: `apt-get install g++`), name it in CXX, or use "
+                "`compilation=eager`."
+            )
         if self.replays_graphs:
             yield from self._graph_conflicts(cell)
 

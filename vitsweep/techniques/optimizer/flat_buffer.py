@@ -28,8 +28,13 @@ class FlatBuffer:
         self.parameter = nn.Parameter(originals[0].detach().new_zeros(sum(sizes)))
         self.parameter.grad = torch.zeros_like(self.parameter)
         self._starts = list(accumulate(sizes, initial=0))[:-1]
+        buffers = self.parameter.detach(), self.parameter.grad
         for original, start in zip(originals, self._starts, strict=True):
-            _move(original, self.parameter.detach(), self.parameter.grad, start)
+            view, gradient = (view_like(buffer, original, start) for buffer in buffers)
+            view.copy_(original.detach())
+            if original.grad is not None:
+                gradient.copy_(original.grad)
+            original.data, original.grad = view, gradient
         self._addresses = self._current_addresses()
 
     def views(self, buffer: Tensor) -> list[Tensor]:
@@ -54,15 +59,6 @@ class FlatBuffer:
     def _current_addresses(self) -> list[int]:
         pairs = ((p, p.grad) for p in self.originals)
         return [0 if t is None else t.data_ptr() for pair in pairs for t in pair]
-
-
-def _move(original: nn.Parameter, flat: Tensor, flat_gradient: Tensor, start: int) -> None:
-    """Copy a parameter (and its gradient) into the buffers and make it a view of them."""
-    view, gradient = (view_like(buffer, original, start) for buffer in (flat, flat_gradient))
-    view.copy_(original.detach())
-    if original.grad is not None:
-        gradient.copy_(original.grad)
-    original.data, original.grad = view, gradient
 
 
 class _OnFlatBuffers(Optimizer):

@@ -139,7 +139,8 @@ class MuonWithAdamW(Optimizer):
         for matrix, update in updates.items():
             if matrix.name in ahead:
                 parameter, group = held[matrix.name]
-                rate = group["lr"] * rms_of_adamw(matrix.shape)
+                # gives an orthogonal update AdamW's size (arXiv:2502.16982, section 2.2)
+                rate = group["lr"] * 0.2 * float(max(matrix.shape)) ** 0.5
                 matrix.within(parameter).add_(update, alpha=-rate)
 
     def _velocity(self, parameter: nn.Parameter) -> Tensor:
@@ -202,11 +203,6 @@ def orthogonalized(matrices: Sequence[Tensor], iterations: int) -> list[Tensor]:
             x = torch.baddbmm(x, polynomial, x, beta=a)
         found |= dict(zip(indices, x.mT if rows > columns else x, strict=True))
     return [found[index] for index in range(len(matrices))]
-
-
-def rms_of_adamw(shape: Sequence[int]) -> float:
-    """Return the factor that gives an orthogonal update AdamW's size (arXiv:2502.16982, section 2.2)."""
-    return 0.2 * float(max(shape)) ** 0.5
 
 
 def split_groups(groups: list[dict[str, Any]], *, hidden: bool) -> Iterator[dict[str, Any]]:

@@ -83,21 +83,17 @@ class BoundCores(Runtime):
         allowed = os.sched_getaffinity(0)
         if self.to == "cores":
             own = share_of_cores(allowed, local_rank, cell.resources.ranks_per_node)
+        elif cell.resources.device == "cuda":
+            own = allowed & numa_nodes().get(_numa_node_of_gpu(local_rank), set())
         else:
-            own = allowed & self._node_cores(cell, local_rank)
+            nodes = list(numa_nodes().values())
+            own = allowed & nodes[local_rank * len(nodes) // cell.resources.ranks_per_node]
         if not own:
             raise VitsweepError(
                 f"`runtime={self.name}` finds no core for rank {local_rank} of this node among the "
                 f"{len(allowed)} that the job may use: ask for more cores, or use `runtime=plain`."
             )
         os.sched_setaffinity(0, own)
-
-    def _node_cores(self, cell: "CellSpec", local_rank: int) -> set[int]:
-        nodes = numa_nodes()
-        if cell.resources.device == "cuda":
-            return nodes.get(_numa_node_of_gpu(local_rank), set())
-        ranks = cell.resources.ranks_per_node
-        return list(nodes.values())[local_rank * len(nodes) // ranks]
 
 
 def share_of_cores(allowed: set[int], local_rank: int, ranks: int) -> set[int]:

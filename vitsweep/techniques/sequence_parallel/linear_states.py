@@ -27,11 +27,8 @@ def by_states(attend: LinearAttend, num_tokens: int, group: ProcessGroup, *, cha
         group: ranks with adjacent parts of the tokens.
         chain: pass states from rank to rank (LASP) instead of gathering all (LASP-2).
     """
-    own, first = (
-        padded_share(num_tokens, group.size()),
-        group.rank() * padded_share(num_tokens, group.size()),
-    )
-    decay = attend.decay
+    own, decay = padded_share(num_tokens, group.size()), attend.decay
+    first = group.rank() * own
 
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         sums: Any = _Chain if chain else _Gathered

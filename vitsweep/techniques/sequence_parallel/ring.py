@@ -51,15 +51,18 @@ class Ring(SequenceParallel):
             )
 
     def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Shard the tokens; run attention along them as ring attention."""
+        """Shard the tokens; exchange them for heads over `mesh.ulysses`, ring attention over `mesh.ring`."""
         from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
         from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
+        from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
 
-        group, zigzag = world.token_group(), self.order == "zigzag"
-        unit = 2 * group.size() if zigzag else group.size()
+        row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
+        size, zigzag = world.token_group().size(), self.order == "zigzag"
+        unit = 2 * size if zigzag else size
 
         def attention(own: "Attend", length: int) -> "Attend":
             padded = unit * padded_share(length, unit)
-            return ring_in_place_of(own, length, padded, group, zigzag=zigzag)
+            ring = ring_in_place_of(own, length, padded, column, zigzag=zigzag)
+            return over_heads(ring, padded // column.size(), row)
 
-        return on_own_tokens(model, world, attention, group.size() if zigzag else 0)
+        return on_own_tokens(model, world, attention, column.size() if zigzag else 0)

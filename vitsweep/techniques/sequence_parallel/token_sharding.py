@@ -71,8 +71,9 @@ def shard_tokens(
 def replace_attend(stack: Stack, replacement: Callable[[Attend, int], Attend]) -> None:
     """Give every attention along the first axis another `attend`, made from its own and the axis' length."""
     axis, length = stack.axes[0]
-    for attention in stack.attentions_along(axis):
-        attention.attend = replacement(attention.attend, length)
+    for block in stack:
+        if getattr(block, "axis", axis) == axis:
+            block.attention.attend = replacement(block.attention.attend, length)  # type: ignore[union-attr,arg-type]
 
 
 def on_own_tokens(

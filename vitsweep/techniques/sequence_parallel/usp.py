@@ -4,16 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitsweep.spec.model_parallel import padded_share
 from vitsweep.techniques.sequence_parallel.ring import Ring
 from vitsweep.techniques.sequence_parallel.ulysses import heads_conflicts
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from vitsweep.model.attention import Attend
     from vitsweep.spec.cell_spec import CellSpec
-    from vitsweep.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +34,3 @@ class Usp(Ring):
         """Reasons of Ulysses and of the ring."""
         yield from heads_conflicts(cell, self.name)
         yield from super().conflicts(cell)
-
-    def apply(self, model: "nn.Module", world: "World") -> "nn.Module":
-        """Shard the tokens; exchange them for heads within a row, ring attention over a column."""
-        from vitsweep.techniques.sequence_parallel.ring_attention import ring_in_place_of
-        from vitsweep.techniques.sequence_parallel.token_sharding import on_own_tokens
-        from vitsweep.techniques.sequence_parallel.wrapped_attention import over_heads
-
-        row, column = world.axis("ulysses").get_group(), world.axis("ring").get_group()
-        size, zigzag = world.token_group().size(), self.order == "zigzag"
-        unit = 2 * size if zigzag else size
-
-        def attention(own: "Attend", length: int) -> "Attend":
-            padded = unit * padded_share(length, unit)
-            ring = ring_in_place_of(own, length, padded, column, zigzag=zigzag)
-            return over_heads(ring, padded // column.size(), row)
-
-        return on_own_tokens(model, world, attention, column.size() if zigzag else 0)

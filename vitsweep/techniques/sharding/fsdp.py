@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Gt
@@ -176,9 +177,7 @@ def shard_units(
     `plan.param_dtype`. Without, they have the dtype of the model already.
     """
     import torch
-    from torch import nn
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import Shard
 
     from vitsweep.model.block import NORMS, blocks_of
 
@@ -186,33 +185,21 @@ def shard_units(
     reduced = choice.gradient_dtype or ("float32" if plan.master_weights else None)
     reduce_dtype = getattr(torch, reduced) if reduced else None
     policy = MixedPrecisionPolicy(param_dtype=_gather_dtype(plan), reduce_dtype=reduce_dtype)
-    shards = mesh.size(mesh.ndim - 1)
-
-    def placement(parameter: nn.Parameter) -> Shard | None:
-        return _placement(parameter, shards)
-
-    def shard(
-        module: nn.Module | list[nn.Module], policy: MixedPrecisionPolicy, reshard: bool | int
-    ) -> None:
-        fully_shard(
-            module,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=reshard,
-            shard_placement_fn=placement,
-        )
-
+    placement = partial(_placement, shards=mesh.size(mesh.ndim - 1))
+    shard: Any = partial(fully_shard, mesh=mesh, shard_placement_fn=placement)
     if plan.norm_dtype != plan.param_dtype:
         for norm in [m for m in model.modules() if isinstance(m, NORMS)]:
+            own = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
             # tiny: regathering costs a message each
-            shard(norm, MixedPrecisionPolicy(reduce_dtype=reduce_dtype), False)
+            shard(norm, mp_policy=own, reshard_after_forward=False)
     layers, size = list(blocks_of(model)), choice.blocks_per_unit
     units = [layers[first : first + size] for first in range(0, len(layers), size)]
     for unit in units:
-        shard(unit[0] if size == 1 else unit, policy, choice.reshard_after_forward)
+        modules = unit[0] if size == 1 else unit
+        shard(modules, mp_policy=policy, reshard_after_forward=choice.reshard_after_forward)
     model.register_forward_hook(_without_views)  # before FSDP's own hook
     # the root's own parameters are used first and last: regathering them would gain nothing
-    shard(model, policy, False)
+    shard(model, mp_policy=policy, reshard_after_forward=False)
     _prefetch([unit[0] for unit in units], choice.prefetch_forward, choice.prefetch_backward)
 
 

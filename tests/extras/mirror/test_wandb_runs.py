@@ -16,11 +16,12 @@ import vitsweep
 from tests.builders import run
 from tests.canaries import PLANTED, plant
 from tests.command import Command
+from tests.sample_sweep import sweep
+from tests.tables.test_names import of
+from vitsweep import extras
 from vitsweep.errors import VitsweepError
-from vitsweep.results.metrics import FLAGS, METRICS
-from vitsweep.results.record import Status
-from vitsweep.results.store import Store
-from vitsweep.results.trackers import (
+from vitsweep.extras.mirror.tracker import named_rows
+from vitsweep.extras.mirror.wandb_runs import (
     LONGEST_TAG,
     WANDB_CONFIG,
     _plain,
@@ -29,6 +30,9 @@ from vitsweep.results.trackers import (
     mirror,
     write_runs,
 )
+from vitsweep.results.metrics import FLAGS, METRICS
+from vitsweep.results.record import Status
+from vitsweep.results.store import Store
 
 CELL = ("sweep.baseline=null", "measurement.blocks=2")
 
@@ -256,7 +260,7 @@ def test_a_mirror_that_fails_names_its_last_line(
         code, error = next(ends)
         return SimpleNamespace(returncode=code, stderr=error)
 
-    monkeypatch.setattr("vitsweep.results.trackers.captured", captured)
+    monkeypatch.setattr("vitsweep.extras.mirror.wandb_runs.captured", captured)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     rows = [{"status": "measured", "cell_id": "a", "mfu": math.nan}, {"status": "failed"}, {}]
     tracker = {"mode": "offline", "time_limit_s": 7}
@@ -264,3 +268,30 @@ def test_a_mirror_that_fails_names_its_last_line(
         assert told in mirror(Store(tmp_path), rows, tracker, ["A."])
     assert asked[0]["cells"] == [{"status": "measured", "cell_id": "a", "mfu": None}]
     assert (asked[0]["answers"], asked[0]["timeout"], asked[0]["tracker"]) == (["A."], 7.0, tracker)
+
+
+def test_copies_for_trackers() -> None:
+    tables = sweep("speedups")
+    for row in tables.cells.to_dict("records"):
+        found = metrics_of({k: v for k, v in row.items() if v == v})
+        assert ("speedup_low" in found) == ("speedup" in found) or row["claim"] == "baseline"
+    alone = {"speedup": 1.8, "claim": "screened", "images_per_second": 9.0}
+    assert metrics_of(alone) == {"images_per_second": 9.0}
+
+
+def test_a_tracker_gets_name_baseline_and_choices() -> None:
+    rows = named_rows(of(a={}, b={"precision": "O1"}))
+    assert [row["name"] for row in rows] == ["baseline", "O1"]
+    assert [row["baseline"] for row in rows] == ["baseline"] * 2
+    assert [row["tags"] for row in rows] == [["precision=fp32"], ["precision=O1"]]
+    assert {row["baseline"] for row in named_rows(of("gone", a={}))} == {""}
+
+
+@pytest.mark.smoke
+def test_the_core_gets_a_function_of_cells(tmp_path: Path) -> None:
+    for off in (None, {}, {"mode": "none", "time_limit_s": -1}):
+        assert extras.tracker(off) is None
+    with pytest.raises(VitsweepError, match=r"`tracker\.mode=foo`"):
+        extras.tracker({"mode": "foo"})
+    mirrored = extras.tracker({"mode": "offline", "project": "p", "time_limit_s": 0.001})
+    assert "0.001 s" in mirrored(Store(tmp_path), of(a={}), ["A."])

@@ -89,7 +89,7 @@ def mirror(
     try:
         with TemporaryDirectory(prefix="vitsweep-wandb-", ignore_cleanup_errors=True) as empty:
             done = captured(
-                command_of("vitsweep.results.trackers"),
+                command_of("vitsweep.extras.mirror.wandb_runs"),
                 input=json.dumps(task),
                 timeout=limit,
                 cwd=empty,

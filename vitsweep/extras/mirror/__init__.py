@@ -1,0 +1,1 @@
+"""A mirror of the records in Weights & Biases (`tracker=wandb`)."""
