@@ -242,7 +242,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        dq, dkv = _gradients(gradient, *ctx.saved_tensors, ctx.number)
+        dq, dkv = _gradients(gradient, *ctx.saved_tensors, number=ctx.number)
         return dq, *dkv, None
 
 
