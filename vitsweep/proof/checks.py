@@ -210,10 +210,11 @@ class Gradients:
             self.bit_for_bit &= not any(apart.values())
         else:
             for name, share in longer(these, wanted, norms).items():
+                if allowed[name] >= norms[name]:  # rounding may leave nothing of its length
+                    continue
                 self._longer.setdefault(name, []).append(share)
-                if (
-                    bounds.twin.objective.couples_images
-                ):  # whose errors are large: their squares count
+                # whose errors are large: their squares count
+                if bounds.twin.objective.couples_images:
                     self._shorter[name] = (self._noise[name] * typical / norms[name]) ** 2
             self._shares += [apart[n] / allowed[n] for n in norms]
         told = furthest("gradient", apart, allowed, norms)
