@@ -242,7 +242,8 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        dq, dkv = _gradients(gradient, *ctx.saved_tensors, number=ctx.number)
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dkv = _gradients(gradient, q, k, v, out, lse, ctx.number)
         return dq, *dkv, None
 
 
