@@ -175,6 +175,15 @@ def test_gradients_with_rounding_may_differ_by_twice_the_noise_and_their_own_rou
     assert [len(shares) for shares in own._longer.values()] == [2, 2]
 
 
+def test_a_gradient_of_which_rounding_may_leave_nothing_has_no_length() -> None:
+    wanted = named(a=[[3.0, 4.0]], b=[1.2, 1.6])  # b has the norm 2, and may be twice its noise off
+    for noise, is_kept in ((0.99, True), (1.01, False)):
+        own, each = Gradients(bit_for_bit=False), {"a": 0.0, "b": noise}
+        found = Evidence(gradients=wanted, noise=each)
+        assert not own(found, found, bounds(FLOAT32))
+        assert ("b" in own._longer) is is_kept
+
+
 def gradients_so_far(*, bit_for_bit: bool = True, **held: Any) -> Gradients:
     """The comparison after some steps."""
     found = Gradients(bit_for_bit)

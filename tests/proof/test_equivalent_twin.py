@@ -369,6 +369,14 @@ def test_cells_that_differ_in_their_precision_alone_share_the_run_in_float64(
     assert legs == ["float64", "fp32", "O1", "O3"]
 
 
+def test_weights_are_compared_in_the_dtype_in_which_they_are_updated() -> None:
+    """By it their optimizer rounds each operation, and so must the reference implementation."""
+    for precision, dtype in (("O2", torch.float32), ("O3", torch.bfloat16), ("O1", torch.float32)):
+        twin = twin_of(alone("sharding=zero1", f"precision={precision}"))
+        found = TrainedTwin(twin, lone_world()).now().weights
+        assert {weight.dtype for weight in found.values()} == {dtype}, precision
+
+
 def test_in_float64_nothing_but_rounding_differs() -> None:
     assert prove(alone("precision.dtype=float64"), lone_world()) < 1e-12
 

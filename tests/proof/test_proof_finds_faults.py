@@ -243,7 +243,11 @@ def test_honest_techniques_pass_under_every_precision(name: str, tmp_path: Path)
 
 
 def test_honest_shards_pass_under_the_precisions_of_apex(tmp_path: Path) -> None:
-    assert_honest(["O1", "O2", "O3"], [("sharding=fsdp", "memory=recompute_blocks")], tmp_path)
+    kinds = [
+        ("sharding=fsdp", "memory=recompute_blocks"),
+        ("sharding=zero1", "precision.half_dtype=float16", "averaging=ema"),
+    ]
+    assert_honest(["O1", "O2", "O3"], kinds, tmp_path)
 
 
 def assert_honest(precisions: list[str], kinds: list[tuple[str, ...]], tmp_path: Path) -> None:

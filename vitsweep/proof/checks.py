@@ -210,6 +210,8 @@ class Gradients:
             self.bit_for_bit &= not any(apart.values())
         else:
             for name, share in longer(these, wanted, norms).items():
+                if allowed[name] >= norms[name]:  # rounding may leave nothing of its length
+                    continue
                 self._longer.setdefault(name, []).append(share)
                 # whose errors are large: their squares count
                 if bounds.twin.objective.couples_images:

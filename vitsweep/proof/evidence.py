@@ -100,7 +100,9 @@ class TrainedTwin:
             return trainer.masters.of(parameter) if trainer.masters else parameter
 
         def held(parameter: nn.Parameter) -> Tensor | None:
-            return trainer.cell.sharding.gradient_of(trainer.model, parameter, master)
+            whole = trainer.cell.sharding.gradient_of(trainer.model, parameter, master)
+            # ZeRO-1 joins slices in float32
+            return whole if whole is None or trainer.masters else whole.to(parameter.dtype)
 
         with torch.no_grad():
             return {n: w.clone() for n, w in whole_tensors(trainer, held).items()}

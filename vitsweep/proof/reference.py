@@ -32,7 +32,7 @@ from vitsweep.training.trainer import MicroBatch
 LEAST_SHARES, MOST_SHARES = 8, 64
 """Different shares of a batch: of 2,048 replicas, the reference model would compute 8,192 images at once."""
 FIRST_SCALE = 2.0**16
-"""Of a dynamic loss scale, which halves until no gradient overflows."""
+"""Of a dynamic loss scale; here each halves until no gradient overflows."""
 
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Half the distance from 1 to the next number."""
@@ -125,8 +125,9 @@ class PlainModel:
         A teacher's weights, where the objective has one, see the batch first. The batch begins with the
         images of a replica, whose random numbers they get.
         """
-        scale = self._plan.loss_scale
-        scale = FIRST_SCALE if scale == "dynamic" else scale or 1.0
+        scale = FIRST_SCALE if (own := self._plan.loss_scale) == "dynamic" else own or 1.0
+        # A replica's mean has larger gradients than the mean of all: float16 rounds small ones more.
+        scale *= 2.0 ** (shares_of(self._cell).bit_length() - 1)
         given, at = as_entries(batch), step_of_all(self._cell, batch, step)
         with _disable_current_modes():  # rounding noise might choose another mask
             prepared = self.objective.prepare(given, at)
@@ -141,7 +142,7 @@ class PlainModel:
             loss, left = self._loss(prepared, buffers, step, replica)
             (loss * scale).backward()
             gradients = self._gradients(scale)
-            if self._plan.loss_scale != "dynamic" or scale < 1 or _all_finite(gradients):
+            if scale < 1 or _all_finite(gradients):
                 return PlainStep(loss.detach().double(), gradients, left)
             scale /= 2
 

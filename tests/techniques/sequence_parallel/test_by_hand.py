@@ -17,6 +17,7 @@ from vitsweep.techniques.sequence_parallel.ring_attention import (
     FlashOnCuda,
     Parts,
     Plain,
+    _compiled,
     _merge,
     _passing_blocks,
     _Ring,
@@ -115,21 +116,28 @@ def test_ranks_of_a_ring_attend_to_what_the_mask_lets_them(
         ]
         monkeypatch.setattr(ring_attention, "_passing_blocks", lambda *_, found=blocks: found)
         q, k, v = (own(x, rank) for x in whole)
+        monkeypatch.setattr(ring_attention, "_RINGS", [(parts, group(rank, ranks))])
         for kernel in (Plain(), FlashOnCpu()):
-            out = _Ring.apply(q, k, v, parts, kernel, group(rank, ranks))
+            monkeypatch.setattr(ring_attention, "block_attention", lambda q, found=kernel: found)
+            out = _Ring.apply(q, k, v, 0)
+            assert torch.equal(_compiled(q, k, v, 0)[0], out)
             for index, number in enumerate(parts.of(rank)):
                 kept = primitives.unpadded_length(tokens, part, number)
                 found = out[:, :, index * part : index * part + kept]
                 torch.testing.assert_close(found, wanted[:, :, number * part :][:, :, :kept])
 
 
-def test_a_ring_of_one_has_the_gradients_of_attention() -> None:
+def test_a_ring_of_one_has_the_gradients_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as well, where a compiler is told shapes, dtypes and strides."""
     for per_rank, causal in ((1, False), (1, True), (2, True)):
         q, k, v = (drawn(2, 2, 6, 4, seed=s).requires_grad_() for s in range(3))
         upstream = drawn(2, 2, 6, 4, seed=3)
         wanted = torch.autograd.grad(attention(q, k, v, causal), (q, k, v), upstream)
-        out = _Ring.apply(q, k, v, Parts(6, 1, per_rank, causal), Plain(), group(0, 1))
-        torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), upstream), wanted)
+        rings = [(Parts(6, 1, per_rank, causal), group(0, 1))]
+        monkeypatch.setattr(ring_attention, "_RINGS", rings)
+        for out in (_Ring.apply(q, k, v, 0), _compiled(q, k, v, 0)[0]):
+            torch.testing.assert_close(torch.autograd.grad(out, (q, k, v), upstream), wanted)
+        torch.library.opcheck(_compiled, (q, k, v, 0))
 
 
 def test_a_block_comes_from_one_rank_earlier_with_each_hop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class TorchCompile(Compilation):
         return {"dynamic": False, "mode": self.mode.replace("_", "-")}
 
     def compile(self, module: "nn.Module") -> None:
-        """Compile a module in place, with the sends and receives of a ring inside its graph."""
+        """Compile a module in place, with the sends and receives of LASP inside its graph."""
         from torch._dynamo import config
 
         # torch 2.13; without it each hop cuts the graph

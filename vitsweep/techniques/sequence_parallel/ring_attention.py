@@ -156,78 +156,122 @@ def ring_in_place_of(
         zigzag: each rank holds two parts, one from either end.
     """
     causal = getattr(attend, "causal", False)
-    parts = Parts(num_tokens, group.size(), 2 if zigzag else 1, causal)
+    ring = Parts(num_tokens, group.size(), 2 if zigzag else 1, causal), group
+    if ring not in _RINGS:
+        _RINGS.append(ring)
+    number = _RINGS.index(ring)
 
     def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         check_share(q, 2, padded, group)  # a message of another size would hang, or be cut
-        return _Ring.apply(q, k, v, parts, block_attention(q), group)
+        if torch.compiler.is_compiling():
+            return _compiled(q, k, v, number)[0]
+        return _Ring.apply(q, k, v, number)
 
     return around
 
 
+_RINGS: list[tuple[Parts, ProcessGroup]] = []
+"""By the number that compiled code has for one."""
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Return output and logsumexp over all blocks, merged as these arrive (Liu et al., arXiv:2310.01889)."""
+    (parts, group), kernel = _RINGS[number], block_attention(q)
+    out, lse = _empty_results(q, torch.promote_types(q.dtype, torch.float32))
+    if parts.causal:  # queries of padding, which masked blocks leave out
+        out.zero_()
+        lse.fill_(float("-inf"))
+    begun: list[int] = []
+    for source, block in _passing_blocks(torch.stack((k, v)), group):
+        for queries, keys, masked in parts.pairs(q.shape[2], group.rank(), source):
+            key, value = block[:, :, :, keys]
+            found = kernel.forward(q[:, :, queries], key, value, masked)
+            before = out[:, :, queries], lse[:, :, queries]
+            if queries.start in begun:
+                _merge(*before, *found)
+            else:
+                begun.append(queries.start)
+                torch._foreach_copy_(before, found)
+    return out.to(q.dtype), lse
+
+
+def _empty_results(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    # Heads inside tokens: the output projection then reads this very memory.
+    out = torch.empty_like(q.transpose(1, 2), dtype=dtype, memory_format=CONTIGUOUS)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return out.transpose(1, 2), torch.empty(q.shape[:3], dtype=wide, device=q.device)
+
+
+def _gradients(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, number: int
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of q, and those of k and v in one tensor (2, B, H, S, K)."""
+    (parts, group), kernel = _RINGS[number], block_attention(q)
+    kv = torch.stack((k, v))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
+    gradient, hop = gradient.contiguous(), None
+    for source, block in _passing_blocks(kv, group):
+        found = []
+        for a, b, masked in parts.pairs(q.shape[2], group.rank(), source):
+            key, value = block[:, :, :, b]
+            own, own_lse = (t[:, :, a].contiguous() for t in (out, lse))
+            saved = q[:, :, a], key, value, own, own_lse
+            of_q, *of_kv = kernel.backward(gradient[:, :, a].contiguous(), saved, masked)
+            dq[:, :, a] += of_q
+            found.append((b, of_kv))
+        if hop:  # sent by the previous rank while this one computed
+            dkv = hop.arrived()
+        for b, of_kv in found:
+            for total, part in zip(dkv[:, :, :, b], of_kv, strict=True):
+                total += part
+        if group.size() > 1:  # the gradient travels with its block, and one hop more: home
+            hop = RingPass(dkv, group)
+    dkv = hop.arrived() if hop else dkv
+    return dq.to(q.dtype), dkv.to(kv.dtype).contiguous()
+
+
 class _Ring(torch.autograd.Function):
-    """Ring attention (Liu et al., arXiv:2310.01889), softmax statistics merged as blocks arrive."""
+    """Ring attention outside of compiled code, where modes that count see its kernels."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        parts: Parts,
-        kernel: BlockAttention,
-        group: ProcessGroup,
-    ) -> Tensor:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        # Heads inside tokens: the output projection then reads this very memory.
-        out = torch.empty_like(q.transpose(1, 2), dtype=wide, memory_format=CONTIGUOUS)
-        out, lse = out.transpose(1, 2), torch.empty(q.shape[:3], dtype=wide, device=q.device)
-        if parts.causal:  # queries of padding, which masked blocks leave out
-            out.zero_()
-            lse.fill_(float("-inf"))
-        begun: list[int] = []
-        for source, block in _passing_blocks(torch.stack((k, v)), group):
-            for queries, keys, masked in parts.pairs(q.shape[2], group.rank(), source):
-                key, value = block[:, :, :, keys]
-                found = kernel.forward(q[:, :, queries], key, value, masked)
-                before = out[:, :, queries], lse[:, :, queries]
-                if queries.start in begun:
-                    _merge(*before, *found)
-                else:
-                    begun.append(queries.start)
-                    torch._foreach_copy_(before, found)
-        out = out.to(q.dtype)
-        # k and v lie with q in the memory of their projection; the stacked copy is not kept.
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring = parts, kernel, group
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
+        out, lse = _attend(q, k, v, number)
+        _keep(ctx, (q, k, v, number), (out, lse))
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        kv = torch.stack((k, v))
-        parts, kernel, group = ctx.ring
-        wide = torch.promote_types(q.dtype, torch.float32)
-        dq, dkv = torch.zeros_like(q, dtype=wide), torch.zeros_like(kv, dtype=wide)
-        gradient, hop = gradient.contiguous(), None
-        for source, block in _passing_blocks(kv, group):
-            found = []
-            for a, b, masked in parts.pairs(q.shape[2], group.rank(), source):
-                key, value = block[:, :, :, b]
-                own, own_lse = (t[:, :, a].contiguous() for t in (out, lse))
-                saved = q[:, :, a], key, value, own, own_lse
-                of_q, *of_kv = kernel.backward(gradient[:, :, a].contiguous(), saved, masked)
-                dq[:, :, a] += of_q
-                found.append((b, of_kv))
-            if hop:  # sent by the previous rank while this one computed
-                dkv = hop.arrived()
-            for b, of_kv in found:
-                for total, part in zip(dkv[:, :, :, b], of_kv, strict=True):
-                    total += part
-            if group.size() > 1:  # the gradient travels with its block, and one hop more: home
-                hop = RingPass(dkv, group)
-        dk, dv = (hop.arrived() if hop else dkv).to(kv.dtype)
-        return dq.to(q.dtype), dk, dv, None, None, None
+        dq, dkv = _gradients(gradient, q, k, v, out, lse, ctx.number)
+        return dq, *dkv, None
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Any) -> None:
+    # k and v lie with q in the memory of their projection; the stacked copy is not kept.
+    *qkv, ctx.number = inputs
+    ctx.save_for_backward(*qkv, *output)
+
+
+# The same for a compiler, in one operation: what ranks compute differs where their parts or masks do, and a
+# compiler that saw hops would move or repeat them on each rank as it likes. Then ranks wait forever.
+
+_compiled = torch.library.custom_op("vitsweep::ring_attention", _attend, mutates_args=())
+_compiled_gradients = torch.library.custom_op(
+    "vitsweep::ring_attention_backward", _gradients, mutates_args=()
+)
+_compiled.register_fake(lambda q, k, v, number: _empty_results(q, q.dtype))
+_compiled_gradients.register_fake(
+    lambda gradient, q, k, *_: (torch.empty_like(q), k.new_empty((2, *k.shape)))
+)
+
+
+def _compiled_backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+    dq, dkv = _compiled_gradients(gradient, *ctx.saved_tensors, ctx.number)
+    return dq, *dkv, None
+
+
+_compiled.register_autograd(_compiled_backward, setup_context=_keep)
 
 
 def _passing_blocks(own: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
