@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from tests.cells import LAPTOP, TINY, composer
 from tests.command import Command, fault
+from tools.chaos import runs_in
 from vitsweep import extras, job_environment
 from vitsweep.cli.main import run
 from vitsweep.errors import BadValueError, VitsweepError
@@ -36,7 +38,7 @@ from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
 from vitsweep.job_environment import scheduler_job
 from vitsweep.launchers.nodes import agent
-from vitsweep.launchers.nodes.transport import AgentListener, connect
+from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import Store
 
@@ -184,26 +186,53 @@ def test_an_agent_waits_for_the_key_and_says_what_it_does_not_see(
     assert f"`{tmp_path}/s/agents" in capsys.readouterr().err
 
 
+def on_the_wire(port: int) -> bytearray:
+    """Carry one connection from the second host to the first; return what its agent says there."""
+    said, server = bytearray(), socket.create_server((HOSTS[1], port))
+
+    def carry() -> None:
+        first = socket.create_connection((HOSTS[0], port))
+        with server, server.accept()[0] as peer, first:
+            other = {peer: first, first: peer}
+            while True:
+                for end in (peer, first):
+                    if end in wait([peer, first], 0.1):
+                        data = end.recv(4096)
+                        said.extend(data if end is peer else b"")
+                        other[end].sendall(data)
+                        if not data:
+                            return
+
+    threading.Thread(target=carry, daemon=True).start()
+    return said
+
+
 def test_strangers_get_nothing_and_end_nothing() -> None:
     key = os.urandom(32)
     listener = AgentListener(HOSTS, HOSTS[:1], key)
     port = listener._listening[0].getsockname()[1]
-    heard: list[bytes] = []
+    said = on_the_wire(port)
+    mine = [connect(0, HOSTS[1:], lambda: key)]
+    assert b"node_index" in said
     peers = [socket.create_connection((HOSTS[0], port)) for _ in range(150)]
     for number, peer in enumerate(peers):
         if number % 3:
-            peer.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 3 == 1 else os.urandom(64))
-    mine = [connect(index, HOSTS[:1], lambda: key) for index in range(2)]
+            peer.sendall((b"GET / HTTP/1.0\r\n\r\n" + os.urandom(64)) if number % 3 == 1 else said)
+    mine.append(connect(1, HOSTS[:1], lambda: key))
     agents = listener.accept_agents(60)
     assert [hello["node_index"] for hello, _ in agents] == [0, 1]
+    challenge = re.compile(rb"\0\0\0.#CHALLENGE#.{20,50}?(\0\0\0\x09#FAILURE#)?", re.S)
     for peer in peers:
+        heard = b""
         with peer, suppress(ConnectionError):
             peer.settimeout(60)
             while data := peer.recv(4096):
-                heard.append(data)
-    challenge = re.compile(rb"\0\0\0.#CHALLENGE#.*", re.S)
-    assert all(challenge.fullmatch(data) for data in heard), "and nothing else"
+                heard += data
+        assert not heard or challenge.fullmatch(heard), "and nothing else"
     assert [name for _, name in mine] == [*HOSTS]
+    for (own, _), (_, other) in zip(mine, agents, strict=True):
+        send(own, {"says": "what it did before"})
+        assert receive(other) == {"says": "what it did before"}
     listener.close()
     for connection in (*(c for c, _ in mine), *(c for _, c in agents)):
         connection.close()
@@ -277,6 +306,11 @@ def agents_of(vitsweep: Command) -> list[psutil.Process]:
         if "agent" in words and folder in words and "--index" in words and "-c" in words:
             found[int(words[words.index("--index") + 1])] = process
     return [found[index] for index in sorted(found)]
+
+
+def processes_of(vitsweep: Command) -> list[psutil.Process]:
+    """All processes in the folder of a sweep, wherever they run."""
+    return [process for process in psutil.process_iter() if runs_in(process, vitsweep.folder)]
 
 
 def until(done: Callable[[], Any], seconds: float = 200) -> Any:
@@ -371,17 +405,26 @@ def test_the_death_of_an_agent_ends_its_run_and_the_same_command_goes_on(vitswee
 
 
 @pytest.mark.full
-def test_an_agent_that_is_stopped_for_a_minute_loses_no_run(vitsweep: Command) -> None:
-    running = vitsweep.fork(*on(), "resources.nodes=2", "sweep.baseline=null")
+@pytest.mark.parametrize(("seconds", "code", "status"), [(60, 0, "measured"), (200, 3, "killed")])
+def test_an_agent_that_is_stopped_for_longer_than_three_minutes_is_lost(
+    vitsweep: Command, seconds: float, code: int, status: str
+) -> None:
+    words = (*on(), "resources.nodes=2", "sweep.baseline=null")
+    running = vitsweep.fork(*words)
     until(lambda: ranks_run(vitsweep))
     stopped = agents_of(vitsweep)[1]
     stopped.suspend()
-    time.sleep(60)
-    assert running.poll() is None
+    time.sleep(seconds)  # what the test is about
+    assert (running.poll() is None) is (code == 0)
     stopped.resume()
     out, errors = running.communicate(200)
-    assert running.returncode == 0, out + errors
-    assert vitsweep.runs()["status"].tolist() == ["measured"]
+    assert running.returncode == code, out + errors
+    [row] = vitsweep.runs().to_dict("records")
+    assert (row["status"], "silent for 180 s" in row["reason"]) == (status, code == 3)
+    until(lambda: not processes_of(vitsweep), 60)
+    again = vitsweep(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert vitsweep.cells()["status"].tolist() == ["measured"]
 
 
 @pytest.mark.full
@@ -398,6 +441,26 @@ def test_a_command_that_is_killed_leaves_no_process_and_the_same_goes_on(vitswee
     assert (len(cells), set(cells["status"])) == (2, {"measured"})
     lines = [line for p in vitsweep.store.cells.glob("*/attempts.jsonl") for line in read_lines(p)]
     assert {line["launcher"] for line in lines if line["event"] == "start"} == {"allocation"}
+
+
+@pytest.mark.full
+def test_where_the_node_of_the_command_falls_silent_the_others_end(vitsweep: Command) -> None:
+    words = (*on(), "resources.nodes=2", "sweep.baseline=null")
+    running = vitsweep.fork(*words)
+    until(lambda: ranks_run(vitsweep))
+    first = agents_of(vitsweep)[0]
+    gone = [psutil.Process(running.pid), first, *first.children(recursive=True)]
+    for process in gone:
+        process.suspend()  # a node without power says nothing either, and ends no connection
+    until(lambda: {*processes_of(vitsweep)} <= {*gone}, 300)
+    assert "silent for 180 s" in (vitsweep.store.root / "agents" / "1.log").read_text()
+    for process in gone:
+        process.kill()
+    running.communicate(60)
+    until(lambda: not processes_of(vitsweep), 60)
+    again = vitsweep(*words)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert vitsweep.cells()["status"].tolist() == ["measured"]
 
 
 @pytest.mark.full
