@@ -1,5 +1,6 @@
 """`hydra/launcher=allocation`: which nodes there are, what starts agents there, and what becomes of runs."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from tests.cells import LAPTOP, TINY, composer
-from tests.command import Command, fault
+from tests.command import SWEEP, Command, fault
 from tools.chaos import runs_in
 from vitsweep import extras, job_environment
 from vitsweep.cli.main import run
@@ -295,9 +296,9 @@ def test_a_cell_runs_on_two_nodes_that_are_given_no_environment(vitsweep: Comman
     assert agents_of(vitsweep) == []
 
 
-def agents_of(vitsweep: Command) -> list[psutil.Process]:
+def agents_of(vitsweep: Command, sweep: str = SWEEP) -> list[psutil.Process]:
     """The agents of a sweep, by index."""
-    folder, found = str(vitsweep.store.root.absolute()), {}
+    folder, found = str(vitsweep.store.root.with_name(sweep).absolute()), {}
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
@@ -477,18 +478,32 @@ def test_the_signals_of_schedulers_end_the_command(
 
 
 @pytest.mark.full
-def test_races_budgets_and_comparisons_work_on_two_nodes(vitsweep: Command) -> None:
-    nodes = (*on(), "resources.nodes=2", "measurement.min_seconds=0.1")
-    bounded = vitsweep(
-        "-m", *nodes, "sharding=ddp,fsdp", "sweep.minutes=0.5", "measurement.blocks=3"
-    )
-    assert bounded.returncode == 0, bounded.stdout + bounded.stderr
-    assert set(vitsweep.runs()["launcher"]) == {"allocation"}
-    if "race" in extras.FEATURES:
-        race = ("sweep.search=race", "sweep.minutes=1", "sweep.name=race", "seed=1,2,3")
-        ended = vitsweep("-m", *nodes, *race, "measurement.blocks=3")
-        assert ended.returncode in (0, 3), ended.stdout + ended.stderr
-    if "compare" in extras.FEATURES:
-        pair = vitsweep("compare", "seed=1", "seed=2", *nodes, *TINY, "--minutes=0.5", quick=False)
-        assert pair.returncode == 0, pair.stdout + pair.stderr
-        assert "the throughput of" in pair.stdout
+@pytest.mark.skipif("compare" not in extras.FEATURES, reason="`compare` is not there")
+def test_a_comparison_that_loses_a_node_says_so_and_the_same_goes_on(vitsweep: Command) -> None:
+    words = ("compare", "seed=1", "seed=2", *on(), "resources.nodes=2", *TINY, "--minutes=0.2")
+    running = vitsweep.fork(*words, quick=False)
+    until(lambda: ranks_run(vitsweep))
+    agents_of(vitsweep, "compare")[1].kill()
+    out, errors = running.communicate()
+    assert running.returncode == 3, out + errors
+    assert "the same command goes on" in errors
+    assert "The budget" not in out
+    again = vitsweep(*words, quick=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.full
+@pytest.mark.skipif("explain" not in extras.FEATURES, reason="`explain` is not there")
+def test_cells_of_two_nodes_are_explained_on_two_nodes_alone(vitsweep: Command) -> None:
+    done = vitsweep("-m", *on(), "resources.nodes=2", "memory=keep_all,recompute_blocks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = ("explain", SWEEP, "recompute_blocks", "keep_all")
+    elsewhere = vitsweep(*words, quick=False)
+    assert elsewhere.returncode == 2, elsewhere.stdout + elsewhere.stderr
+    assert "hydra/launcher=allocation" in elsewhere.stderr
+    launcher = [word for word in on() if word.startswith("hydra")]
+    told = vitsweep(*words, *launcher, "--blocks=3", "--minutes=2", "--json", quick=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+    causes = {each["cause"]: each["ms"] for each in json.loads(told.stdout)["causes"]}
+    assert causes["recomputation"] > 0
+    assert set(vitsweep.runs()["nodes_used"]) == {"127.0.0.1,127.0.0.2"}
