@@ -329,13 +329,16 @@ def ranks_run(vitsweep: Command) -> bool:
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["pbsdsh", "blaunch", "none"])
 def test_other_starters(vitsweep: Command, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = None
+    beside, most = None, 4
     if start == "none":
+        most = 2
         words = ["agent", str(vitsweep.store.root), "--index=1", "--nodes=2", f"--first={HOSTS[0]}"]
         beside = vitsweep.start(*words, python=["-P"], quick=False)
-    done = vitsweep(*on(2, start), "resources.nodes=2", "sharding=ddp,fsdp", "-m")
+    done = vitsweep(
+        "-m", *on(most, start), f"resources.nodes=range(2,{most + 1},2)", "sweep.baseline=null"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(vitsweep.runs()["nodes_used"]) == {"127.0.0.1,127.0.0.2"}
+    assert {*vitsweep.runs()["nodes_used"].str.count(",") + 1} == {2, most}
     if beside:
         told = beside.communicate(timeout=60)
         assert beside.returncode == 0, told
@@ -349,8 +352,9 @@ def test_mpirun_starts_agents(vitsweep: Command, monkeypatch: pytest.MonkeyPatch
         pytest.skip("needs OpenMPI: `apt-get install openmpi-bin`")
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
-    done = vitsweep(*on(2, "mpirun"), "resources.nodes=2", "sweep.baseline=null")
+    done = vitsweep("-m", *on(4, "mpirun"), "resources.nodes=2,4", "sweep.baseline=null")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert {*vitsweep.runs()["nodes_used"].str.count(",") + 1} == {2, 4}
 
 
 @pytest.fixture
