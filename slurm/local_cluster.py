@@ -708,7 +708,15 @@ class Cluster:
     def _slurmdbd(self) -> Daemon:
         address = (LOOPBACK, self.settings.slurmdbd_port)
         environment = {"MYSQL_UNIX_PORT": str(self.folder.database_socket)}
-        return Daemon("slurmdbd", ["slurmdbd", "-D"], lambda: accepts(address), environment)
+
+        def answers() -> bool:
+            """Whether it answers: it listens sooner, and slurmctld ends where its first question fails."""
+            ask, quiet = ["sacctmgr", "-n", "show", "tres"], subprocess.DEVNULL
+            return accepts(address) and not subprocess.call(
+                ask, stdout=quiet, stderr=quiet, env=self.client_env
+            )
+
+        return Daemon("slurmdbd", ["slurmdbd", "-D"], answers, environment)
 
     def _slurmctld(self) -> Daemon:
         address = (LOOPBACK, self.settings.slurmctld_port)

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.cells import LAPTOP, TINY, composer
 from vitsweep.execution.run_request import Run
 from vitsweep.execution.runner import LocalExecutor, RunEnding
-from vitsweep.launchers.local import RunLoop
+from vitsweep.launchers.local import CommandLoop, Lifetime
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import Store
@@ -25,23 +25,20 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
 ) -> None:
     store = Store(tmp_path).create()
     entry, other = (plan_cell(composer().compose([*TINY, f"seed={n}"]), LAPTOP) for n in (1, 2))
-    runner, out = RunLoop(store, LocalExecutor(store, {})), io.StringIO()
+    lifetime, out = Lifetime(), io.StringIO()
     started, saving, saved = threading.Event(), threading.Event(), threading.Event()
 
     def attempt(request: Any, spec: Any) -> None:
         started.set()
         for _ in range(6000):
             try:
-                runner.lifetime.check()
+                lifetime.check()
             except RunEnding as ending:
                 saving.set()
                 if ending.is_forced():
                     raise
             time.sleep(0.01)
         saved.set()
-
-    made = SimpleNamespace(attempt=attempt, request=lambda *_, **__: None)
-    monkeypatch.setattr(runner, "_runner", made)
 
     def ctrl_c() -> None:
         main = threading.main_thread().ident
@@ -62,7 +59,14 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
         Console(file=out), dict.fromkeys((entry.cell_id, other.cell_id), "plain"), 2
     )
     monkeypatch.setattr(progress, "started", lambda cell: begun.append(cell.cell_id))
-    assert runner.run([(Run.new("b", 0, e.cell_id), e) for e in (entry, other)], progress)
-    assert runner.records == []
+    made: Any = SimpleNamespace(
+        executor=LocalExecutor(store, {}),
+        on_wait=lifetime.check,
+        request=lambda *_: None,
+        attempt=attempt,
+    )
+    loop = CommandLoop(runner=made, progress=progress, lifetime=lifetime)
+    assert loop.run([(Run.new("b", 0, e.cell_id), e) for e in (entry, other)])
+    assert loop.records == []
     assert begun == [entry.cell_id]
     assert not saved.is_set(), "the training was waited for"

@@ -20,7 +20,7 @@ from vitsweep.execution.run_request import Run
 from vitsweep.execution.runner import LocalExecutor, RunEnding
 from vitsweep.launchers import local
 from vitsweep.launchers.base import PreparedSweep
-from vitsweep.launchers.local import Lifetime, RunLoop, runs_of
+from vitsweep.launchers.local import CommandLoop, Lifetime, runs_of
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import Block
 from vitsweep.planning.pending import ResumeState
@@ -32,10 +32,10 @@ from vitsweep.results.store import Store
 class Made:
     """Stands in for the runner of ranks: each run ends as was asked, by cell and block."""
 
-    def __init__(self, ends: dict[str, str]) -> None:
-        self.ends, self.done = ends, list[str]()
+    def __init__(self, ends: dict[str, str], executor: LocalExecutor) -> None:
+        self.ends, self.executor, self.done = ends, executor, list[str]()
 
-    def request(self, run: Any, cell: Any, planned: Any) -> Any:
+    def request(self, run: Any, cell: Any, attempt: int, planned: Any) -> Any:
         return SimpleNamespace(run=run)
 
     def attempt(self, request: Any, cell: Any) -> RunRecord:
@@ -76,12 +76,13 @@ def cells() -> list[PlannedCell]:
 
 def ran(store: Store, blocks: list[Block], ends: dict[str, str], **more: Any) -> tuple[Any, ...]:
     trainings = more.pop("trainings", ())
-    runner = RunLoop(store, LocalExecutor(store, {}), **more)
-    made = Made(ends)
-    runner._runner = made  # type: ignore[assignment]
+    made: Any = Made(ends, LocalExecutor(store, {}))
     progress = Progress(Console(file=io.StringIO()), {name: name for name in "pab"}, 6)
-    is_stopped = runner.run(runs_of(blocks, trainings), progress)
-    return runner, made.done, is_stopped, progress
+    lifetime = Lifetime()
+    made.on_wait = lifetime.check
+    loop = CommandLoop(runner=made, progress=progress, lifetime=lifetime, **more)
+    is_stopped = loop.run(runs_of(blocks, trainings))
+    return loop, made.done, is_stopped, progress
 
 
 def test_a_cell_that_ended_by_itself_gets_no_other_run(store: Store, cells: Any) -> None:

@@ -100,6 +100,15 @@ def test_a_command_whose_cells_are_all_decided_runs_nothing(
     assert bench.command() == []
 
 
+def test_cells_that_are_compared_with_no_other_get_their_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(600.0, monkeypatch, "resources.ranks_per_node=1,2", "sweep.baseline=null")
+    runs = Counter(r.cell_id for r in bench.command() if not r.is_screening)
+    assert [*runs.values()] == [5, 5]
+    assert bench.command() == []
+
+
 def test_no_screening_run_begins_that_will_not_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,10 +1,10 @@
-"""The loop of runs, each in fresh processes, and the launcher of this machine."""
+"""The launcher of this machine, and the loop of runs of a command."""
 
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from typing import Any
@@ -19,7 +19,7 @@ from vitsweep.errors import (
     storage_sentences,
 )
 from vitsweep.execution.attempts import Attempt, record_unfinished
-from vitsweep.execution.run_request import Run
+from vitsweep.execution.run_request import Run, RunRequest
 from vitsweep.execution.runner import Executor, LocalExecutor, RunEnding, Runner
 from vitsweep.launchers.base import (
     LaunchRequest,
@@ -31,6 +31,7 @@ from vitsweep.launchers.base import (
     prepared,
     rounds_of,
 )
+from vitsweep.launchers.loop import WARM_UP, RunLoop
 from vitsweep.launchers.progress import Progress
 from vitsweep.planning.blocks import (
     Block,
@@ -43,7 +44,7 @@ from vitsweep.planning.blocks import (
 from vitsweep.planning.freeze import open_store, planned_store
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, cell_labels, plan_of
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds
 from vitsweep.spec.resources import Machine
@@ -51,8 +52,6 @@ from vitsweep.tables.formatting import count
 
 SECONDS_TO_SAVE = 300.0
 """How long a training may take to save itself after Ctrl-C."""
-WARM_UP = "warm-up"
-"""Purpose of a run that warms the machine up; what it measures is shown and discarded."""
 
 
 @dataclass
@@ -83,57 +82,40 @@ class Lifetime:
             raise RunEnding("The command was interrupted.", SECONDS_TO_SAVE, lambda: self.is_forced)
 
 
-@dataclass
-class RunLoop:
-    """Does runs one after the other, and records each.
+@dataclass(kw_only=True)
+class CommandLoop(RunLoop[PlannedCell]):
+    """The loop of a command: shows each run, and ends with the command's lifetime.
 
     Attributes:
-        store: where the records go.
-        executor: starts the ranks.
-        lifetime: until when it does.
+        progress: is updated with every run.
+        lifetime: until when it does runs; its `check` is `on_wait` of the runner.
         earlier: records that were in the store before: they tell how long a run takes.
-        records: records that this command added, oldest first.
-        skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
-            would end the same way in the next block.
-        cut_short: why it ended before all runs were done, besides a signal; "" where they are.
     """
 
-    store: Store
-    executor: Executor
-    lifetime: Lifetime = field(default_factory=Lifetime)
+    progress: Progress
+    lifetime: Lifetime
     earlier: Sequence[RunRecord] = ()
-    records: list[RunRecord] = field(default_factory=list)
-    skipped: set[str] = field(default_factory=set)
-    cut_short: str = ""
 
-    def __post_init__(self) -> None:
-        self._runner = Runner(self.store, self.executor, self.lifetime.check)
+    def run(self, coming: Iterable[tuple[Run, PlannedCell]]) -> bool:
+        """Do runs as they come, which may be generated from the results of those before.
 
-    def run(self, coming: Iterable[tuple[Run, PlannedCell]], progress: Progress) -> bool:
-        """Do runs as they come; True if the user stopped them.
-
-        Args:
-            coming: runs with their cells, which may be generated from the results of those before.
-            progress: is updated with every run.
+        Returns:
+            True if the user stopped them.
 
         Raises:
             VitsweepError: the sweep folder cannot be written any more.
         """
         try:
-            with progress.shown(), interrupts_to(signal.default_int_handler):
-                for run, entry in coming:
-                    self._run_one(run, entry, progress)
-                    if self.cut_short:
-                        break
+            with self.progress.shown(), interrupts_to(signal.default_int_handler):
+                return super().run(coming)
         except KeyboardInterrupt:
             return True
         except OSError as error:
             if error.errno not in STORAGE_ERRNOS:
                 raise
             raise VitsweepError(storage_sentences(error)) from error
-        return False
 
-    def _run_one(self, run: Run, entry: PlannedCell, progress: Progress) -> None:
+    def do(self, run: Run, cell: PlannedCell) -> None:
         """Do a run.
 
         Ctrl-C lets it end, a training saved; a second one ends it at once. Neither raises while it goes
@@ -144,42 +126,44 @@ class RunLoop:
             self.lifetime.stop()
             if not self.lifetime.is_forced:
                 with suppress(RuntimeError):  # it came amid another line
-                    progress.console.print("Stopping; Ctrl-C again to force.")
+                    self.progress.console.print("Stopping; Ctrl-C again to force.")
 
         with interrupts_to(interrupt), suppress(RunEnding):
-            self._attempt(run, entry, progress)
+            super().do(run, cell)
         if self.lifetime.is_stopped:
             raise KeyboardInterrupt
 
-    def _attempt(self, run: Run, entry: PlannedCell, progress: Progress) -> None:
-        is_warm_up = run.purpose == WARM_UP
-        if entry.cell_id in self.skipped:
-            progress.dropped(not is_warm_up)
-            return
-        alone, left = Block(run.block, (entry,)), self.lifetime.ends_at - time.monotonic()
-        if left < inf and left < seconds_of_block(alone, [*self.earlier, *self.records]):
-            self.cut_short = "The next run would not end in the minutes that are left"
-        self.cut_short = self.cut_short or self.executor.lacks(entry.spec)
-        if self.cut_short:
-            return
-        self.lifetime.check()
-        request = self._runner.request(run, entry.spec, planned=entry.code)
-        if is_warm_up:  # a line of the cell's `attempts.jsonl` says that it ran; there is no record
-            progress.warming_up(entry)
-            self._runner.warm_up(request, entry.spec)
-            progress.warmed_up(entry)
-            return
-        progress.started(entry)
+    def leave_out(self, run: Run) -> None:
+        """Expect one run less."""
+        self.progress.dropped(run.purpose != WARM_UP)
+
+    def lacks(self, run: Run, cell: PlannedCell) -> str:
+        """Say which nodes are missing to begin a run, or that the time is."""
+        left = self.lifetime.ends_at - time.monotonic()
+        if left < inf:
+            alone, known = Block(run.block, (cell,)), [*self.earlier, *self.records]
+            if left < seconds_of_block(alone, known):
+                return "The next run would not end in the minutes that are left"
+        return super().lacks(run, cell)
+
+    def warm_up(self, request: RunRequest, cell: PlannedCell) -> RunRecord:
+        """Warm the machine up."""
+        self.progress.warming_up(cell)
+        record = super().warm_up(request, cell)
+        self.progress.warmed_up(cell)
+        return record
+
+    def attempt(self, request: RunRequest, cell: PlannedCell) -> RunRecord:
+        """Make an attempt at a run; one whose ranks had just finished as it was interrupted counts."""
+        self.progress.started(cell)
         try:
-            record = self._runner.attempt(request, entry.spec)
+            record = super().attempt(request, cell)
         except RunEnding as ending:
             if ending.record is None:
                 raise
             record = ending.record
-        if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
-            self.skipped.add(entry.cell_id)
-        self.records.append(record)
-        progress.ended(entry, record)
+        self.progress.ended(cell, record)
+        return record
 
 
 def runs_of(
@@ -290,9 +274,15 @@ def _run(
     stopped, cut_short = False, ""
     if first := next(coming, None):
         with opened(store, facts) as executor:
-            ended = {*begin.not_measured}
-            loop = RunLoop(store, executor, lifetime, rounds.earlier, records, ended)
-            stopped = loop.run(chain([first], coming), progress)
+            loop = CommandLoop(
+                runner=Runner(store, executor, lifetime.check),
+                records=records,
+                skipped={*begin.not_measured},
+                progress=progress,
+                lifetime=lifetime,
+                earlier=rounds.earlier,
+            )
+            stopped = loop.run(chain([first], coming))
             cut_short = loop.cut_short
     undecided = 0
     if rounds.is_bounded and not stopped and not request.rounds:

@@ -245,11 +245,20 @@ class BoundedGrid(_Grid):
     is_bounded = True
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
-        """Compare the command with what is measured; a cell that is undecided lacks a block."""
+        """Compare the command with what is measured; a cell that is undecided lacks a block.
+
+        One that is compared with no other, as in a scaling curve, lacks the blocks of its `measurement`.
+        """
         state = super()._state(records)
         ended = state.not_measured.keys() | state.pruned
+        used = {e.baseline_id for e in self._plan.runnable if e.baseline_id != e.cell_id}
+        own = {
+            cell_id: lacking
+            for cell_id, lacking in state.missing_blocks.items()
+            if cell_id not in used and self._plan.entries[cell_id].baseline_id in (None, cell_id)
+        }
         undecided = {c: n for c, n in self._undecided(records).items() if c not in ended}
-        return replace(state, missing_blocks=undecided)
+        return replace(state, missing_blocks=own | undecided)
 
     def next(self, records: Sequence[RunRecord]) -> Sequence[Block]:
         """Return screening runs, or blocks of undecided cells that end in time; empty where there is none."""

@@ -31,13 +31,12 @@ from vitsweep.extras.allocation.launcher import (
     Allocation,
     _require_alike,
     _script,
-    hosts_of_job,
     node_facts,
     refuse_to_cancel,
 )
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
-from vitsweep.job_environment import scheduler_job
+from vitsweep.job_environment import hosts_of_job, scheduler_job
 from vitsweep.launchers.nodes import agent
 from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
 from vitsweep.planning.sweep_plan import plan_cell

@@ -1,16 +1,19 @@
 """What the coordinator of a job writes and decides: ends, repeats, heartbeats, and its exit code."""
 
 import errno
+import multiprocessing
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.launchers.slurm.fabricated import START, first_run_start, write_events
-from tests.launchers.slurm.test_reconcile import restarted
+from tests.launchers.slurm.test_reconcile import ends, restarted
 from vitsweep.errors import VitsweepError
 from vitsweep.files import SweepGoneError
+from vitsweep.launchers.nodes.transport import LOOPBACK
 from vitsweep.launchers.slurm.node import coordinator as module
 from vitsweep.launchers.slurm.node import signals
 from vitsweep.launchers.slurm.node.coordinator import (
@@ -27,10 +30,16 @@ from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 
+ENV = JobEnvironment(
+    job_id="8", array_id="7", index=0, restart=1, node_index=0, nodes=("n1",), launch_address=None
+)
+
 
 @pytest.fixture
 def job(store: Store) -> ArrayJob:
     [job] = JobArray(store.root / "jobs" / "a").jobs()
+    job.array.facts["signal_delay_s"] = 60
+    job.array.facts["request"]["minutes"] = 30
     return job
 
 
@@ -40,7 +49,14 @@ def ended(status: Status, cause: str, requeue: bool, step: int | None) -> JobEnd
     return ending
 
 
-def test_an_interrupted_run_is_repeated_where_the_job_may_start_again(store, job):
+def raising(error: Exception) -> Any:
+    def attempt(*_: Any) -> None:
+        raise error
+
+    return attempt
+
+
+def test_an_interrupted_run_is_repeated_where_the_job_may_start_again(store, job, monkeypatch):
     timed_out, killed = Status.timed_out, Status.killed
     for status, cause, requeue, step, num_runs, repeats in (
         (timed_out, "time limit", True, None, 1, False),  # it would time out again
@@ -52,10 +68,13 @@ def test_an_interrupted_run_is_repeated_where_the_job_may_start_again(store, job
         (killed, "replaced", False, 7, 1, False),
     ):
         found = restarted(job, store)
-        found._num_started_runs = num_runs
+        found.num_started_runs = num_runs - 1
         run = job.runs()[0]
-        request = found.runner.request(run, found._cell(run.cell_id), 1)
-        found._record_interrupted(run, request, ended(status, cause, requeue, step))
+        cell = found.cell(run.cell_id)
+        ending = ended(status, cause, requeue, step)
+        monkeypatch.setattr(found.runner, "attempt", raising(ending))
+        with pytest.raises(JobEnding):
+            found.attempt(found.runner.request(run, cell.spec, 1), cell)
         end = job.events().of_kind("run_end")[-1]
         assert (end["will_repeat"], end["saved_step"]) == (repeats, step), (cause, step, num_runs)
         assert end["status"] == str(status)
@@ -67,11 +86,11 @@ def test_an_interrupted_run_is_repeated_where_the_job_may_start_again(store, job
 
 def test_a_run_without_progress_is_given_up_after_so_many_attempts(store, job, monkeypatch):
     run, start = job.runs()[0], first_run_start(store)
-    asked: list[int] = []
+    asked: list[tuple[str, int]] = []
 
     def attempt(request: Any, cell: Any) -> Any:
-        asked.append(request.attempt)
-        return found._record(request, Status.failed, "no")
+        asked.append((request.name, request.attempt))
+        return ends(store, Status.failed, request, cell)
 
     saved = start | {"event": "run_end", "status": "preempted", "will_repeat": True}
     for before, given_up, number in (
@@ -82,27 +101,26 @@ def test_a_run_without_progress_is_given_up_after_so_many_attempts(store, job, m
     ):
         write_events(store, START, *before)
         found = restarted(job, store)
-        job.array.facts["max_attempts"] = 3
-        found._nodes = SimpleNamespace(lost="")
+        monkeypatch.setattr(found.runner, "warm_up", lambda *_: SimpleNamespace(status="measured"))
         monkeypatch.setattr(found.runner, "attempt", attempt)
-        found._run(run)
-        end = job.events().of_kind("run_end")[-1]
+        found.run(found.coming())
+        [end] = [e for e in job.events().of_kind("run_end")[-2:] if e["run"] == run.name]
         assert (end["status"], end["will_repeat"]) == ("killed" if given_up else "failed", False)
-        assert asked == ([] if given_up else [number])
-        assert found._num_started_runs == (0 if given_up else 1)
+        assert (run.name, number) == asked[0] or given_up
+        assert found.num_started_runs == len(asked) == (1 if given_up else 2)
         assert ("3 times" in end["reason"]) == given_up
         asked.clear()
         job.events_path.unlink()
-        for path in store.cell(run.cell_id).glob("runs/*"):
+        for path in store.root.glob("cells/*/runs/*"):
             path.unlink()
 
 
 def test_records_say_how_long_the_job_was_queued(store, job, monkeypatch):
     monkeypatch.setattr(module, "code_state", lambda: {"git_commit": None, "git_dirty": None})
-    found = restarted(job, store)
+    found = Coordinator(ENV, job, b"key")
     for waited, queued_s in ((12.34, 12.3), (0.0, 0.0), (-0.2, None)):
         found._started_at = found.facts["time"] + waited
-        columns = found._columns()
+        columns = found._columns(store.root)
         assert columns["queued_s"] == queued_s
         assert (columns["launcher"], columns["slurm_job_id"]) == ("slurm", "7_0")
     assert module.code_that_runs(store.root, {"git_commit": "c"}) == {"git_commit": "c"}
@@ -124,10 +142,8 @@ def test_a_later_start_of_the_job_replaces_this_one(store, job):
     for restart, newer in ((0, None), (1, None), (2, 2)):
         write_events(store, START | {"restart": restart})
         assert JobEventWriter(job, 1).newer_restart == newer
-    found = restarted(job, store)
-    found._warm_up = lambda: None
     with pytest.raises(JobEnding) as ending:
-        found.run_all()
+        list(restarted(job, store).coming())
     assert (ending.value.cause, ending.value.requeue) == ("replaced", False)
 
 
@@ -154,8 +170,7 @@ def test_an_interrupted_job_is_requeued_for_what_remains(store, job, monkeypatch
         monkeypatch.setattr(
             module, "requeue", lambda job_id, answer=answer: asked.append(job_id) or answer
         )
-        found = restarted(job, store)
-        found._nodes = None
+        found = Coordinator(ENV, job, b"key")
         if not remaining:
             found.event_log.leave_to_other_jobs({run.cell_id for run in job.runs()})
         code = found.interrupt(ended(Status.preempted, cause, requeue, None))
@@ -169,25 +184,13 @@ def test_an_interrupted_job_is_requeued_for_what_remains(store, job, monkeypatch
 
 
 def test_the_exit_code_of_a_job_says_how_it_ended(store, job, monkeypatch):
-    env = JobEnvironment(
-        job_id="8",
-        array_id="7",
-        index=0,
-        restart=1,
-        node_index=0,
-        nodes=("n1",),
-        launch_address=None,
-    )
-    job.array.facts["signal_delay_s"] = 60
-    job.array.facts["request"]["minutes"] = 30
-    monkeypatch.setattr(Coordinator, "start", lambda self: None)
     for statuses, code in (({}, 0), ({"r": "measured"}, 0), ({"r": "failed"}, NOT_ALL_MEASURED)):
         monkeypatch.setattr(
             Coordinator,
             "run_all",
             lambda self, statuses=statuses: self.event_log.final_statuses.update(statuses),
         )
-        assert coordinate(env, job, b"") == code
+        assert coordinate(ENV, job, b"") == code
         end = job.events().of_kind("job_end")[-1]
         assert (end["cause"], end["exit_code"]) == ("done", code)
 
@@ -203,13 +206,13 @@ def test_the_exit_code_of_a_job_says_how_it_ended(store, job, monkeypatch):
         raise next(left)
 
     monkeypatch.setattr(Coordinator, "run_all", run_all)
-    assert [coordinate(env, job, b"") for _ in errors] == [*errors.values()]
+    assert [coordinate(ENV, job, b"") for _ in errors] == [*errors.values()]
     with pytest.raises(OSError, match="no"):
-        coordinate(env, job, b"")
+        coordinate(ENV, job, b"")
 
 
 def test_a_signal_ends_the_run_and_is_noted(store, job):
-    found = restarted(job, store)
+    found = Coordinator(ENV, job, b"key")
     ending = ended(Status.preempted, "preempted", True, None)
     found.signals = SimpleNamespace(due=lambda: ending, seconds_left=12.34, received="SIGTERM")
     found._nodes = SimpleNamespace(kill_timeout_s=99.0)
@@ -225,29 +228,38 @@ def test_a_job_warms_up_once_where_cells_are_compared(store, job, monkeypatch):
 
     def warm_up(request: Any, cell: Any) -> Any:
         warmed.append(request.cell_id)
-        return found._record(request, Status.measured, "")
+        return SimpleNamespace(status=Status.measured)
 
-    for begun, needs, lost, num in (
-        ([], True, "", 1),
-        ([], True, "n1 died", 1),
-        ([], False, "", 0),
-        ([{"event": "warm_up_start", "cell_id": "c"}], True, "", 0),
+    for begun, needs, num in (
+        ([], True, 1),
+        ([], False, 0),
+        ([{"event": "warm_up_start", "cell_id": "c"}], True, 0),
     ):
         write_events(store, START, *begun)
         found = restarted(job, store)
-        found._nodes = SimpleNamespace(lost=lost)
         monkeypatch.setattr(module, "needs_warm_up", lambda cells, needs=needs: needs)
         monkeypatch.setattr(found.runner, "warm_up", warm_up)
-        if lost:
-            with pytest.raises(JobEnding) as ending:
-                found._warm_up()
-            assert (ending.value.requeue, ending.value.cause) == (True, "node lost")
-        else:
-            found._warm_up()
+        monkeypatch.setattr(found.runner, "attempt", partial(ends, store, Status.failed))
+        found.run(found.coming())
         assert warmed == [job.runs()[0].cell_id] * num
         assert len(job.events().of_kind("warm_up_end")) == num
+        assert len(job.events().of_kind("run_end")) == 2
         warmed.clear()
         job.events_path.unlink()
+        for path in store.root.glob("cells/*/runs/*"):
+            path.unlink()
+
+
+def test_a_job_whose_node_is_gone_begins_no_run_and_is_requeued(store, job, monkeypatch):
+    here, agent = multiprocessing.Pipe()
+    agents = [({"node": "n1", "address": LOOPBACK}, here)]
+    waiting = SimpleNamespace(accept_agents=lambda seconds: agents)
+    monkeypatch.setattr(module, "AgentListener", lambda *_: waiting)
+    agent.close()
+    with pytest.raises(JobEnding, match="n1 was lost") as ending:
+        Coordinator(ENV, job, b"key").run_all()
+    assert (ending.value.requeue, ending.value.cause) == (True, "node lost")
+    assert [e["event"] for e in job.events().events] == ["job_start"]
 
 
 def test_time_is_kept_back_in_which_the_run_is_recorded():

@@ -9,9 +9,9 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,21 +22,21 @@ from tests.launchers.slurm.fabricated import SCRIPT, START, first_run_start, row
 from vitsweep.cli import VERBS
 from vitsweep.cli.pack import pack_ended
 from vitsweep.errors import VitsweepError
-from vitsweep.execution.outcome import RECORD_DRAFT
-from vitsweep.execution.run_request import attempt_folder
+from vitsweep.execution.outcome import RECORD_DRAFT, RunFailure, publish
+from vitsweep.execution.run_request import RunRequest, attempt_folder
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
 from vitsweep.launchers.nodes.transport import LOOPBACK, Nodes
 from vitsweep.launchers.slurm import commands
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.node import coordinator
-from vitsweep.launchers.slurm.node.coordinator import Coordinator, JobEnvironment
-from vitsweep.launchers.slurm.node.signals import JobEnding
+from vitsweep.launchers.slurm.node.coordinator import JobEventWriter, JobLoop
 from vitsweep.launchers.slurm.state import poll, status
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray, JobEvents, Run, job_arrays
 from vitsweep.launchers.slurm.state.poll import pending_runs, reconcile, wait_for_records
-from vitsweep.results.record import Status
+from vitsweep.results.record import RunRecord, Status
 from vitsweep.results.store import Store
+from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.tables.load import cells_of
 
 
@@ -189,12 +189,12 @@ def test_a_restarted_job_records_the_run_that_its_earlier_start_left(store, is_m
     if is_measured:
         leave_a_measurement(store, start)
     [job] = JobArray(store.root / "jobs" / "a").jobs()
-    coordinator = restarted(job, store)
-    coordinator._record_orphan()
+    loop = restarted(job, store)
+    loop.record_orphan()
     [run] = store.runs()
     assert run.run_id == start["run_id"]
     assert run.status == ("measured" if is_measured else "killed")
-    left = [run.cell_id for run in coordinator.event_log.remaining_runs]
+    left = [run.cell_id for run in loop.event_log.remaining_runs]
     assert (start["cell_id"] in left) == (not is_measured)
 
 
@@ -212,9 +212,9 @@ def test_a_job_that_comes_back_leaves_what_was_submitted_anew_to_the_other_job(s
     run = {"cell_id": again.cell_id, "run_id": "c-1"}
     (submitted / "tasks.jsonl").write_text(json.dumps({"blocks": [{"name": "c", "runs": [run]}]}))
 
-    coordinator = restarted(job, store)
-    coordinator._leave_cells_taken_over()
-    assert coordinator.event_log.remaining_runs == [other]
+    loop = restarted(job, store)
+    loop.leave_cells_taken_over()
+    assert loop.event_log.remaining_runs == [other]
     write_events(store, START | {"restart": 1})
     slurm["7_0"] = SlurmJob(state="RUNNING", restarts=1)
     found = {state.job.array.folder.name: state for state in poll.poll(store)}
@@ -227,29 +227,34 @@ def test_a_run_that_was_measured_before_its_node_was_lost_is_not_repeated(
     store, slurm, monkeypatch, ended
 ):
     [job] = JobArray(store.root / "jobs" / "a").jobs()
-    coordinator = restarted(job, store)
-    job.array.facts["max_attempts"] = 3
-    coordinator._nodes = SimpleNamespace(lost="n1: its agent ended or the node died")
-    monkeypatch.setattr(
-        coordinator.runner, "attempt", lambda request, _: coordinator._record(request, ended, "")
-    )
-    with pytest.raises(JobEnding, match="its agent ended"):
-        coordinator._run(job.runs()[0])
+    loop = restarted(job, store)
+    monkeypatch.setattr(loop.runner, "attempt", partial(ends, store, ended))
+    loop.nodes.all[0].lost = "n1: its agent ended or the node died"
+    run, cell = next(loop.coming())
+    loop.attempt(loop.runner.request(run, cell.spec, loop.number(run)), cell)
     [end] = job.events().of_kind("run_end")
     assert (end["status"], end["will_repeat"]) == (str(ended), ended is Status.failed)
 
 
-def restarted(job: ArrayJob, store: Store) -> Coordinator:
-    """The coordinator of the second start of a job, whose agents have connected."""
-    place = {"job_id": "8", "array_id": "7", "index": 0, "restart": 1, "node_index": 0}
-    env = JobEnvironment(**place, nodes=("n1",), launch_address=None)
-    job.array.facts["signal_delay_s"] = 60
-    job.array.facts["request"]["minutes"] = 30
-    coordinator = Coordinator(env, job, b"key")
-    _, connection = multiprocessing.Pipe()
+LIVING: list[Any] = []
+"""Connections of agents: one that is closed is a node that is lost."""
+
+
+def restarted(job: ArrayJob, store: Store) -> JobLoop:
+    """The loop of the second start of a job, whose agents have connected."""
+    job.array.facts["max_attempts"] = 3
+    connection, agent = multiprocessing.Pipe()
+    LIVING.append(agent)
     agents = [({"node": "n1", "address": LOOPBACK}, connection)]
-    coordinator.runner = Runner(store, Nodes(agents, job.array.folder / "warm_up_0", {}))
-    return coordinator
+    nodes = Nodes(agents, job.array.folder / "warm_up_0", {})
+    return JobLoop(
+        runner=Runner(store, nodes), job=job, event_log=JobEventWriter(job, 1), nodes=nodes
+    )
+
+
+def ends(store: Store, status: Status, request: RunRequest, cell: CellSpec) -> RunRecord:
+    """Record an attempt that ended so, without its ranks."""
+    return publish(request, cell, RunFailure(status, "no"))
 
 
 def test_a_job_with_a_recent_event_is_alive_although_slurm_does_not_list_it(store, slurm):

@@ -23,7 +23,7 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
 from vitsweep.files import make_folder, read_text, remove, write_atomically
 from vitsweep.interpreters import command_of
-from vitsweep.job_environment import hosts_in, node_name, scheduler_job
+from vitsweep.job_environment import hosts_of_job, node_name, scheduler_job
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import Lifetime, launch
 from vitsweep.launchers.nodes.transport import (
@@ -231,19 +231,6 @@ def _script(store: Store, num_nodes: int, first: str) -> str:
     agent = shlex.join(command_of("vitsweep", "agent", *words))
     exports = (f"export {name}={shlex.quote(value)}" for name, value in passed.items())
     return "\n".join([f"cd {shlex.quote(os.getcwd())}", *exports, f'exec {agent} --index "$1"', ""])
-
-
-def hosts_of_job() -> list[str]:
-    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
-    if path := os.environ.get("PBS_NODEFILE"):
-        with open(path, encoding="utf-8") as lines:
-            return lines.read().split()
-    if counted := os.environ.get("LSB_MCPU_HOSTS"):  # `a 4 b 4`
-        return counted.split()[::2]
-    if listed := os.environ.get("LSB_HOSTS"):
-        return listed.split()
-    nodes = os.environ.get("SLURM_JOB_NODELIST")
-    return hosts_in(nodes) if nodes else []
 
 
 def refuse_to_cancel(store: Store) -> None:

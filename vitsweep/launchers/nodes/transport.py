@@ -361,11 +361,13 @@ class Nodes:
 
     def receive(self, timeout_s: float) -> None:
         """Read messages of agents; return after the first reports, or after `timeout_s`."""
-        deadline, has_news = time.monotonic() + timeout_s, False
-        while not has_news and (left := deadline - time.monotonic()) > 0:
+        deadline = time.monotonic() + timeout_s
+        while True:  # all that has arrived is read, even without time to wait
             living = [node for node in self.all if not node.lost]
+            left = max(0.0, deadline - time.monotonic())
             ready = wait([node.connection for node in living], left)
-            has_news = any([node.receive() for node in living if node.connection in ready])
+            if not ready or any([n.receive() for n in living if n.connection in ready]):
+                break
         for node in self.all:
             node.check_heartbeat()
 

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitsweep.execution.outcome import RunFailure, publish
 from vitsweep.execution.run_request import Run, RunRequest, needs_warm_up, read_cell
 from vitsweep.execution.runner import Runner
 from vitsweep.files import SweepGoneError, append_line
+from vitsweep.launchers.loop import WARM_UP, RunLoop
 from vitsweep.launchers.nodes.transport import (
     LOOPBACK,
     SECONDS_TO_CONNECT,
@@ -172,23 +173,27 @@ class JobEventWriter:
         self.write("taken_over", cells=sorted(cells))
 
     def run_ended(
-        self, run: Run, record: RunRecord, will_repeat: bool = False, saved_step: int | None = None
+        self,
+        request: RunRequest,
+        record: RunRecord,
+        will_repeat: bool = False,
+        saved_step: int | None = None,
     ) -> None:
         """Write how an attempt of a run ended.
 
         Args:
-            run: the run.
+            request: the attempt.
             record: of the attempt.
             will_repeat: whether a later start of the job repeats it, or continues its training.
             saved_step: steps after which its training is saved, or None.
         """
         if not will_repeat:
-            self.final_statuses[run.name] = str(record.status)
+            self.final_statuses[request.name] = str(record.status)
         self.write(
             "run_end",
-            run=run.name,
-            block=run.block,
-            cell_id=run.cell_id,
+            run=request.name,
+            block=request.block,
+            cell_id=request.cell_id,
             run_id=record.run_id,
             status=str(record.status),
             reason=record.reason,
@@ -214,7 +219,6 @@ def coordinate(env: JobEnvironment, job: ArrayJob, key: bytes) -> int:
     try:
         coordinator = Coordinator(env, job, key)
         try:
-            coordinator.start()
             coordinator.run_all()
         except JobEnding as ending:
             return coordinator.interrupt(ending)
@@ -232,8 +236,138 @@ def coordinate(env: JobEnvironment, job: ArrayJob, key: bytes) -> int:
         return int(error.errno or 1)
 
 
+@dataclass(frozen=True)
+class JobCell:
+    """A cell as it was frozen, with the settings of the submitting command; any code may run."""
+
+    cell_id: str
+    spec: CellSpec
+    code: None = None
+
+
+@dataclass(kw_only=True)
+class JobLoop(RunLoop[JobCell]):
+    """The loop of a job: writes an event as each run starts and ends.
+
+    Attributes:
+        job: with the runs to be done.
+        event_log: of this start of the job.
+        nodes: all nodes of the job.
+        num_started_runs: how many runs this start of the job has begun.
+        cells: that were read, by id.
+    """
+
+    job: ArrayJob
+    event_log: JobEventWriter
+    nodes: Nodes
+    num_started_runs: int = 0
+    cells: dict[str, JobCell] = field(default_factory=dict)
+
+    def coming(self) -> Iterator[tuple[Run, JobCell]]:
+        """Yield the remaining runs; before the first block of several cells, its first one as a warm-up.
+
+        A start of the job that ended during its warm-up is followed by one without: a job whose time is
+        too short for both would never do its runs.
+
+        Raises:
+            JobEnding: Slurm has started the job again.
+        """
+        earlier, remaining = self.event_log.earlier, self.event_log.remaining_runs
+        block = [self.cell(run.cell_id) for run in remaining if run.block == remaining[0].block]
+        if needs_warm_up([cell.spec for cell in block]) and not earlier.ended_in_warm_up:
+            yield replace(remaining[0], purpose=WARM_UP), block[0]
+        while remaining := self.event_log.remaining_runs:
+            if restart := self.event_log.newer_restart:
+                reason = f"Slurm has started the job again (restart {restart})."
+                raise JobEnding(Status.killed, reason, requeue=False, cause="replaced")
+            run, cell = remaining[0], self.cell(remaining[0].cell_id)
+            without_progress = earlier.num_attempts(run) - earlier.num_saved_attempts(run)
+            if without_progress < self.job.array.facts["max_attempts"]:
+                yield run, cell
+                continue
+            reason = f"It was interrupted {without_progress} times (`hydra.launcher.max_attempts`)."
+            request = self.runner.request(run, cell.spec, self.number(run))
+            record = publish(request, cell.spec, RunFailure(Status.killed, reason))
+            self.event_log.run_ended(request, record)
+
+    def cell(self, cell_id: str) -> JobCell:
+        """Return a cell of the job."""
+        if cell_id not in self.cells:
+            of_command = self.job.of_command(cell_id)
+            spec = read_cell(self.runner.store, cell_id, of_command)
+            self.cells[cell_id] = JobCell(cell_id, spec)
+        return self.cells[cell_id]
+
+    def number(self, run: Run) -> int:
+        """Return the number of the attempt after those that the job has noted."""
+        return self.event_log.earlier.num_attempts(run) + 1
+
+    def warm_up(self, request: RunRequest, cell: JobCell) -> RunRecord:
+        """Warm the nodes up."""
+        self.event_log.write("warm_up_start", cell_id=cell.cell_id)
+        record = super().warm_up(request, cell)
+        self.event_log.write("warm_up_end", cell_id=cell.cell_id, status=str(record.status))
+        return record
+
+    def attempt(self, request: RunRequest, cell: JobCell) -> RunRecord:
+        """Make an attempt at a run, which is repeated if a node is lost before it is measured."""
+        names = {"run": request.name, "cell_id": cell.cell_id, "run_id": request.run_id}
+        self.event_log.write("run_start", **names)
+        self.num_started_runs += 1
+        try:
+            record = super().attempt(request, cell)
+        except JobEnding as ending:
+            self._record_interrupted(request, cell, ending)
+            raise
+        is_lost = bool(self.nodes.lost) and record.status != Status.measured
+        self.event_log.run_ended(request, record, will_repeat=is_lost)
+        return record
+
+    def _record_interrupted(self, request: RunRequest, cell: JobCell, ending: JobEnding) -> None:
+        """Record the run in flight when the job must end.
+
+        A run that had the whole time of the job to itself and saved nothing would time out again.
+        """
+        step, reason = ending.saved_step, ending.reason
+        if step is not None:
+            reason += f" Its training is saved after {step} steps and continues from there."
+        record = publish(request, cell.spec, RunFailure(ending.status, reason))
+        had_all_time = ending.status == Status.timed_out and self.num_started_runs == 1
+        is_final = record.status == Status.measured or (had_all_time and step is None)
+        may_restart = ending.requeue or ending.cause == CAUSE_CANCELLED  # somebody may requeue it
+        will_repeat = may_restart and not is_final
+        self.event_log.run_ended(request, record, will_repeat=will_repeat, saved_step=step)
+
+    def leave_cells_taken_over(self) -> None:
+        """Do not measure again what was submitted anew while this job was taken for dead.
+
+        Slurm starts a job again that it had listed as failed where an operator requeues it, or where
+        its controller comes back with an older state.
+        """
+        own = {run.cell_id for run in self.event_log.remaining_runs}
+        given_up_at = self.event_log.earlier.reconciled_at
+        if cells := own & cells_submitted_since(self.runner.store, given_up_at):
+            self.event_log.leave_to_other_jobs(cells)
+
+    def record_orphan(self) -> None:
+        """Record the run that an earlier start left in flight, so that nothing records it later."""
+        in_flight = self.event_log.earlier.in_flight or {"run": None}
+        for run in self.event_log.remaining_runs:
+            if run.name == in_flight["run"]:
+                spec, attempt = (
+                    self.cell(run.cell_id).spec,
+                    self.event_log.earlier.num_attempts(run),
+                )
+                reason = "Its job died without reporting an end and was started again."
+                failure = RunFailure(Status.killed, reason)
+                request = self.runner.request(run, spec, attempt)
+                record = record_left(request, spec, failure, suffix="")
+                will_repeat = record.status == Status.killed
+                self.event_log.run_ended(request, record, will_repeat=will_repeat)
+
+
 class Coordinator:
-    """Works through the runs of one job, on all its nodes.
+    """Starts and ends a job.
 
     Args:
         env: of this process.
@@ -243,85 +377,48 @@ class Coordinator:
 
     def __init__(self, env: JobEnvironment, job: ArrayJob, key: bytes) -> None:
         self._key = key
-        self.env, self.facts = env, job.array.facts
-        self.folder, self._job = job.array.folder, job
-        self.store, self._cells = job.store(), dict[str, CellSpec]()
+        self.env, self.facts, self._job = env, job.array.facts, job
         self.event_log = JobEventWriter(job, env.restart)
         self._started_at = time.time()
-        self._num_started_runs = 0
         self._nodes: Nodes | None = None
         limit_s, delay_s = self.facts["request"]["minutes"] * 60, self.facts["signal_delay_s"]
         self.signals = Signals(
             env.job_id, env.shown_id, time.monotonic(), limit_s, delay_s, env.restart
         )
 
-    def start(self) -> None:
-        """Write that the job has started, and wait for the agents of all nodes.
+    def run_all(self) -> None:
+        """Write that the job has started, wait for the agents of all nodes, and do the remaining runs.
 
         Raises:
+            JobEnding: the job must end before they are done.
             VitsweepError: an agent does not connect.
         """
         self.signals.install_handlers()
-        env = self.env
+        env, store = self.env, self._job.store()
         ids = {"job_id": env.job_id, "array_id": env.array_id}
         self.event_log.write("job_start", **ids, nodes=list(env.nodes))
-        listener = AgentListener(env.nodes, env.addresses, self._key)
-        scratch = self.folder / f"warm_up_{env.index}"
-        self._nodes = Nodes(listener.accept_agents(SECONDS_TO_CONNECT), scratch, self._columns())
-        self.runner = Runner(self.store, self._nodes, self._on_wait)
-        self._leave_cells_taken_over()
-        self._record_orphan()
+        agents = AgentListener(env.nodes, env.addresses, self._key).accept_agents(
+            SECONDS_TO_CONNECT
+        )
+        scratch = self._job.array.folder / f"warm_up_{env.index}"
+        nodes = self._nodes = Nodes(agents, scratch, self._columns(store.root))
+        runner = Runner(store, nodes, self._on_wait)
+        loop = JobLoop(runner=runner, job=self._job, event_log=self.event_log, nodes=nodes)
+        loop.leave_cells_taken_over()
+        loop.record_orphan()
+        loop.run(loop.coming())
+        if nodes.lost:
+            raise JobEnding(Status.killed, nodes.lost, requeue=True, cause="node lost")
 
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self, sweep: Path) -> dict[str, Any]:
         """Return what every record of the job says."""
         queued_s = self._started_at - self.facts["time"]
         return {
-            **code_that_runs(self.store.root, self.facts.get("code", {})),
+            **code_that_runs(sweep, self.facts.get("code", {})),
             "launcher": "slurm",
             "slurm_job_id": self.env.shown_id,
             "queued_s": None if queued_s < 0 else round(queued_s, 1),  # two clocks
         }
-
-    def _cell(self, cell_id: str) -> CellSpec:
-        """Return a cell as it was frozen, with the settings of the submitting command."""
-        if cell_id not in self._cells:
-            self._cells[cell_id] = read_cell(self.store, cell_id, self._job.of_command(cell_id))
-        return self._cells[cell_id]
-
-    def run_all(self) -> None:
-        """Do the remaining runs.
-
-        Raises:
-            JobEnding: the job must end before they are done.
-        """
-        self._warm_up()
-        while remaining := self.event_log.remaining_runs:
-            if restart := self.event_log.newer_restart:
-                reason = f"Slurm has started the job again (restart {restart})."
-                raise JobEnding(Status.killed, reason, requeue=False, cause="replaced")
-            self._run(remaining[0])
-
-    def _warm_up(self) -> None:
-        """Run the first cell once and discard it, where blocks of several cells are compared.
-
-        A start of the job that ended during its warm-up is followed by one without: a job whose time is
-        too short for both would never do its runs.
-
-        Raises:
-            JobEnding: the job must end, or a node is lost.
-        """
-        remaining = self.event_log.remaining_runs
-        block = [run for run in remaining if run.block == remaining[0].block]
-        needs_none = self.event_log.earlier.ended_in_warm_up
-        if needs_none or not needs_warm_up([self._cell(run.cell_id) for run in block]):
-            return
-        run = block[0]
-        self.event_log.write("warm_up_start", cell_id=run.cell_id)
-        cell = self._cell(run.cell_id)
-        record = self.runner.warm_up(self.runner.request(run, cell), cell)
-        self.event_log.write("warm_up_end", cell_id=run.cell_id, status=str(record.status))
-        if lost := self._nodes.lost if self._nodes else "":
-            raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
 
     def end(self, code: int, cause: str, reason: str = "", **facts: Any) -> int:
         """Write the end of this start of the job, shut the agents down, and return the exit code."""
@@ -342,74 +439,6 @@ class Coordinator:
         if requeued and (ending.cause == CAUSE_REQUEUED or requeue(self.env.job_id)):
             time.sleep(SECONDS_TO_BE_REQUEUED)  # Slurm ends this start of the job meanwhile
         return INTERRUPTED
-
-    def _run(self, run: Run) -> None:
-        attempt = self.event_log.earlier.num_attempts(run) + 1
-        cell = self._cell(run.cell_id)
-        request = self.runner.request(run, cell, attempt)
-        attempts_without_progress = attempt - 1 - self.event_log.earlier.num_saved_attempts(run)
-        if attempts_without_progress >= self.facts["max_attempts"]:
-            reason = (
-                f"It was interrupted {attempts_without_progress} times "
-                "(`hydra.launcher.max_attempts`)."
-            )
-            self.event_log.run_ended(run, self._record(request, Status.killed, reason))
-            return
-        self.event_log.write("run_start", run=run.name, cell_id=run.cell_id, run_id=request.run_id)
-        self._num_started_runs += 1
-        try:
-            record = self.runner.attempt(request, cell)
-        except JobEnding as ending:
-            self._record_interrupted(run, request, ending)
-            raise
-        lost = self._nodes.lost if self._nodes else ""
-        self.event_log.run_ended(
-            run, record, will_repeat=bool(lost) and record.status != Status.measured
-        )
-        if lost:
-            raise JobEnding(Status.killed, lost, requeue=True, cause="node lost")
-
-    def _record_interrupted(self, run: Run, request: RunRequest, ending: JobEnding) -> None:
-        """Record the run in flight when the job must end.
-
-        A run that had the whole time of the job to itself and saved nothing would time out again.
-        """
-        step, reason = ending.saved_step, ending.reason
-        if step is not None:
-            reason += f" Its training is saved after {step} steps and continues from there."
-        record = self._record(request, ending.status, reason)
-        had_all_time = ending.status == Status.timed_out and self._num_started_runs == 1
-        is_final = record.status == Status.measured or (had_all_time and step is None)
-        may_restart = ending.requeue or ending.cause == CAUSE_CANCELLED  # somebody may requeue it
-        will_repeat = may_restart and not is_final
-        self.event_log.run_ended(run, record, will_repeat=will_repeat, saved_step=step)
-
-    def _record(self, request: RunRequest, status: Status, reason: str) -> RunRecord:
-        return publish(request, self._cell(request.cell_id), RunFailure(status, reason))
-
-    def _leave_cells_taken_over(self) -> None:
-        """Do not measure again what was submitted anew while this job was taken for dead.
-
-        Slurm starts a job again that it had listed as failed where an operator requeues it, or where
-        its controller comes back with an older state.
-        """
-        own = {run.cell_id for run in self.event_log.remaining_runs}
-        given_up_at = self.event_log.earlier.reconciled_at
-        if cells := own & cells_submitted_since(self.store, given_up_at):
-            self.event_log.leave_to_other_jobs(cells)
-
-    def _record_orphan(self) -> None:
-        """Record the run that an earlier start left in flight, so that nothing records it later."""
-        in_flight = self.event_log.earlier.in_flight or {"run": None}
-        for run in self.event_log.remaining_runs:
-            if run.name == in_flight["run"]:
-                cell, attempt = self._cell(run.cell_id), self.event_log.earlier.num_attempts(run)
-                reason = "Its job died without reporting an end and was started again."
-                failure = RunFailure(Status.killed, reason)
-                request = self.runner.request(run, cell, attempt)
-                record = record_left(request, cell, failure, suffix="")
-                will_repeat = record.status == Status.killed
-                self.event_log.run_ended(run, record, will_repeat=will_repeat)
 
     def _on_wait(self) -> None:
         """Called while ranks run: act on Slurm's signals, and write heartbeats.
