@@ -25,6 +25,8 @@ MOST_COMMANDS = 5
 """So often is the same command typed after the faults until nothing is missing."""
 SECONDS_STOPPED = 10.0
 SECONDS_OF_A_COMMAND = 1800.0
+AGENT_OF_ALLOCATION = " vitsweep agent "
+"""Module and verb of an agent that no job of Slurm starts."""
 FORK_SERVER = "multiprocessing.forkserver"
 
 
@@ -61,7 +63,7 @@ class Chaos:
             "kill fork server": lambda: self.send(signal.SIGKILL, "fork server"),
             "kill command": lambda: self.send(signal.SIGKILL, "command"),
             "interrupt command": lambda: self.send(signal.SIGINT, "command"),
-            "stop rank": self._stop_a_rank,
+            "stop rank": lambda: self.stop("rank"),
             "second command": self._start_a_second_command,
             "status": lambda: self.read("status"),
             "collect": lambda: self.read("collect"),
@@ -167,6 +169,14 @@ class Chaos:
             process.send_signal(number)
         return process is not None
 
+    def stop(self, kind: str) -> bool:
+        """Stop one process of a kind; it goes on some seconds later."""
+        process = self.one_of(kind)
+        if process is not None:
+            process.send_signal(signal.SIGSTOP)
+            self._stopped.append((time.monotonic() + SECONDS_STOPPED, process))
+        return process is not None
+
     def read(self, verb: str) -> bool:
         """Look at the sweep as another terminal does."""
         self.check_reader(verb, self.vitsweep(verb, quick=False))
@@ -200,13 +210,6 @@ class Chaos:
             self._readers_that_failed.append(text[-500:])
         return text
 
-    def _stop_a_rank(self) -> bool:
-        process = self.one_of("rank")
-        if process is not None:
-            process.send_signal(signal.SIGSTOP)
-            self._stopped.append((time.monotonic() + SECONDS_STOPPED, process))
-        return process is not None
-
     def _continue_stopped(self, now: float) -> None:
         for until, process in list(self._stopped):
             if now > until:
@@ -221,7 +224,7 @@ class Chaos:
         return True
 
     def _processes(self) -> list[psutil.Process]:
-        return [p for p in psutil.process_iter() if _runs_in(p, self.vitsweep.folder)]
+        return [p for p in psutil.process_iter() if runs_in(p, self.vitsweep.folder)]
 
     def _by_kind(self) -> Mapping[str, list[psutil.Process]]:
         lines = {}
@@ -240,6 +243,8 @@ class Chaos:
                 above = of_pid.get(parent, "")
                 is_agent = AGENT in above and "srun" not in above
                 found["agent" if is_agent else "coordinator"].append(process)
+            elif AGENT_OF_ALLOCATION in line:
+                found["agent"].append(process)
             elif " -m vitsweep -m " in line:
                 found["command"].append(process)
         return found
@@ -261,7 +266,8 @@ class Chaos:
         return [str(process) for process in left]
 
 
-def _runs_in(process: psutil.Process, folder: Path) -> bool:
+def runs_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process that still lives is of the sweep in a folder."""
     try:
         return Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -134,7 +134,7 @@ def compared_settings(
 def _stop_reason(launched: LaunchResult) -> StopReason:
     if launched.interrupted:
         return StopReason.interrupted
-    if launched.state.not_measured:
+    if launched.state.not_measured or launched.cut_short:
         return StopReason.not_measured
     if launched.state.pruned:
         return StopReason.far_apart

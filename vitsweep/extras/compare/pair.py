@@ -199,10 +199,11 @@ def with_cells(request: ComparisonRequest, store: Store, a: str, b: str) -> Comp
     num_here = 1 if here.nodes == inf else int(here.nodes)
     for cell in (read_cell(store, each).resources for each in ids):
         if cell.nodes > num_here or cell.device != here.device:
+            there = f"`hydra/launcher=allocation` inside of {cell.nodes} nodes measures them there, and "
             raise BadValueError(
                 f"The cells of `{store.name}` run on {count(cell.nodes, 'node')} with `{cell.device}`, and "
                 f"here {'is' if num_here == 1 else 'are'} {count(num_here, 'node')} with `{here.device}`: "
-                f"{typed} compares these settings here."
+                f"{there if cell.nodes > num_here else ''}{typed} compares these settings here."
             )
     where: tuple[str, ...] = ()
     if request.traced_blocks and store.baselines().get(ids[0]) == ids[1]:
