@@ -62,7 +62,7 @@ def test_it_is_acknowledged_at_once_and_a_second_one_ends_a_training_that_saves_
     made: Any = SimpleNamespace(
         executor=LocalExecutor(store, {}),
         on_wait=lifetime.check,
-        request=lambda *_: None,
+        request=lambda *_, **__: None,
         attempt=attempt,
     )
     loop = CommandLoop(runner=made, progress=progress, lifetime=lifetime)

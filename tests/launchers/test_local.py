@@ -35,7 +35,7 @@ class Made:
     def __init__(self, ends: dict[str, str], executor: LocalExecutor) -> None:
         self.ends, self.executor, self.done = ends, executor, list[str]()
 
-    def request(self, run: Any, cell: Any, attempt: int, planned: Any) -> Any:
+    def request(self, run: Any, cell: Any, planned: Any) -> Any:
         return SimpleNamespace(run=run)
 
     def attempt(self, request: Any, cell: Any) -> RunRecord:

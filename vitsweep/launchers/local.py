@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from typing import Any
@@ -44,7 +44,7 @@ from vitsweep.planning.blocks import (
 from vitsweep.planning.freeze import open_store, planned_store
 from vitsweep.planning.rounds import blocks_in_turn
 from vitsweep.planning.sweep_plan import PlannedCell, cell_labels, plan_of
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds
 from vitsweep.spec.resources import Machine
@@ -90,11 +90,16 @@ class CommandLoop(RunLoop[PlannedCell]):
         progress: is updated with every run.
         lifetime: until when it does runs; its `check` is `on_wait` of the runner.
         earlier: records that were in the store before: they tell how long a run takes.
+        records: that it added, oldest first.
+        skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
+            would end the same way in the next block.
     """
 
     progress: Progress
     lifetime: Lifetime
     earlier: Sequence[RunRecord] = ()
+    records: list[RunRecord] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
 
     def run(self, coming: Iterable[tuple[Run, PlannedCell]]) -> bool:
         """Do runs as they come, which may be generated from the results of those before.
@@ -121,6 +126,9 @@ class CommandLoop(RunLoop[PlannedCell]):
         Ctrl-C lets it end, a training saved; a second one ends it at once. Neither raises while it goes
         on: a KeyboardInterrupt between two lines would lose it.
         """
+        if cell.cell_id in self.skipped:
+            self.progress.dropped(run.purpose != WARM_UP)
+            return
 
         def interrupt(*_: object) -> None:
             self.lifetime.stop()
@@ -133,10 +141,6 @@ class CommandLoop(RunLoop[PlannedCell]):
         if self.lifetime.is_stopped:
             raise KeyboardInterrupt
 
-    def leave_out(self, run: Run) -> None:
-        """Expect one run less."""
-        self.progress.dropped(run.purpose != WARM_UP)
-
     def lacks(self, run: Run, cell: PlannedCell) -> str:
         """Say which nodes are missing to begin a run, or that the time is."""
         left = self.lifetime.ends_at - time.monotonic()
@@ -144,12 +148,16 @@ class CommandLoop(RunLoop[PlannedCell]):
             alone, known = Block(run.block, (cell,)), [*self.earlier, *self.records]
             if left < seconds_of_block(alone, known):
                 return "The next run would not end in the minutes that are left"
-        return super().lacks(run, cell)
+        return self.runner.executor.lacks(cell.spec)
+
+    def request(self, run: Run, cell: PlannedCell) -> RunRequest:
+        """Return the request of the next attempt, of the code that was planned."""
+        return self.runner.request(run, cell.spec, planned=cell.code)
 
     def warm_up(self, request: RunRequest, cell: PlannedCell) -> RunRecord:
         """Warm the machine up."""
         self.progress.warming_up(cell)
-        record = super().warm_up(request, cell)
+        record = self.runner.warm_up(request, cell.spec)
         self.progress.warmed_up(cell)
         return record
 
@@ -157,11 +165,14 @@ class CommandLoop(RunLoop[PlannedCell]):
         """Make an attempt at a run; one whose ranks had just finished as it was interrupted counts."""
         self.progress.started(cell)
         try:
-            record = super().attempt(request, cell)
+            record = self.runner.attempt(request, cell.spec)
         except RunEnding as ending:
             if ending.record is None:
                 raise
             record = ending.record
+        if record.status not in (Status.measured, *STOPPED_FROM_OUTSIDE):
+            self.skipped.add(cell.cell_id)
+        self.records.append(record)
         self.progress.ended(cell, record)
         return record
 

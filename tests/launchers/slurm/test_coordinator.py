@@ -74,7 +74,7 @@ def test_an_interrupted_run_is_repeated_where_the_job_may_start_again(store, job
         ending = ended(status, cause, requeue, step)
         monkeypatch.setattr(found.runner, "attempt", raising(ending))
         with pytest.raises(JobEnding):
-            found.attempt(found.runner.request(run, cell.spec, 1), cell)
+            found.attempt(found.runner.request(run, cell, 1), cell)
         end = job.events().of_kind("run_end")[-1]
         assert (end["will_repeat"], end["saved_step"]) == (repeats, step), (cause, step, num_runs)
         assert end["status"] == str(status)

@@ -231,7 +231,7 @@ def test_a_run_that_was_measured_before_its_node_was_lost_is_not_repeated(
     monkeypatch.setattr(loop.runner, "attempt", partial(ends, store, ended))
     loop.nodes.all[0].lost = "n1: its agent ended or the node died"
     run, cell = next(loop.coming())
-    loop.attempt(loop.runner.request(run, cell.spec, loop.number(run)), cell)
+    loop.attempt(loop.request(run, cell), cell)
     [end] = job.events().of_kind("run_end")
     assert (end["status"], end["will_repeat"]) == (str(ended), ended is Status.failed)
 

@@ -236,18 +236,9 @@ def coordinate(env: JobEnvironment, job: ArrayJob, key: bytes) -> int:
         return int(error.errno or 1)
 
 
-@dataclass(frozen=True)
-class JobCell:
-    """A cell as it was frozen, with the settings of the submitting command; any code may run."""
-
-    cell_id: str
-    spec: CellSpec
-    code: None = None
-
-
 @dataclass(kw_only=True)
-class JobLoop(RunLoop[JobCell]):
-    """The loop of a job: writes an event as each run starts and ends.
+class JobLoop(RunLoop[CellSpec]):
+    """The loop of a job: writes an event as each run starts and ends; any code may run.
 
     Attributes:
         job: with the runs to be done.
@@ -261,9 +252,9 @@ class JobLoop(RunLoop[JobCell]):
     event_log: JobEventWriter
     nodes: Nodes
     num_started_runs: int = 0
-    cells: dict[str, JobCell] = field(default_factory=dict)
+    cells: dict[str, CellSpec] = field(default_factory=dict)
 
-    def coming(self) -> Iterator[tuple[Run, JobCell]]:
+    def coming(self) -> Iterator[tuple[Run, CellSpec]]:
         """Yield the remaining runs; before the first block of several cells, its first one as a warm-up.
 
         A start of the job that ended during its warm-up is followed by one without: a job whose time is
@@ -274,7 +265,7 @@ class JobLoop(RunLoop[JobCell]):
         """
         earlier, remaining = self.event_log.earlier, self.event_log.remaining_runs
         block = [self.cell(run.cell_id) for run in remaining if run.block == remaining[0].block]
-        if needs_warm_up([cell.spec for cell in block]) and not earlier.ended_in_warm_up:
+        if needs_warm_up(block) and not earlier.ended_in_warm_up:
             yield replace(remaining[0], purpose=WARM_UP), block[0]
         while remaining := self.event_log.remaining_runs:
             if restart := self.event_log.newer_restart:
@@ -286,36 +277,39 @@ class JobLoop(RunLoop[JobCell]):
                 yield run, cell
                 continue
             reason = f"It was interrupted {without_progress} times (`hydra.launcher.max_attempts`)."
-            request = self.runner.request(run, cell.spec, self.number(run))
-            record = publish(request, cell.spec, RunFailure(Status.killed, reason))
+            request = self.request(run, cell)
+            record = publish(request, cell, RunFailure(Status.killed, reason))
             self.event_log.run_ended(request, record)
 
-    def cell(self, cell_id: str) -> JobCell:
-        """Return a cell of the job."""
+    def cell(self, cell_id: str) -> CellSpec:
+        """Return a cell of the job as it was frozen, with the settings of the submitting command."""
         if cell_id not in self.cells:
             of_command = self.job.of_command(cell_id)
-            spec = read_cell(self.runner.store, cell_id, of_command)
-            self.cells[cell_id] = JobCell(cell_id, spec)
+            self.cells[cell_id] = read_cell(self.runner.store, cell_id, of_command)
         return self.cells[cell_id]
 
-    def number(self, run: Run) -> int:
-        """Return the number of the attempt after those that the job has noted."""
-        return self.event_log.earlier.num_attempts(run) + 1
+    def lacks(self, run: Run, cell: CellSpec) -> str:
+        """Say which nodes are gone."""
+        return self.runner.executor.lacks(cell)
 
-    def warm_up(self, request: RunRequest, cell: JobCell) -> RunRecord:
+    def request(self, run: Run, cell: CellSpec) -> RunRequest:
+        """Return the request of the attempt after those that the job has noted."""
+        return self.runner.request(run, cell, self.event_log.earlier.num_attempts(run) + 1)
+
+    def warm_up(self, request: RunRequest, cell: CellSpec) -> RunRecord:
         """Warm the nodes up."""
-        self.event_log.write("warm_up_start", cell_id=cell.cell_id)
-        record = super().warm_up(request, cell)
-        self.event_log.write("warm_up_end", cell_id=cell.cell_id, status=str(record.status))
+        self.event_log.write("warm_up_start", cell_id=request.cell_id)
+        record = self.runner.warm_up(request, cell)
+        self.event_log.write("warm_up_end", cell_id=request.cell_id, status=str(record.status))
         return record
 
-    def attempt(self, request: RunRequest, cell: JobCell) -> RunRecord:
+    def attempt(self, request: RunRequest, cell: CellSpec) -> RunRecord:
         """Make an attempt at a run, which is repeated if a node is lost before it is measured."""
-        names = {"run": request.name, "cell_id": cell.cell_id, "run_id": request.run_id}
+        names = {"run": request.name, "cell_id": request.cell_id, "run_id": request.run_id}
         self.event_log.write("run_start", **names)
         self.num_started_runs += 1
         try:
-            record = super().attempt(request, cell)
+            record = self.runner.attempt(request, cell)
         except JobEnding as ending:
             self._record_interrupted(request, cell, ending)
             raise
@@ -323,7 +317,7 @@ class JobLoop(RunLoop[JobCell]):
         self.event_log.run_ended(request, record, will_repeat=is_lost)
         return record
 
-    def _record_interrupted(self, request: RunRequest, cell: JobCell, ending: JobEnding) -> None:
+    def _record_interrupted(self, request: RunRequest, cell: CellSpec, ending: JobEnding) -> None:
         """Record the run in flight when the job must end.
 
         A run that had the whole time of the job to itself and saved nothing would time out again.
@@ -331,7 +325,7 @@ class JobLoop(RunLoop[JobCell]):
         step, reason = ending.saved_step, ending.reason
         if step is not None:
             reason += f" Its training is saved after {step} steps and continues from there."
-        record = publish(request, cell.spec, RunFailure(ending.status, reason))
+        record = publish(request, cell, RunFailure(ending.status, reason))
         had_all_time = ending.status == Status.timed_out and self.num_started_runs == 1
         is_final = record.status == Status.measured or (had_all_time and step is None)
         may_restart = ending.requeue or ending.cause == CAUSE_CANCELLED  # somebody may requeue it
@@ -354,14 +348,11 @@ class JobLoop(RunLoop[JobCell]):
         in_flight = self.event_log.earlier.in_flight or {"run": None}
         for run in self.event_log.remaining_runs:
             if run.name == in_flight["run"]:
-                spec, attempt = (
-                    self.cell(run.cell_id).spec,
-                    self.event_log.earlier.num_attempts(run),
-                )
+                cell, attempt = self.cell(run.cell_id), self.event_log.earlier.num_attempts(run)
                 reason = "Its job died without reporting an end and was started again."
                 failure = RunFailure(Status.killed, reason)
-                request = self.runner.request(run, spec, attempt)
-                record = record_left(request, spec, failure, suffix="")
+                request = self.runner.request(run, cell, attempt)
+                record = record_left(request, cell, failure, suffix="")
                 will_repeat = record.status == Status.killed
                 self.event_log.run_ended(request, record, will_repeat=will_repeat)
 
