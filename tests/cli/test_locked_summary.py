@@ -51,5 +51,5 @@ def test_of_ranks_that_torchrun_started(
 def test_of_a_stock_launcher_of_hydra(finished: tuple[LaunchResult, list[Any]]) -> None:
     result, seen = finished
     cells = [entry.composed for entry in result.plan.entries.values()]
-    hydra_detour._summarize_stock(cells, cells[0].tree, composer())
+    hydra_detour._summarize_stock(cells, cells[0].tree, composer(), None)
     assert seen == [result.store.root]

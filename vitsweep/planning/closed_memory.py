@@ -168,6 +168,11 @@ class Sizes:
         return self.rank_blocks * (split + 6 * d) + self.rank_edge
 
     @property
+    def rank_unit(self) -> float:
+        """Parameters of one of its blocks."""
+        return (self.rank_parameters - self.rank_edge) / self.rank_blocks
+
+    @property
     def rank_tokens(self) -> int:
         """Tokens of a rank in one micro-batch, padding included."""
         return self.micro_batch * ceil(self.tokens / self.mesh.sequence_parallel_size)
@@ -176,8 +181,7 @@ class Sizes:
 def memory(s: Sizes) -> MemoryParts:
     """Return the bytes of one rank; the peak is that of the backward pass of the first micro-batch."""
     shards = s.mesh.state_shards if s.sharded else 1
-    parameters, blocks = s.rank_parameters, s.rank_blocks
-    unit = (parameters - s.rank_edge) / blocks  # one of its blocks
+    parameters, blocks, unit = s.rank_parameters, s.rank_blocks, s.rank_unit
     in_flight, is_stage = min(s.micro_batches, s.mesh.pipeline), s.mesh.pipeline > 1
     accumulates = s.sharded and s.micro_batches > 1
     held = {
