@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
@@ -36,8 +37,13 @@ def hosts_in(nodes: str) -> list[str]:
 def hosts_of_job() -> list[str]:
     """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
     if path := os.environ.get("PBS_NODEFILE"):
-        with open(path, encoding="utf-8") as lines:
-            return lines.read().split()
+        try:
+            return Path(path).read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise VitsweepError(
+                f"`$PBS_NODEFILE={path}` cannot be read ({error.strerror}): name the nodes "
+                "(`hydra.launcher.hosts=[a,b]`), or unset it outside of a job."
+            ) from error
     if counted := os.environ.get("LSB_MCPU_HOSTS"):  # `a 4 b 4`
         return counted.split()[::2]
     if listed := os.environ.get("LSB_HOSTS"):

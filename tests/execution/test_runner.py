@@ -172,6 +172,14 @@ def test_a_training_that_is_interrupted_leaves_its_newest_checkpoint(tmp_path: P
     assert not (tmp_path / "earlier" / CHECKPOINT_FOLDER).exists()
 
 
+def test_a_rank_that_ignored_the_first_signal_as_it_started_is_asked_again(tmp_path: Path) -> None:
+    request = RunRequest(sweep_folder=tmp_path, cell_id="c", run_id="b-1", block="b", position=0)
+    ranks = Ended([75], lambda: setattr(ranks, "running", len(ranks.told) < 2))
+    ranks.running = True
+    assert _interrupt(ranks, request, RunEnding("It ends.", 60.0)) is None  # type: ignore[arg-type]
+    assert ranks.told == ["interrupt"] * 2
+
+
 @pytest.mark.parametrize(
     ("codes", "status", "is_kept"),
     [

@@ -1,10 +1,12 @@
 """Runs of cells, one attempt after the other, on this machine or on the nodes of a job."""
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,13 +145,20 @@ def _interrupt(ranks: Ranks, request: RunRequest, ending: RunEnding) -> int | No
     now and then where the other ranks have exited.
     """
 
-    def leave_if_forced() -> None:
+    asked_at = -inf
+
+    def ask() -> None:
+        """Ask every second: a rank that is just starting ignores the first signal."""
+        nonlocal asked_at
         if ending.is_forced():
             raise ending
+        if time.monotonic() > asked_at + 1:
+            asked_at = time.monotonic()
+            ranks.interrupt()
 
-    ranks.interrupt()
     with suppress(RunEnding):
-        wait_for_ranks(ranks, ending.seconds_to_save, GRACE_SECONDS, leave_if_forced)
+        ask()
+        wait_for_ranks(ranks, ending.seconds_to_save, GRACE_SECONDS, ask)
     whole = whole_checkpoints(request.folder / CHECKPOINT_FOLDER)
     if not whole:
         return None

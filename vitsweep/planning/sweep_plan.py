@@ -182,8 +182,8 @@ def _lacking(cell: CellSpec, machine: Machine) -> Iterator[str]:
     """Yield why an allocation is too small for a cell, which is never shrunk, or its GPUs too old."""
     if cell.resources.nodes > machine.nodes:
         yield (
-            f"`resources.nodes={cell.resources.nodes}` is more than the allocation has: use "
-            f"`resources.nodes={machine.nodes:g}`, or a larger one."
+            f"`resources.nodes={cell.resources.nodes}` is more than the {machine.nodes:g} of the "
+            f"allocation: use `resources.nodes={machine.nodes:g}`, or a larger one."
         )
     if machine.has_tf32 is False and getattr(cell.precision, "tf32", False):
         yield (

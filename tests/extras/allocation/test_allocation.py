@@ -95,6 +95,10 @@ def test_each_scheduler_names_its_nodes_and_the_end_of_its_job(
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert (hosts_of_job(), scheduler_job()) == (hosts, ends)
+    monkeypatch.setenv("PBS_NODEFILE", "/no/such/file")
+    with pytest.raises(VitsweepError, match=r"`\$PBS_NODEFILE=/no/such/file` cannot be read"):
+        hosts_of_job()
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     found = Allocation({**FIELDS, "hosts": None, "start": "pbsdsh"})
     assert found.lines == {"a": 0, "b": 2}
     assert found._prefix("pbsdsh", "b") == ["pbsdsh", "-n", "2", "--"]

@@ -195,9 +195,10 @@ class Starter:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            except FileNotFoundError as error:
+            except OSError as error:
                 raise VitsweepError(
-                    f"`hydra.launcher.start={words[0]}`: there is no `{words[0]}` here; choose another."
+                    f"`hydra.launcher.start={words[0]}`: `{words[0]}` cannot be started here "
+                    f"({error.strerror}); choose another."
                 ) from error
 
     def said_at_end(self) -> str:

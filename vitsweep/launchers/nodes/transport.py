@@ -109,10 +109,15 @@ class AgentListener:
                 agents[hello["node_index"]] = hello, connection
                 continue
             said = [f"{name} ({why})" for i, name in missing.items() if (why := ended(i))]
-            if said or time.monotonic() > deadline:
+            if said:
                 raise VitsweepError(
-                    f"No connection from {', '.join(said or missing.values())} within {timeout_s:.0f} s: "
-                    f"the node is down, or it cannot reach {self._names[0]}."
+                    f"The agent of {', '.join(said)} ended before it connected: check the nodes and "
+                    "how their agents are started."
+                )
+            if time.monotonic() > deadline:
+                raise VitsweepError(
+                    f"No connection from {', '.join(missing.values())} within {timeout_s:.0f} s: the node "
+                    f"is down, it cannot reach {self._names[0]}, or its key is another."
                 )
         return [agents[index] for index in range(len(self._names))]
 
