@@ -48,7 +48,7 @@ from vitsweep.results.record import STOPPED_FROM_OUTSIDE, RunRecord, Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import only_rounds
 from vitsweep.spec.resources import Machine
-from vitsweep.tables.formatting import count
+from vitsweep.tables.formatting import count, duration
 
 SECONDS_TO_SAVE = 300.0
 """How long a training may take to save itself after Ctrl-C."""
@@ -146,8 +146,9 @@ class CommandLoop(RunLoop[PlannedCell]):
         left = self.lifetime.ends_at - time.monotonic()
         if left < inf:
             alone, known = Block(run.block, (cell,)), [*self.earlier, *self.records]
-            if left < seconds_of_block(alone, known):
-                return "The next run would not end in the minutes that are left"
+            if left < (takes := seconds_of_block(alone, known)):
+                has = f"{duration(max(left, 0.0))} of the command's minutes are left"
+                return f"The next run takes about {duration(takes)}, and {has}"
         return self.runner.executor.lacks(cell.spec)
 
     def request(self, run: Run, cell: PlannedCell) -> RunRequest:

@@ -155,7 +155,7 @@ class _Grid:
         is_measured = plan.runnable and not (begin.missing_blocks or begin.not_measured or pending)
         self._notice = "Everything that was asked for is measured already." if is_measured else ""
         # not of what is undecided
-        self._screenings = list(screenings(plan, _Grid._state(self, ()), settings))
+        self._screenings = list(screenings(plan, self._of_grid(()), settings))
         self._end = time.monotonic() + 60 * (settings.minutes or inf)
         self._members: Iterator[list[PlannedCell]] = iter(())
 
@@ -180,6 +180,9 @@ class _Grid:
         return self._known[1]
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
+        return self._of_grid(records)
+
+    def _of_grid(self, records: Sequence[RunRecord]) -> ResumeState:
         version = self._code["packages"]["torch"]
         return resume_state(
             self._plan, self.earlier, self._settings, version, records, self._pending
@@ -243,7 +246,7 @@ class BoundedGrid(_Grid):
 
         One that is compared with no other, as in a scaling curve, lacks the blocks of its `measurement`.
         """
-        state = super()._state(records)
+        state = self._of_grid(records)
         ended = state.not_measured.keys() | state.pruned
         used = {e.baseline_id for e in self._plan.runnable if e.baseline_id != e.cell_id}
         own = {

@@ -125,7 +125,7 @@ class PairRounds(BoundedGrid):
 
     def _state(self, records: Sequence[RunRecord]) -> ResumeState:
         """Compare the blocks of this machine's device with the width, or the number, that is wanted."""
-        state = super(BoundedGrid, self)._state(records)
+        state = self._of_grid(records)
         used = self._used(records)
         here = [r.row() for r in used if (r.environment.get("device") or self._here) == self._here]
         found = compared_cells(DataFrame(here), *self._cells)
