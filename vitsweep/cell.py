@@ -15,6 +15,7 @@ from vitsweep.collectives.primitives import gathered
 from vitsweep.data.damaged_images import named_damage
 from vitsweep.errors import VitsweepError
 from vitsweep.extras import INSTRUMENTS, load
+from vitsweep.job_environment import boot_id
 from vitsweep.measure.communication import (
     SentBytes,
     counted_bytes,
@@ -30,7 +31,6 @@ from vitsweep.measure.environment import (
     StopMonitor,
     converted_layers,
     environment,
-    machine,
     seconds_since_start,
 )
 from vitsweep.measure.memory import memory_by_kind, peak_memory, reset_peak
@@ -201,7 +201,7 @@ def _timed_samples(
         throttled_seconds=timed.throttled_seconds,
         own_cpu_seconds=own_seconds,
         environment=environment(world.device) | {"fp8_layers": converted_layers(trainer.model)},
-        machine=machine(),
+        machine=boot_id(),
     )
     return samples, timed, contention
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from vitsweep.console import captured
 from vitsweep.errors import VitsweepError
@@ -16,6 +17,14 @@ def node_name() -> str:
     """Return the name of this node: as an agent was told, as Slurm has it, or the host's."""
     given = (os.environ.get(name) for name in (NODE, "SLURMD_NODENAME"))
     return next(filter(None, given), "") or socket.gethostname()
+
+
+def boot_id() -> str:
+    """Return an id that differs between machines even where host names do not: the kernel's boot id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def scheduler_job() -> str:
@@ -90,6 +99,20 @@ def init_method() -> str:
     first = hosts_in(os.environ["SLURM_STEP_NODELIST"])[0]
     step = int(os.environ["SLURM_JOB_ID"]) * 97 + int(os.environ.get("SLURM_STEP_ID", 0))
     return f"tcp://{first}:{FIRST_PORT + step % NUM_PORTS}"
+
+
+def slurm_task() -> dict[str, Any]:
+    """Return job, restart and node of this task of a Slurm job, as its `JobEnvironment` has them."""
+    job = os.environ["SLURM_JOB_ID"]
+    return {
+        "job_id": job,
+        "array_id": os.environ.get("SLURM_ARRAY_JOB_ID", job),
+        "index": int(os.environ.get("SLURM_ARRAY_TASK_ID", 0)),
+        "restart": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+        "node_index": int(os.environ["SLURM_NODEID"]),
+        "nodes": tuple(hosts_in(os.environ["SLURM_JOB_NODELIST"])),
+        "launch_address": os.environ.get("SLURM_LAUNCH_NODE_IPADDR"),
+    }
 
 
 def slurm_job_id() -> str | None:

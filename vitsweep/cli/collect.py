@@ -76,10 +76,10 @@ def run(arguments: Sequence[str]) -> int:
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
     lost = sum(lost_runs(tables.every_run).values())
-    hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store)
-    for hint in hints:
-        if hint:
-            console.print(hint)
+    at_work = "A command is at work on this sweep: more is coming." if store.is_locked() else ""
+    hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store), at_work
+    for hint in filter(None, hints):
+        console.print(hint)
     if typed.json:
         shown = for_people(ranked(tables.cells))
         if typed.columns:

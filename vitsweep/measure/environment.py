@@ -56,14 +56,6 @@ def host_allocator() -> str:
     return next((name for name in ("jemalloc", "tcmalloc") if f"lib{name}" in maps), "libc")
 
 
-def machine() -> str:
-    """Return an id that differs between machines even where host names do not: the kernel's boot id."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        return socket.gethostname()
-
-
 def _driver() -> str | None:
     try:
         import pynvml

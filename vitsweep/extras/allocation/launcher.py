@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
+from rich.console import Console
 
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
@@ -41,6 +42,7 @@ from vitsweep.results.provenance import plain_text
 from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import section_from_tree
 from vitsweep.spec.resources import Machine
+from vitsweep.tables.formatting import count
 
 STARTERS = {
     "ssh": "ssh -o BatchMode=yes {host}",
@@ -109,7 +111,8 @@ class Allocation:
         place = {"host": names[0], "job": job}
         request = replace(request, facts={**request.facts, "allocation": place})
         ends_at = self._began + 60 * minutes if minutes else inf
-        return launch(request, partial(self._opened, names), Lifetime(ends_at))
+        opened = partial(self._opened, names, request.console)
+        return launch(request, opened, Lifetime(ends_at))
 
     def names(self) -> list[str]:
         """Return the nodes, this one first."""
@@ -138,7 +141,7 @@ class Allocation:
 
     @contextmanager
     def _opened(
-        self, names: Sequence[str], store: Store, facts: Mapping[str, Any]
+        self, names: Sequence[str], console: Console, store: Store, facts: Mapping[str, Any]
     ) -> Iterator[Nodes]:
         """Start an agent on each node; end them when the block ends.
 
@@ -166,6 +169,11 @@ class Allocation:
 
             agents = listener.accept_agents(SECONDS_TO_CONNECT, ended)
             _require_alike(names, [hello for hello, _ in agents])
+            if (num_machines := len({hello.get("machine") for hello, _ in agents})) < len(names):
+                console.print(
+                    f"The {len(names)} nodes are {count(num_machines, 'machine')}: nodes that share cores or "
+                    "GPUs say nothing about scaling."
+                )
             nodes = Nodes(agents, folder / "warm_up", {"launcher": "allocation", **facts})
             yield nodes
         finally:

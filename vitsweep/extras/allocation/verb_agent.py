@@ -1,6 +1,7 @@
 """`vitsweep agent`: a node of an allocation on which something else starts the agents."""
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from vitsweep.cli import VERBS, Options
 from vitsweep.errors import BadValueError
 from vitsweep.extras.allocation.launcher import KEY, node_facts
 from vitsweep.files import read_text
+from vitsweep.job_environment import boot_id
 from vitsweep.launchers.nodes.agent import run_agent
 
 
@@ -32,4 +34,5 @@ def run(arguments: Sequence[str]) -> int:
     def read_key() -> bytes:
         return (os.environ.get(KEY) or read_text(key)).encode()
 
-    return run_agent(typed.index, [typed.first], read_key, **node_facts())
+    machine = f"{socket.gethostname()} {boot_id()}"  # containers of one machine have own names
+    return run_agent(typed.index, [typed.first], read_key, machine=machine, **node_facts())

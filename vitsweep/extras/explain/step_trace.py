@@ -28,8 +28,8 @@ from vitsweep.extras.explain.kernel_kinds import (
     kind_of_kernel,
     kind_of_operator,
 )
+from vitsweep.job_environment import boot_id
 from vitsweep.measure.communication import Collectives, quiet_profile, transfers_ms
-from vitsweep.measure.environment import machine
 from vitsweep.training.timed_steps import StepClock, undisturbed
 from vitsweep.training.trainer import MicroBatch, Trainer
 
@@ -513,7 +513,7 @@ def run(trainer: Trainer, stream: Iterator[MicroBatch], prefetched_steps: int) -
         events = record_steps(
             lambda: trainer.step(watched, marks), lead_in + steps, trainer.world.device
         )
-    transfers = transfers_ms(gathered(collectives_of(events)), gathered(machine()))
+    transfers = transfers_ms(gathered(collectives_of(events)), gathered(boot_id()))
     found = step_rows(events, steps, transfers)
     rows = [[step, *row.values()] for step, rows in enumerate(found) for row in rows]
     return {"plain_ms": plain_ms, "rows": rows}

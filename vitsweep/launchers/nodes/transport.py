@@ -62,6 +62,8 @@ def write_key(path: Path) -> str:
 
 SECONDS_TO_CONNECT = 180.0
 """How long agents may take to connect; some nodes boot, or load Python from a slow disk."""
+SECONDS_OF_SILENCE = 10.0
+"""After so long an agent says what it waits for."""
 SECONDS_TO_AUTHENTICATE = 5
 """A connection that is silent for so long before it has authenticated is dropped."""
 REFUSED = (
@@ -211,8 +213,12 @@ def connect(
     Raises:
         VitsweepError: it cannot be reached.
     """
-    deadline, why = time.monotonic() + timeout_s, ""
-    while time.monotonic() < deadline:
+    begin, why, said = time.monotonic(), "", False
+    first = " or ".join(addresses)
+    while (waited_s := time.monotonic() - begin) < timeout_s:
+        if not said and waited_s > SECONDS_OF_SILENCE:
+            print(f"Node {index} waits for the command on {first}.{why}", flush=True)
+            said = True
         try:
             key, why = read_key(), ""
         except OSError as error:
@@ -228,7 +234,10 @@ def connect(
                     welcome = receive(connection)  # it was not dropped meanwhile
                 return connection, welcome["node"]
         time.sleep(0.2)
-    raise VitsweepError(f"Node {index} cannot reach {' or '.join(addresses)}.{why}")
+    raise VitsweepError(
+        f"Node {index} found no command of this sweep on {first} within {timeout_s:.0f} s: none runs there, "
+        f"the network keeps them apart, or the keys differ.{why}"
+    )
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from vitsweep.errors import VitsweepError
+from vitsweep.job_environment import slurm_task
 from vitsweep.launchers.nodes.agent import ignore_signals, run_agent
 from vitsweep.launchers.slurm.node.coordinator import (
     NOT_STARTED,
@@ -25,7 +26,7 @@ def main(folder: Path, digest: str) -> int:
         folder: of the array.
         digest: of its work, as it was submitted.
     """
-    env = JobEnvironment.from_environ(os.environ)
+    env = JobEnvironment(**slurm_task())
     array = JobArray(folder)
     try:
         work = array.work(digest)

@@ -38,7 +38,7 @@ from vitsweep.spec.cell_spec import CellSpec
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """Job, restart and node of this process, as Slurm sets them.
+    """Job, restart and node of this process, as `slurm_task` reads them.
 
     Attributes:
         job_id: id of this job; every job of an array has its own.
@@ -57,22 +57,6 @@ class JobEnvironment:
     node_index: int
     nodes: tuple[str, ...]
     launch_address: str | None
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> "JobEnvironment":
-        """Read it from the environment of a Slurm task."""
-        from submitit.slurm.slurm import SlurmJobEnvironment
-
-        job = environ["SLURM_JOB_ID"]
-        return cls(
-            job_id=job,
-            array_id=environ.get("SLURM_ARRAY_JOB_ID", job),
-            index=int(environ.get("SLURM_ARRAY_TASK_ID", 0)),
-            restart=int(environ.get("SLURM_RESTART_COUNT", 0)),
-            node_index=int(environ["SLURM_NODEID"]),
-            nodes=tuple(SlurmJobEnvironment().hostnames),
-            launch_address=environ.get("SLURM_LAUNCH_NODE_IPADDR"),
-        )
 
     @property
     def shown_id(self) -> str:
