@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -28,6 +29,7 @@ SECONDS_OF_A_COMMAND = 1800.0
 AGENT_OF_ALLOCATION = " vitsweep agent "
 """Module and verb of an agent that no job of Slurm starts."""
 FORK_SERVER = "multiprocessing.forkserver"
+Left = TypeVar("Left")
 
 
 class Chaos:
@@ -142,8 +144,8 @@ class Chaos:
         changed = [p.name for p, text in self.records.items() if _content(p) != text]
         if changed:
             found.append(f"records that changed: {changed}")
-        if left := self._left_after(seconds=60):
-            found.append(f"processes left: {left}")
+        if left := left_after(60, self._processes):
+            found.append(f"processes left: {list(map(str, left))}")
         return found
 
     def close(self) -> None:
@@ -259,11 +261,13 @@ class Chaos:
             if event["event"] == "end" and set(event["exit_codes"]) == {0}
         }
 
-    def _left_after(self, seconds: float) -> list[str]:
-        deadline = time.monotonic() + seconds
-        while (left := self._processes()) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        return [str(process) for process in left]
+
+def left_after(seconds: float, find: Callable[[], list[Left]]) -> list[Left]:
+    """Return what is still there after some seconds, or at once where nothing is."""
+    deadline = time.monotonic() + seconds
+    while (left := find()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
 
 
 def runs_in(process: psutil.Process, folder: Path) -> bool:

@@ -8,13 +8,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from slurm import local_cluster
 from tests.command import Command
 from tests.launchers.slurm.conftest import SlurmClient
 from tests.launchers.slurm.other_user import OtherUser
-from tools.chaos import Chaos
+from tools.chaos import Chaos, left_after
 
 PREEMPTED_WITHOUT_GRACE = "hydra.launcher.partition=scavenge"
 """The sweep runs where other jobs may preempt it; `SlurmChaos` sets the grace time to 0."""
@@ -78,8 +79,9 @@ class SlurmChaos(Chaos):
     def losses(self) -> list[str]:
         """Return what was lost, doubled, changed or left behind, jobs included."""
         found = super().losses()
-        if jobs := self._jobs("PENDING,RUNNING,COMPLETING"):
-            found.append(f"jobs left: {jobs}")
+        jobs = partial(self._jobs, "PENDING,RUNNING,COMPLETING", "%F_%K:%T:%r")
+        if left := left_after(60, jobs):  # Slurm takes a while to end one whose node has died
+            found.append(f"jobs left: {left}")
         if self.other_user and (files := self.other_user.files_in(self.vitsweep.store.root)):
             found.append(f"files that a look of another user left: {files}")
         return found
@@ -89,10 +91,10 @@ class SlurmChaos(Chaos):
         super().close()
         self.client.cancel_all()
 
-    def _jobs(self, states: str) -> list[str]:
+    def _jobs(self, states: str, shown: str = "%F_%K") -> list[str]:
         with suppress(AssertionError, subprocess.TimeoutExpired):  # there may be no controller
             name = f"--name=vitsweep-{self.vitsweep.store.name}"
-            return self.client.run("squeue", "-h", "-r", name, "-t", states, "-o", "%F_%K").split()
+            return self.client.run("squeue", "-h", "-r", name, "-t", states, "-o", shown).split()
         return []
 
     def _tell_slurm(self, *command: str) -> bool:
