@@ -398,7 +398,18 @@ class Composer:
             BadValueError: Hydra refuses them.
         """
         if texts not in self._bases:
-            self._bases[texts] = self._compose(texts)
+            self.compositions += 1
+            asked = [*self.hydra_overrides, *texts]
+            try:
+                config = hydra.compose(self.loader, self.config_name, asked)
+                tree = hydra.plain(config)
+                is_static = not has_interpolation(tree)
+                tree = tree if is_static else hydra.plain_resolved(config)
+            except (HydraException, OmegaConfBaseException, ValueError) as error:
+                what = f"`{' '.join(texts)}`" if texts else "The configuration"
+                text = hydra_error_sentence(f"{what} cannot be composed", error)
+                raise BadValueError(text) from error
+            self._bases[texts] = HydraComposition(tree, hydra.chosen(config), is_static)
         return self._bases[texts]
 
     def _kind(self, override: Override) -> Kind:
@@ -437,21 +448,6 @@ class Composer:
     @cached_property
     def _files(self) -> Any:
         return hydra.repository(self.loader, self.config_name, self.hydra_overrides)
-
-    def _compose(self, texts: tuple[str, ...]) -> HydraComposition:
-        self.compositions += 1
-        asked = [*self.hydra_overrides, *texts]
-        try:
-            config = hydra.compose(self.loader, self.config_name, asked)
-            tree = hydra.plain(config)
-            is_static = not has_interpolation(tree)
-            tree = tree if is_static else hydra.plain_resolved(config)
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
-            what = f"`{' '.join(texts)}`" if texts else "The configuration"
-            raise BadValueError(
-                hydra_error_sentence(f"{what} cannot be composed", error)
-            ) from error
-        return HydraComposition(tree, hydra.chosen(config), is_static)
 
     def _kind_anew(self, override: Override) -> Kind:
         if override.is_hydra_override():

@@ -133,27 +133,6 @@ def axes_of(composer: Composer, overrides: Sequence[str]) -> list[Axis]:
     return list(axes.values())
 
 
-def named_axes(composer: Composer, axes: Mapping[str, Any]) -> list[Axis]:
-    """Return the axes of a named sweep: key -> list of values, or a sweep in Hydra's grammar."""
-    texts = []
-    for key, value in axes.items():
-        values = value if isinstance(value, list) else None
-        if values == []:
-            raise BadValueError(f"`sweep.axes`: `{key}` has no value.")
-        texts.append(sweep_override(key, values) if values else f"{key}={value}")
-    return axes_of(composer, texts)
-
-
-def cells_axis(composer: Composer, cells: Sequence[Any]) -> Axis:
-    """Return the axis of `sweep.cells`: each entry a list of overrides, or one text of them."""
-    values: list[tuple[str, ...]] = []
-    for entry in cells:
-        texts = shlex.split(entry) if isinstance(entry, str) else [str(text) for text in entry]
-        factors = [axis.values for axis in axes_of(composer, texts)]
-        values += [tuple(t for part in parts for t in part) for parts in product(*factors)]
-    return Axis("sweep.cells", values)
-
-
 def zipped(axes: Sequence[Axis], groups: Sequence[Sequence[str]]) -> list[Axis]:
     """Return axes where those named together in `sweep.zip` became one.
 
@@ -246,15 +225,36 @@ def expand(
     composer = composer or Composer()
     composer.refuse_unknown(overrides)
     typed_axes = axes_of(composer, overrides)
-    own = composer.parse(_sweep_overrides(typed_axes))
+    of_sweep = [axis for axis in typed_axes if axis.root == "sweep"]
+    for axis in of_sweep:
+        if len(axis.values) > 1:
+            raise BadValueError(
+                f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
+            )
+    own = composer.parse([text for axis in of_sweep for text in axis.values[0]])
     of_named = [str(o.input_line) for o in own if not is_of_baseline(o)]
     sweep = of_machine(composer.compose(of_named).tree["sweep"])
     settings = sweep_settings({"sweep": sweep})
-    axes = {axis.key: axis for axis in named_axes(composer, settings.axes)}
+    texts = []
+    for key, value in settings.axes.items():
+        if value == []:
+            raise BadValueError(f"`sweep.axes`: `{key}` has no value.")
+        is_list = isinstance(value, list)
+        texts.append(sweep_override(key, value) if is_list else f"{key}={value}")
+    axes = {axis.key: axis for axis in axes_of(composer, texts)}
     axes |= {axis.key: axis for axis in typed_axes if axis.root != "sweep"}
     factors = zipped(list(axes.values()), settings.zip)
-    _refuse_repeated(factors)
-    cells = cells_axis(composer, settings.cells).values if settings.cells else [()]
+    for value, times in ((v, n) for axis in factors for v, n in Counter(axis.values).items()):
+        if times > 1:  # its cells would silently be one
+            raise BadValueError(
+                f"`{' '.join(value)}` is named {times} times, and a cell is one cell however often it is "
+                "named. Name each value once; `measurement.blocks=N` repeats every cell."
+            )
+    cells: list[tuple[str, ...]] = [] if settings.cells else [()]
+    for entry in settings.cells:  # a list of overrides, or one text of them
+        texts = shlex.split(entry) if isinstance(entry, str) else [str(text) for text in entry]
+        of_entry = product(*(axis.values for axis in axes_of(composer, texts)))
+        cells += [tuple(text for part in each for text in part) for each in of_entry]
     if (number := len(cells) * prod(len(axis.values) for axis in factors)) > MANY_CELLS:
         say(
             f"{number:,} cells are composed and checked first; Ctrl-C ends that, and nothing is written."
@@ -262,64 +262,36 @@ def expand(
     typed_keys = {axis.key for axis in typed_axes}
     typed_baseline = _TypedBaseline(sweep, own, typed_keys, composer)
     products = product(cells, *(axis.values for axis in factors))
-    lists = []
+    default, lists = composer.compose().tree["sweep"], []
     for cell, *parts in products:
         keyed = zip(composer.parse(cell), cell, strict=True)
         own_keys = tuple(text for o, text in keyed if o.get_key_element() not in typed_keys)
         kept = [cell, *parts, own_keys]  # keys that were typed replace axes
         of_cell = sweep | {"baseline": typed_baseline.of(parts)}
-        lists.append(merge_overrides([*kept, _settings_of_all_cells(of_cell, composer)], composer))
+        not_default = {
+            k: v for k, v in of_cell.items() if v != default.get(k) and k not in OF_THE_GRID
+        }
+        of_all = tuple(value_override(f"sweep.{k}", v) for k, v in not_default.items())
+        lists.append(merge_overrides([*kept, of_all], composer))
     first: dict[str, ComposedCell] = {}
     for composed in map(composer.compose, lists):
         first.setdefault(composed.key, composed)
-    _refuse_equal(typed_axes, [*first.values()])
-    return named([*first.values()], composer)
-
-
-def _refuse_equal(typed: Sequence[Axis], cells: Sequence[ComposedCell]) -> None:
-    """Refuse a typed choice that what is typed besides makes equal to another one in every cell."""
-    kept = {text for cell in cells for text in cell.overrides}
-    for axis in typed:
-        lost = [t for [t] in axis.values if t not in kept] if axis.name in NAMED_ONLY else []
-        given = [f"`{t}`" for a in typed for [t] in a.values if a.root == axis.name != a.name]
+    has_cell = {text for cell in first.values() for text in cell.overrides}
+    for (
+        axis
+    ) in typed_axes:  # what is typed besides may make a choice equal to another one in every cell
+        lost = [t for [t] in axis.values if t not in has_cell] if axis.name in NAMED_ONLY else []
+        given = [f"`{t}`" for a in typed_axes for [t] in a.values if a.root == axis.name != a.name]
         if lost:
             raise BadValueError(
                 f"`{lost[0]}` has no cell of its own: with {', '.join(given) or 'its values'}, it equals "
                 f"another choice of `{axis.name}`. Name one of them, or type other values."
             )
-
-
-def _refuse_repeated(axes: Sequence[Axis]) -> None:
-    """Refuse an axis that holds a value more than once: its cells would silently be one."""
-    for axis in axes:
-        for value, times in Counter(axis.values).items():
-            if times > 1:
-                raise BadValueError(
-                    f"`{' '.join(value)}` is named {times} times, and a cell is one cell however often it is "
-                    "named. Name each value once; `measurement.blocks=N` repeats every cell."
-                )
-
-
-def _sweep_overrides(axes: Sequence[Axis]) -> list[str]:
-    """Return the overrides that say what the sweep is, which therefore cannot be swept."""
-    own = [axis for axis in axes if axis.root == "sweep"]
-    for axis in own:
-        if len(axis.values) > 1:
-            raise BadValueError(
-                f"`{axis.key}` cannot be swept: it says what the sweep is, one for all cells."
-            )
-    return [text for axis in own for text in axis.values[0]]
+    return named([*first.values()], composer)
 
 
 OF_THE_GRID = ("axes", "cells", "zip", "by_machine", "published", "reference")
 """Settings of a sweep that make its grid or explain it, and that no cell has."""
-
-
-def _settings_of_all_cells(sweep: Tree, composer: Composer) -> tuple[str, ...]:
-    """Return the `sweep.*` overrides of every cell: all settings but those of the grid."""
-    default = composer.compose().tree["sweep"]
-    kept = {k: v for k, v in sweep.items() if k not in OF_THE_GRID}
-    return tuple(value_override(f"sweep.{k}", v) for k, v in kept.items() if v != default.get(k))
 
 
 def merge_overrides(parts: Iterable[tuple[str, ...]], composer: Composer) -> list[str]:
@@ -404,13 +376,25 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
     choices = _as_overrides(settings.baseline)
     if choices is None:
         return None
-    _check_match(settings.match, composer)
+    groups = [*composer.default_choices, "seed"]
+    if unknown := [name for name in settings.match if name not in groups]:
+        listed = ", ".join(f"`{group}`" for group in groups if group not in GROUPS)
+        raise BadValueError(
+            f"`sweep.match` names `{unknown[0]}`, which is no group: a baseline can share {listed} with "
+            "its cell."
+        )
     kept = (*settings.match, *ALWAYS_THE_CELLS_OWN)
     reset = [group for group in composer.default_choices if group not in kept]
     own = [str(o.input_line) for o in composer.parse(cell.overrides) if root_of(o) not in reset]
     wanted = {group: composer.default_choices[group] for group in reset}
     try:
-        wanted |= _group_choices(choices, composer)
+        for override in composer.parse(choices):
+            if override.is_sweep_override():
+                raise BadValueError(
+                    f"`sweep.baseline`: `{override.input_line}` is several settings; a baseline is one."
+                )
+            if override.key_or_group in composer.default_choices:
+                wanted[override.key_or_group] = str(override.value())
         baseline = composer.compose([*own, *choices])
         # where another override changed a group, its wanted choice is added by name
         other = [f"{g}={c}" for g, c in wanted.items() if baseline.choices.get(g) != c]
@@ -422,33 +406,6 @@ def baseline_of(cell: ComposedCell, composer: Composer) -> ComposedCell | None:
             f"`{value_override(BASELINE, settings.baseline)}`: {error} It takes choices instead of the "
             "default ones, such as `'sweep.baseline={precision:O1,sharding:fsdp}'`, or null."
         ) from error
-
-
-def _group_choices(texts: Sequence[str], composer: Composer) -> dict[str, str]:
-    """Return the groups among the overrides of `sweep.baseline`."""
-    for override in composer.parse(texts):
-        if override.is_sweep_override():
-            raise BadValueError(
-                f"`sweep.baseline`: `{override.input_line}` is several settings; a baseline is one."
-            )
-    groups = [o for o in composer.parse(texts) if o.key_or_group in composer.default_choices]
-    return {override.key_or_group: str(override.value()) for override in groups}
-
-
-def _check_match(match: Sequence[str], composer: Composer) -> None:
-    """Refuse what is no group.
-
-    Raises:
-        BadValueError: one of `sweep.match` is none.
-    """
-    known = [*composer.default_choices, "seed"]
-    for name in match:
-        if name not in known:
-            listed = ", ".join(f"`{group}`" for group in known if group not in GROUPS)
-            raise BadValueError(
-                f"`sweep.match` names `{name}`, which is no group: a baseline can share {listed} with "
-                "its cell."
-            )
 
 
 def _as_overrides(setting: Any) -> list[str] | None:

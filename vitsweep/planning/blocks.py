@@ -103,7 +103,11 @@ class BalancedOrder:
         places = np.linspace(0.0, 1.0, num_cells)
         before = np.zeros((num_cells, num_cells))
         lead = np.zeros(num_cells)
-        for index in self._shared_blocks(cells):
+        rarest_first = sorted(cells, key=lambda cell: len(self._blocks_of.get(cell, ())))
+        others = rarest_first[:-1] or rarest_first  # a shared baseline may be in thousands
+        for index in {index for cell in others for index in self._blocks_of.get(cell, ())}:
+            if sum(cell in self._past[index] for cell in cells) < min(2, num_cells):
+                continue
             for row, cell in enumerate(cells):
                 if (place := self._past[index].get(cell)) is not None:
                     before[row, round(place * (num_cells - 1))] += 1
@@ -114,14 +118,6 @@ class BalancedOrder:
         ordered = [cells[row] for _, row in sorted(zip(columns, rows, strict=True))]
         self._remember(ordered)
         return ordered
-
-    def _shared_blocks(self, cells: Sequence[str]) -> list[int]:
-        """Return the past blocks that held at least two of the cells, or the only one."""
-        rarest_first = sorted(cells, key=lambda cell: len(self._blocks_of.get(cell, ())))
-        others = rarest_first[:-1] or rarest_first  # a shared baseline may be in thousands
-        found = {index for cell in others for index in self._blocks_of.get(cell, ())}
-        enough = min(2, len(cells))
-        return [i for i in found if sum(cell in self._past[i] for cell in cells) >= enough]
 
     def _remember(self, cells: Sequence[str]) -> None:
         for cell in cells:
@@ -383,23 +379,15 @@ def blocks_to_complete(
     for training in interrupted:
         entry = plan.entries[training.run.cell_id]
         members = {entry.cell_id: entry}
-        for other in _compared_with(entry, plan, left, cells_per_block):
-            if (training.run.block, other.cell_id) not in present:
-                members.setdefault(other.cell_id, other)
+        if entry.baseline_id is not None:
+            same = [e for e in plan.runnable if e.baseline_id == entry.baseline_id]
+            lacking = [e for e in same if left.get(e.cell_id, 0) > 0][:cells_per_block]
+            for other in (plan.entries[entry.baseline_id], *lacking):
+                if (training.run.block, other.cell_id) not in present:
+                    members.setdefault(other.cell_id, other)
         left |= {cell_id: left.get(cell_id, 0) - 1 for cell_id in members}
         found.append(Block(training.run.block, tuple(members.values())))
     return found
-
-
-def _compared_with(
-    entry: PlannedCell, plan: SweepPlan, left: Mapping[str, int], size: int
-) -> list[PlannedCell]:
-    """Return the baseline of a cell, and the cells with the same one that lack blocks."""
-    if entry.baseline_id is None:
-        return []
-    same = [e for e in plan.runnable if e.baseline_id == entry.baseline_id]
-    lacking = [e for e in same if left.get(e.cell_id, 0) > 0]
-    return [plan.entries[entry.baseline_id], *lacking[:size]]
 
 
 # How long one run of a cell takes, given its step time: set-up, timed steps, training.

@@ -184,11 +184,19 @@ def memory(s: Sizes) -> MemoryParts:
     parameters, blocks, unit = s.rank_parameters, s.rank_blocks, s.rank_unit
     in_flight, is_stage = min(s.micro_batches, s.mesh.pipeline), s.mesh.pipeline > 1
     accumulates = s.sharded and s.micro_batches > 1
+    d, m, t = (
+        s.width,
+        s.mlp_width,
+        s.mesh.tensor,
+    )  # what the block at work needs besides what is kept
+    working = s.rank_tokens * (2 * d * s.stream + s.inner * (2 * m / t + 3 * d / t))
+    if s.recompute != "none":
+        working += _kept(replace(s, recompute="none"))
     held = {
         "parameters": s.parameter * parameters / shards,
         "gradients": s.gradient * parameters / shards,
         "optimizer": s.optimizer * parameters / shards,
-        "activations": in_flight * blocks * _kept(s) + _working(s),
+        "activations": in_flight * blocks * _kept(s) + working,
         "gathered": s.sharded * (parameters if is_stage else 2 * unit + s.rank_edge) * s.gathered
         + s.sharded * s.exchanged * (parameters if accumulates else unit),
         "buffers": _waiting(s),
@@ -226,12 +234,3 @@ def _kept(s: Sizes) -> float:
     if not s.fused_attention:
         scores = 2.5 * s.heads / t * s.tokens  # scores, softmax, dropout's mask
     return tokens * (stream + s.inner * (inner + scores) + 16 + 4 * s.heads / t)
-
-
-def _working(s: Sizes) -> float:
-    """Bytes that the block at work needs besides what is kept."""
-    tokens, d, m, t = s.rank_tokens, s.width, s.mlp_width, s.mesh.tensor
-    working = tokens * (2 * d * s.stream + s.inner * (2 * m / t + 3 * d / t))
-    if s.recompute != "none":
-        working += _kept(replace(s, recompute="none"))
-    return working

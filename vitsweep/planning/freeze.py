@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,7 +67,10 @@ def code_state() -> dict[str, Any]:
     """
     commit = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain", "--untracked-files=no")
-    untried = {}
+    untried, versions = {}, {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     if is_untried():
         warnings.warn(f"torch {version('torch')} {UNTRIED}", UntriedTorchWarning, stacklevel=2)
         untried = {"torch_is_untried": True}
@@ -75,7 +79,7 @@ def code_state() -> dict[str, Any]:
         "git_commit": commit,
         "git_dirty": bool(status) if status is not None else None,
         "git_diff": _git("diff", "HEAD") or "",
-        "packages": _package_versions(),
+        "packages": versions,
     }
 
 
@@ -109,16 +113,6 @@ def _files_in(folder: Path) -> dict[str, bytes | None]:
         for path in folder.rglob("*")
         if path.is_symlink() or (path.is_file() and path.parent.name != "__pycache__")
     }
-
-
-def _package_versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _git(*words: str) -> str | None:

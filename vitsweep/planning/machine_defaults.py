@@ -178,7 +178,10 @@ def _part(sweep: Tree, typed: _Typed) -> tuple[Tree, bool]:
     if typed.machine.has_tf32 is False or not (typed.machine.has_tf32 or is_told):
         part = {key: node if key == "question" else _in_fp32(node) for key, node in part.items()}
     if _ranks(typed) == 1 and "cells" in part:
-        part = part | {"cells": _unsharded(part["cells"])}
+        # one rank has nothing to share, and all cells get the baseline's sharding
+        lists = [shlex.split(cell) if isinstance(cell, str) else cell for cell in part["cells"]]
+        kept = [tuple(text for text in cell if text != "sharding=fsdp") for cell in lists]
+        part = part | {"cells": [list(cell) for cell in dict.fromkeys(kept) if cell]}
     found = sweep | {k: value for k, value in part.items() if f"sweep.{k}" not in keys}
     has_name = sweep["name"] != AUTO and "sweep.name" not in keys
     if has_name and typed.sizes.models and ("cells" in part or "model" not in sweep["axes"]):
@@ -201,13 +204,6 @@ def _ranks(typed: _Typed) -> int:
     nodes = values.get("resources.nodes", "1")
     ranks = values.get("resources.ranks_per_node", str(typed.machine.devices_per_node))
     return int(nodes) * int(ranks) if nodes.isdecimal() and ranks.isdecimal() else 0
-
-
-def _unsharded(cells: Sequence[str | Sequence[str]]) -> list[list[str]]:
-    """Leave `sharding=fsdp` out: one rank has nothing to share, and all cells get the baseline's sharding."""
-    lists = [shlex.split(cell) if isinstance(cell, str) else cell for cell in cells]
-    kept = [tuple(text for text in cell if text != "sharding=fsdp") for cell in lists]
-    return [list(cell) for cell in dict.fromkeys(kept) if cell]
 
 
 # Model, data and images per rank.

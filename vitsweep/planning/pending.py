@@ -106,7 +106,13 @@ def usable_runs(
     earlier = [run for run in runs if run.cell_id in entries]
     for run in sorted(earlier, key=lambda run: str(run.environment.get("started_at") or "")):
         entry, cell_id = entries[run.cell_id], run.cell_id
-        if not _comparable(run, entry, torch_version):
+        device = entry.spec.resources.device
+        of_run = str(run.environment.get("torch") or torch_version)
+        if (
+            run.schema_version != SCHEMA_VERSION
+            or run.environment.get("device_type", device) != device
+            or of_run.split(".")[:2] != torch_version.split(".")[:2]
+        ):
             continue
         code = str(run.environment.get("code_hash", ""))
         is_own = are_own or code == entry.code.hash
@@ -134,17 +140,6 @@ def usable_runs(
         found.other_code.pop(cell_id, None)
     found.unproved = [c for c in dict.fromkeys(found.unproved) if c not in measured]
     return found
-
-
-def _comparable(run: RunRecord, entry: PlannedCell, torch_version: str) -> bool:
-    """Tell whether a run was measured on the same kind of machine and with the same torch."""
-    of_run = str(run.environment.get("torch") or torch_version)
-    return (
-        run.schema_version == SCHEMA_VERSION
-        and run.environment.get("device_type", entry.spec.resources.device)
-        == entry.spec.resources.device
-        and of_run.split(".")[:2] == torch_version.split(".")[:2]
-    )
 
 
 def _is_proved(run: RunRecord, entry: PlannedCell) -> bool:
@@ -258,14 +253,30 @@ def resume_state(
     accepts_any = settings.accept_code == "any"
     before = usable_runs(earlier, plan, torch_version, accepts_any)
     now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
-    first = {e.cell_id for e in plan.runnable if _first_block_decides(e, settings)}
+    decides = (
+        settings.search == "grid" and not settings.limit.key
+    )  # the first block, if others follow
+    first = {
+        e.cell_id
+        for e in plan.runnable
+        if decides and not has_screening(e, settings) and not e.spec.task.epochs
+        if e.spec.measurement.blocks >= MIN_BLOCKS
+    }
     measured = [run for run in [*before.own, *now.own] if run.status == Status.measured]
+    traced = {run.cell_id for run in measured if run.spec.get("measurement.trace")}
     awaited: MeasuredBlocks = {}
     for cell_id, block in pending:
         awaited.setdefault(cell_id, {}).setdefault(block, None)
     own = _measured_blocks([*before.own, *now.own])
     own = {c: awaited.get(c, {}) | own.get(c, {}) for c in own.keys() | awaited.keys()}
-    not_measured = _ended(before, own, settings.retry) | _given_up(now.own)
+    repeated = (*STOPPED_FROM_OUTSIDE, Status.measured, *settings.retry)
+    not_measured = {  # whose earlier runs say so, or that this command does not try again
+        cell_id: run
+        for cell_id, run in before.latest.items()
+        if run.status not in repeated
+        if run.status in DISQUALIFYING
+        or not (cell_id in own or before.is_measured_by_other_code(cell_id))
+    } | _given_up(now.own)
     screened = [*before.screened, *now.screened]
     slowdowns = _slowdowns(plan, screened)
     in_first_block = _slowdowns(plan, [*reversed(measured), *screened])
@@ -281,7 +292,7 @@ def resume_state(
         lacking = _num_missing(entry, plan, own, not_measured)
         if lacking > 0 and _is_complete_by_other_code(entry, plan, before, not_measured):
             lacking = 0
-        if entry.cell_id not in awaited and _lacks_trace(entry, [*before.own, *now.own]):
+        if entry.spec.measurement.trace and entry.cell_id not in awaited.keys() | traced:
             lacking = max(lacking, 1)
         if lacking > 0 and is_pruned(entry, slowdowns.get(entry.cell_id, 0.0), settings):
             pruned.add(entry.cell_id)
@@ -314,17 +325,6 @@ def has_screening(entry: PlannedCell, settings: SweepSettings) -> bool:
     if settings.screening == "auto":
         return entry.spec.resources.device == "cpu" or settings.minutes is not None
     return settings.screening
-
-
-def _first_block_decides(entry: PlannedCell, settings: SweepSettings) -> bool:
-    """Return whether the first block of a cell decides if it gets others."""
-    return (
-        not has_screening(entry, settings)
-        and settings.search == "grid"
-        and not settings.limit.key
-        and not entry.spec.task.epochs
-        and entry.spec.measurement.blocks >= MIN_BLOCKS
-    )
 
 
 def _slowdowns(plan: SweepPlan, screened: Sequence[RunRecord]) -> dict[str, float]:
@@ -367,22 +367,6 @@ def _measured_blocks(runs: Iterable[RunRecord]) -> MeasuredBlocks:
     return found
 
 
-def _ended(
-    before: UsableRuns, measured: MeasuredBlocks, retry: tuple[str, ...]
-) -> dict[str, RunRecord]:
-    """Return the cells whose earlier runs say that they cannot be measured, each with its latest run."""
-    repeated = (*STOPPED_FROM_OUTSIDE, Status.measured, *retry)
-    return {
-        cell_id: run
-        for cell_id, run in before.latest.items()
-        if run.status not in repeated
-        and (
-            run.status in DISQUALIFYING
-            or not (cell_id in measured or before.is_measured_by_other_code(cell_id))
-        )
-    }
-
-
 def _is_complete_by_other_code(
     entry: PlannedCell,
     plan: SweepPlan,
@@ -398,14 +382,6 @@ def _is_complete_by_other_code(
             if _num_missing(entry, plan, measured, not_measured) <= 0:
                 return True
     return False
-
-
-def _lacks_trace(entry: PlannedCell, runs: Iterable[RunRecord]) -> bool:
-    return entry.spec.measurement.trace and not any(
-        run.cell_id == entry.cell_id and run.spec.get("measurement.trace")
-        for run in runs
-        if run.status == Status.measured
-    )
 
 
 HAVE_RULES = {*OF_COMMAND} - {"fewest_steps", "start"}

@@ -102,7 +102,14 @@ def make_sweep_plan(
             problems += str(error).splitlines()
             continue
         if (other := entries.setdefault(entry.cell_id, entry)) is not entry:
-            problems += _two_values(entry.spec.of_command, other.spec.of_command)
+            before = other.spec.of_command
+            problems += [
+                f"`{group}.{name}` is both {before[group][name]} and {value}: it makes no other cell. Type "
+                "one value, or a command for each with its own `sweep.name=NAME`."
+                for group, settings in entry.spec.of_command.items()
+                for name, value in settings.items()
+                if before[group][name] != value
+            ]
     if problems:
         raise BadValueError("\n".join(dict.fromkeys(problems)))
     return SweepPlan(_with_start(_with_baselines(entries, machine, known, baseline_of)))
@@ -124,17 +131,6 @@ def _with_start(entries: dict[str, PlannedCell]) -> dict[str, PlannedCell]:
         e.baseline_id or e.cell_id for e in entries.values() if e.spec.runtime.rank_environment
     }
     return {cell_id: started(entry) for cell_id, entry in entries.items()}
-
-
-def _two_values(one: Tree, other: Tree) -> Iterator[str]:
-    """Yield which settings that make no other cell a command gives two values."""
-    for group, settings in one.items():
-        for name, value in settings.items():
-            if (before := other[group][name]) != value:
-                yield (
-                    f"`{group}.{name}` is both {before} and {value}: it makes no other cell. Type one value, "
-                    "or a command for each with its own `sweep.name=NAME`."
-                )
 
 
 def plan_of(composed: Sequence[ComposedCell], machine: Machine, composer: Composer) -> SweepPlan:

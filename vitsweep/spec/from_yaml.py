@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import cache
@@ -139,8 +139,13 @@ def _shared(cls: type, node: Mapping[str, Any], path: str) -> Any:
 def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     hints = hints_of(cls)
     gone = {f.name for f in dataclasses.fields(cls) if f.metadata.get("gone")}
-    has = [key for key in hints if key not in gone]
-    problems = [_unknown_key(path, key, has) for key in node if key not in hints]
+    known = [key for key in hints if key not in gone]
+    has = f"`{path}` has {_quoted(known)}"
+    problems = [
+        f"`{path}.{key}` does not exist{did_you_mean(key, known, lambda name: f'{path}.{name}', has)}"
+        for key in node
+        if key not in hints
+    ]
     optional = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
     # a cell that was frozen before a field lacks it
     missing = [key for key in hints if key not in node and key not in optional]
@@ -148,23 +153,21 @@ def _build_dataclass(cls: type, node: Tree, path: str) -> Any:
     values: Tree = {}
     for key in hints.keys() & node.keys():
         try:
-            values[key] = _field(hints[key], node[key], f"{path}.{key}")
+            kind, value, at = hints[key], node[key], f"{path}.{key}"
+            if not (inspect.isclass(kind) and dataclasses.is_dataclass(kind)):
+                values[key] = _leaf(kind, value, at)
+            elif isinstance(value, Mapping):
+                values[key] = _build_dataclass(kind, dict(value), at)
+            else:
+                keys = _quoted(f"{at}.{each}" for each in hints_of(kind))
+                problems.append(
+                    f"`{at}={_typed(value)}`: `{at}` is a section; set one of its keys: {keys}."
+                )
         except BadValueError as error:
             problems.append(str(error))
     if problems:
         raise BadValueError("\n".join(problems))
     return cls(**values)
-
-
-def _field(kind: Any, value: Any, path: str) -> Any:
-    if not (inspect.isclass(kind) and dataclasses.is_dataclass(kind)):
-        return _leaf(kind, value, path)
-    if not isinstance(value, Mapping):
-        raise BadValueError(
-            f"`{path}={_typed(value)}`: `{path}` is a section; set one of its keys: "
-            f"{_quoted(f'{path}.{key}' for key in hints_of(kind))}."
-        )
-    return _build_dataclass(kind, dict(value), path)
 
 
 LARGEST_INTEGER = 2**63 - 1
@@ -220,11 +223,6 @@ def sentence(problem: Any) -> str:
     if problem["type"] in ("tuple_type", "list_type") and isinstance(problem["input"], str):
         return f"must be a list: `[{problem['input']}]`"
     return _IN_YAML.get(problem["type"], said.replace("Input should be", "must be"))
-
-
-def _unknown_key(path: str, key: str, known: Sequence[str]) -> str:
-    has = f"`{path}` has {_quoted(known)}"
-    return f"`{path}.{key}` does not exist{did_you_mean(key, known, lambda name: f'{path}.{name}', has)}"
 
 
 def _quoted(names: Any) -> str:

@@ -43,8 +43,19 @@ def resolve(tree: Tree, machine: Machine) -> Tree:
         _fill(resolved, "task", "label_smoothing", lambda: 0.0)
     for key in ("epochs", "warmup_epochs", "label_smoothing"):
         _fill(resolved, "task", key, partial(resolved["recipe"].get, key))
-    _resolve_resources(resolved["resources"], machine)
-    device = resolved["resources"]["device"]
+    resources = resolved["resources"]
+    _fill(resolved, "resources", "device", lambda: machine.device)
+    if (device := resources.get("device")) not in get_args(Device):
+        known = (AUTO, *get_args(Device))
+        listed = ", ".join(f"`{each}`" for each in known)
+        meant = did_you_mean(str(device), known, lambda name: f"resources.device={name}")
+        raise BadValueError(f"`resources.device={device}`: must be one of {listed}{meant}")
+    resources["cores_per_node"] = machine.cores_per_node
+    resources["devices_per_node"] = machine.devices_per_node
+    ranks = resources["ranks_per_node"] = ranks_per_node(resources, machine)
+    if resources.get("threads_per_rank") == AUTO and isinstance(ranks, int) and ranks > 0:
+        cores = machine.cores_per_node // max(ranks, machine.most_ranks)
+        resources["threads_per_rank"] = max(1, cores)
     precision = resolved["precision"]
     # float16 on GPUs as in the blog; bfloat16 on CPUs, where float16 is emulated (25x slower)
     _fill(
@@ -82,21 +93,6 @@ def _installed(package: str | None) -> str | None:
         return None
 
 
-def _resolve_resources(node: Tree, machine: Machine) -> None:
-    if node.get("device") == AUTO:
-        node["device"] = machine.device
-    if node.get("device") not in get_args(Device):
-        known, typed = (AUTO, *get_args(Device)), str(node.get("device"))
-        listed = ", ".join(f"`{device}`" for device in known)
-        meant = did_you_mean(typed, known, lambda name: f"resources.device={name}")
-        raise BadValueError(f"`resources.device={typed}`: must be one of {listed}{meant}")
-    node["cores_per_node"] = machine.cores_per_node
-    node["devices_per_node"] = machine.devices_per_node
-    ranks = node["ranks_per_node"] = ranks_per_node(node, machine)
-    if node.get("threads_per_rank") == AUTO and isinstance(ranks, int) and ranks > 0:
-        node["threads_per_rank"] = max(1, machine.cores_per_node // max(ranks, machine.most_ranks))
-
-
 def ranks_per_node(node: Tree, machine: Machine) -> Any:
     """Return the ranks per node of a tree's `resources`, with `auto` replaced and nothing checked."""
     if node.get("ranks_per_node") != AUTO:
@@ -123,25 +119,26 @@ def _resolve_mesh(tree: Tree) -> Tree:
         axis, degree = next(iter(wrong.items()))
         raise BadValueError(f"`mesh.{axis}={degree}`: a whole number of at least 1, or `auto`.")
     mesh = {axis: asked.get(axis, AUTO) for axis in AXES if axis != "replicate"}
-    _take_defaults(mesh, tree, world)
+    open_axes = _open_axes(tree, mesh)
+    for (
+        group
+    ) in _MODEL_PARALLEL:  # one with several axes (USP) splits the ranks, if no other shares them
+        technique = target_class(tree[group], group)
+        default = getattr(technique, "default_degrees", None)
+        if default and sorted(open_axes) == sorted(technique.axes):  # type: ignore[attr-defined]
+            mesh |= default(max(1, world // prod(d for d in mesh.values() if d != AUTO)), tree)
     _take(mesh, _open_axes(tree, mesh), world)
-    _take_shards(mesh, tree, world)
+    sharding = target_class(tree["sharding"], "sharding")
+    if mesh["shard"] == AUTO and "shard" in sharding.axes:  # type: ignore[attr-defined]
+        left = max(1, world // prod(d for d in mesh.values() if d != AUTO))
+        default = getattr(sharding, "default_shards", None)
+        mesh["shard"] = default(left, tree["resources"]) if default else left
     mesh = {axis: 1 if degree == AUTO else degree for axis, degree in mesh.items()}
     replicas, rest = divmod(world, prod(mesh.values()))
     return {**asked, **mesh, "replicate": replicas if not rest else 0}
 
 
 _MODEL_PARALLEL = ("pipeline_parallel", "sequence_parallel", "tensor_parallel")
-
-
-def _take_defaults(mesh: Tree, tree: Tree, world: int) -> None:
-    """Let a technique with several axes (USP) split the ranks over them, if no other shares them."""
-    open_axes = _open_axes(tree, mesh)
-    for group in _MODEL_PARALLEL:
-        technique = target_class(tree[group], group)
-        default = getattr(technique, "default_degrees", None)
-        if default and sorted(open_axes) == sorted(technique.axes):  # type: ignore[attr-defined]
-            mesh |= default(max(1, world // prod(d for d in mesh.values() if d != AUTO)), tree)
 
 
 def _open_axes(tree: Tree, mesh: Tree) -> list[str]:
@@ -159,12 +156,3 @@ def _take(mesh: Tree, open_axes: list[str], world: int) -> None:
         )
     for axis in open_axes:
         mesh[axis] = max(1, world // prod(d for d in mesh.values() if d != AUTO))
-
-
-def _take_shards(mesh: Tree, tree: Tree, world: int) -> None:
-    sharding = target_class(tree["sharding"], "sharding")
-    if mesh["shard"] != AUTO or "shard" not in sharding.axes:  # type: ignore[attr-defined]
-        return
-    left = max(1, world // prod(d for d in mesh.values() if d != AUTO))
-    default = getattr(sharding, "default_shards", None)
-    mesh["shard"] = default(left, tree["resources"]) if default else left
