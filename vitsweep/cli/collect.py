@@ -1,7 +1,6 @@
 """`vitsweep collect`: the parquet and CSV files of a sweep, written anew, and its table."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ from vitsweep.tables.render import (
 from vitsweep.tables.sweep_tables import SweepTables
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from vitsweep.results.store import Store
 
 
@@ -69,7 +66,14 @@ def run(arguments: Sequence[str]) -> int:
             "they were. The table below is of the runs as they are now.",
             file=sys.stderr,
         )
-    console.print(_selected(tables, store, typed))
+    cells = named = tables.cells if typed.columns else tables.settings
+    most_rows = len(cells) if typed.rows == "all" else int(typed.rows or BEST)
+    names = [name.strip() for name in (typed.columns or "").split(",")]
+    if typed.columns is None:  # the table at the end of a sweep
+        console.print(CellTable(cells, sweep_argument(store), most_rows))
+    else:
+        named = ranked(cells.assign(cell=cell_names(cells)))
+        console.print(TextTable(pick(named, names).head(most_rows), f"Sweep {store.name}"))
     if not typed.columns:
         for below in each(tables.features, "below"):
             console.print(below(tables))
@@ -81,31 +85,11 @@ def run(arguments: Sequence[str]) -> int:
     for hint in filter(None, hints):
         console.print(hint)
     if typed.json:
-        shown = for_people(ranked(tables.cells))
-        if typed.columns:
-            cells = ranked(tables.cells.assign(cell=cell_names(tables.cells)))
-            shown = cells[named_columns(cells, _names(typed))]
+        typed_columns = named_columns(named, names) if typed.columns else []
+        shown = named[typed_columns] if typed.columns else for_people(ranked(tables.cells))
         found = {"answers": answers(tables), "best": best_cells(tables)}
         print_json(sweep=store.name, folder=store.root, **found, cells=rows_of(shown))
     return 0
-
-
-def _selected(tables: SweepTables, store: "Store", typed: Namespace) -> "RenderableType":
-    """Return the table that was asked for; without options the one at the end of a sweep.
-
-    Raises:
-        BadValueError: there is no such column.
-    """
-    cells = tables.cells if typed.columns else tables.settings
-    most_rows = len(cells) if typed.rows == "all" else int(typed.rows or BEST)
-    if typed.columns is None:
-        return CellTable(cells, sweep_argument(store), most_rows)
-    named = ranked(cells.assign(cell=cell_names(cells)))
-    return TextTable(pick(named, _names(typed)).head(most_rows), f"Sweep {store.name}")
-
-
-def _names(typed: Namespace) -> list[str]:
-    return [name.strip() for name in typed.columns.split(",")]
 
 
 def _killed_hint(store: "Store") -> str:

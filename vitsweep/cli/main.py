@@ -25,7 +25,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        _require_folder()
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            gone = "The current folder was removed: `cd` to one that exists."
+            raise VitsweepError(gone) from None
         if TRUST in arguments:
             trust_folders()
         return _dispatch([without_units(w) for w in arguments if w != TRUST])
@@ -54,13 +58,6 @@ def _run(arguments: Sequence[str]) -> int:
         return ExitCode.interrupted
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else ExitCode.ok
-
-
-def _require_folder() -> None:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise VitsweepError("The current folder was removed: `cd` to one that exists.") from None
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -93,17 +93,6 @@ def shown_choice(group: str, choice: str) -> str:
     )
 
 
-def shown_key(group: str, key: str) -> str:
-    """Return the line of a key in each choice of a group that has it; "" where none has."""
-    found: dict[str, list[str]] = {}
-    for choice in choices(group):
-        for line in text_of(conf_dir() / group / f"{choice}.yaml").splitlines():
-            if line.startswith(f"{key}:"):
-                found.setdefault(line, []).append(f"{group}={choice}")
-    shown = ([*_wrapped(f"{', '.join(of)}:"), *_lines(line)] for line, of in found.items())
-    return "\n".join(chain.from_iterable(shown))
-
-
 def _lines(line: str) -> list[str]:
     """Return a line of a file; a comment for which it has no room goes on in lines below."""
     key, mark, said = line.partition("  # ")
@@ -159,8 +148,14 @@ def _shown(text: str) -> str:
         str(path.relative_to(conf_dir())) for path in conf_dir().rglob("*") if path.is_dir()
     )
     of, _, key = group.rpartition(".")
-    if of in known and not equals and (lines := shown_key(of, key)):
-        return lines
+    found: dict[str, list[str]] = {}  # line of a key -> choices of the group that have it
+    for each in choices(of) if of in known and not equals else ():
+        for line in text_of(conf_dir() / of / f"{each}.yaml").splitlines():
+            if line.startswith(f"{key}:"):
+                found.setdefault(line, []).append(f"{of}={each}")
+    if found:
+        shown = ([*_wrapped(f"{', '.join(of_)}:"), *_lines(line)] for line, of_ in found.items())
+        return "\n".join(chain.from_iterable(shown))
     if group not in known or not choices(group):
         raise BadValueError(
             f"`{text}`: there is no group `{group}`"

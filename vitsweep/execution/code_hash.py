@@ -98,7 +98,10 @@ def code_of(cell: CellSpec, known: Known | None = None) -> CellCode:
 
 def package_hash(folder: str = "") -> str:
     """Return twelve hex digits over all source files of the package, or of one of its folders."""
-    return CellCode(_digests(_versions(PACKAGE_FOLDER / folder))).hash
+    top, root = PACKAGE_FOLDER / folder, PACKAGE_FOLDER.parent
+    files = sorted(top.rglob("*.py")) if top.is_dir() else [top]
+    found = ((str(file.relative_to(root)), str(file), _version(str(file))) for file in files)
+    return CellCode(_digests(found)).hash
 
 
 MOST_FILES = 4
@@ -124,12 +127,6 @@ _Version = tuple[int, int, int]
 def _version(path: str) -> _Version:
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _versions(path: Path) -> Iterator[tuple[str, str, _Version]]:
-    """Yield name, path and version of the source files at or below a path of the package."""
-    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        yield str(file.relative_to(PACKAGE_FOLDER.parent)), str(file), _version(str(file))
 
 
 def _digests(files: Iterable[tuple[str, str, _Version]]) -> dict[str, str]:
@@ -182,13 +179,11 @@ def _path_of(name: str, root: str) -> str | None:
     elif top in REQUIRED and top != root:
         return None
     path = place.file if (place := _place_of(name)) else None
-    return None if path and top not in (root, PACKAGE_FOLDER.name) and _is_installed(path) else path
-
-
-def _is_installed(path: str) -> bool:
-    """Tell whether pip put a file there: the innermost folder of `sys.path` around it decides."""
+    if path is None or top in (root, PACKAGE_FOLDER.name):
+        return path
     around = [f for f in map(os.path.abspath, sys.path) if Path(path).is_relative_to(f)]
-    return bool(around) and _holds_packages(max(around, key=len))
+    # the innermost folder of `sys.path` around a file decides whether pip put it there
+    return None if around and _holds_packages(max(around, key=len)) else path
 
 
 @lru_cache

@@ -344,7 +344,11 @@ class ContentionMonitor:
             own_seconds_on_node: CPU time of all ranks of this node over the window.
         """
         if self._device.type == "cuda":
-            return _processes_on_gpu(self._device) > 1
+            try:
+                nvml, handle = nvml_device(self._device)
+                return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)) > 1
+            except Exception:  # containers often hide other processes: then nothing is known
+                return False
         busy = busy_seconds(self._after) - busy_seconds(self._before)
         whole = sum(self._after) - sum(self._before)
         return (busy - own_seconds_on_node) / max(whole, 1e-9) > SHARED_CORES_SHARE
@@ -370,11 +374,3 @@ def own_seconds() -> dict[int, float]:
 def busy_seconds(times: Any) -> float:
     """Return what all cores were busy for, by the machine's CPU times."""
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))  # iowait: Linux only
-
-
-def _processes_on_gpu(device: torch.device) -> int:
-    try:
-        nvml, handle = nvml_device(device)
-        return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except Exception:  # containers often hide other processes: then nothing is known
-        return 1

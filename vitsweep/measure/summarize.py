@@ -86,7 +86,11 @@ def summarize_window(
     elapsed = times.sum(axis=1)
     slowest = times[elapsed.argmax()]
     mean, median = float(slowest.mean()), float(np.median(slowest))
-    uneven = mean > UNEVEN * median
+    uneven, cause = mean > UNEVEN * median, None
+    if uneven:  # whether waiting for data explains the time that slow steps took beyond the median
+        slow, waited = slowest > median, waits.max(axis=0)
+        longer = np.maximum(0, waited[slow] - np.median(waited[~slow])).sum()
+        cause = "data" if longer >= EXPLAINED * (slowest[slow] - median).sum() else "unknown"
     return Window(
         warmup_steps=warmup_steps,
         steps=steps,
@@ -97,16 +101,8 @@ def summarize_window(
         },
         drifting=is_drifting(slowest.tolist()),
         uneven=uneven,
-        uneven_cause=_cause(slowest, waits.max(axis=0)) if uneven else None,
+        uneven_cause=cause,
     )
-
-
-def _cause(times: NDArray[np.float64], waits: NDArray[np.float64]) -> str:
-    """Say whether waiting for data explains the time that slow steps took beyond the median."""
-    slow = times > np.median(times)
-    beyond = (times[slow] - np.median(times)).sum()
-    waited = np.maximum(0, waits[slow] - np.median(waits[~slow])).sum()
-    return "data" if waited >= EXPLAINED * beyond else "unknown"
 
 
 def is_drifting(times_ms: list[float]) -> bool:
@@ -229,7 +225,13 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
     Raises:
         VitsweepError: the ranks ran on different kinds of devices.
     """
-    _refuse_mixed_devices(ranks)
+    devices = Counter(rank.environment["device"] for rank in ranks)
+    if len(devices) > 1:
+        listed = ", ".join(f"{count} on `{device}`" for device, count in devices.items())
+        raise VitsweepError(
+            f"The ranks of this run used different devices ({listed}): its numbers would be of no "
+            "machine. Ask for nodes of one kind (on Slurm: `hydra.launcher.constraint`)."
+        )
     window = summarize_window(
         [rank.step_times_ms for rank in ranks],
         ranks[0].skipped,
@@ -238,15 +240,20 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
     )
     step_time_ms = window.metrics.get("step_time_ms")
     speed = throughput(cell, step_time_ms) if step_time_ms else {}
+    slowest = max((rank.phases_ms for rank in ranks), key=lambda phases: sum(phases.values()))
+    traced = [(r.collectives, r.machine) for r in ranks if r.collectives is not None]
+    exchanges = communication_ms(*zip(*traced, strict=True)) if traced else None
     metrics = (
         speed
         | window.metrics
-        | _phases(ranks)
+        | {f"{name}_ms": ms for name, ms in slowest.items()}
+        | {"communication_ms": exchanges}
         | _sent(ranks)
         | {column: _largest([r.memory[column] for r in ranks]) for column in ranks[0].memory}
         | _losses(cell, ranks)
     )
     unmoved = _unmoved([rank.unmoved_weights for rank in ranks])
+    moved = [share for share in unmoved.values() if share is not None]
     device, state = ranks[0].environment["device"], ranks[0].device_state
     clocks = {"sm_clock_mhz": state.sm_clock_mhz, "power_capped_share": state.power_capped_share}
     used, denominators = utilization(cell, speed.get("model_tflops_per_rank"), device)
@@ -272,7 +279,7 @@ def summarize(cell: CellSpec, ranks: list[RankSamples]) -> Summary:
             "uneven_steps": window.uneven,
             "uneven_steps_cause": window.uneven_cause,
             "short_window": ranks[0].cut_short,
-            "unmoved_weights": _are_unmoved(unmoved),
+            "unmoved_weights": max(moved) > UNMOVED if moved else None,
             "unattributed_bytes": _any([r.sent.by_purpose.get("unattributed") for r in ranks]),
             "steps_skipped": int(sum(ranks[0].skipped)),
             "steps_counted": window.steps,
@@ -318,14 +325,6 @@ def _unmoved(ranks: list[dict[str, list[float]]]) -> dict[str, float | None]:
     return {"unmoved_tensor_share": tensor_share, "unmoved_weight_share": still / given}
 
 
-def _are_unmoved(shares: Mapping[str, float | None]) -> bool | None:
-    """Whether more than `UNMOVED` of the tensors or numbers with a gradient are as at the start."""
-    tensors, numbers = shares.values()
-    if tensors is None or numbers is None:
-        return None
-    return max(tensors, numbers) > UNMOVED
-
-
 def gradient_tolerance(cell: CellSpec) -> float | None:
     """Return how far the sketch of the first gradients may lie from that of exact ones; None: anywhere.
 
@@ -335,16 +334,6 @@ def gradient_tolerance(cell: CellSpec) -> float | None:
     rounding = max(part.relative_tolerance() for part in (cell.precision, cell.sharding))
     reasons = (rounding > 1e-4) + cell.model.norms_over_batch
     return None if cell.precision.float8 or reasons > 1 else rounding ** (0.5 if reasons else 1)
-
-
-def _refuse_mixed_devices(ranks: list[RankSamples]) -> None:
-    devices = Counter(rank.environment["device"] for rank in ranks)
-    if len(devices) > 1:
-        listed = ", ".join(f"{count} on `{device}`" for device, count in devices.items())
-        raise VitsweepError(
-            f"The ranks of this run used different devices ({listed}): its numbers would be of no "
-            "machine. Ask for nodes of one kind (on Slurm: `hydra.launcher.constraint`)."
-        )
 
 
 def _any(values: Sequence[float | None]) -> bool | None:
@@ -372,15 +361,6 @@ def _oversubscribed(cell: CellSpec, ranks: list[RankSamples]) -> bool:
     return asked.device == "cpu" and any(
         threads[machine] * asked.threads_per_rank > cores[machine] for machine in threads
     )
-
-
-def _phases(ranks: list[RankSamples]) -> dict[str, float | None]:
-    slowest = max((rank.phases_ms for rank in ranks), key=lambda phases: sum(phases.values()))
-    phases: dict[str, float | None] = {f"{name}_ms": ms for name, ms in slowest.items()}
-    known = [(r.collectives, r.machine) for r in ranks if r.collectives is not None]
-    if not known:
-        return phases | {"communication_ms": None}
-    return phases | {"communication_ms": communication_ms(*zip(*known, strict=True))}
 
 
 def _sent(ranks: list[RankSamples]) -> dict[str, float | None]:

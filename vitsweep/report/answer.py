@@ -145,7 +145,12 @@ def answers(
     lost = _without_speedups(placed, compared)
     curves = scaled(tables, cells)
     if compared.empty:
-        return [_fastest(placed), *lost, *curves][:MOST]
+        most = measured["images_per_second"].max()
+        told = say("nothing_measured", why="no steps counted")
+        if not missing(most):  # whichever ran first
+            names = placed.loc[placed["images_per_second"] == most, "name"].sort_values()
+            told = say("no_baseline", names=_listed(names), rate=number(most))
+        return [told, *lost, *curves][:MOST]
     keys = row_keys(compared, "baseline_cell_id")
     where = len({key[1:] for key in keys}) > 1
     without = measured[measured["speedup"].isna()]
@@ -252,8 +257,11 @@ def winners(tables: SweepTables, cells: DataFrame | None = None) -> tuple[str, D
     known = {*row_keys(measured[measured["compared"]], "baseline_cell_id")}
     known |= {key[0] for key in known}  # of rows that never ran, on no device
     alone = np.array([(k if k[2] else k[0]) not in known for k in keys], dtype=bool)
-    others = rest[alone].groupby(keys[alone], sort=False)
-    rows += [_not_compared(some, several) for _, some in others]
+    for _, some in rest[alone].groupby(keys[alone], sort=False):
+        notes = [note for note in some["speedup_note"] if not missing(note) and note]
+        why = notes[0] if notes else formatting.tally(some["status"])
+        row = {"setting": _setting(some.iloc[0], several), "fastest shown": "none compared"}
+        rows.append(row | {"speedup": "", "result": why})
     if not found or len(rows) < 2:
         return "", DataFrame()
     shown = sum(len(leaders) > 0 for _, _, leaders, _ in found)
@@ -275,14 +283,6 @@ def _winner(group: DataFrame, leaders: DataFrame, base: Series, several: bool) -
         "speedup": ratio(*first[["speedup", "speedup_low", "speedup_high"]]),
         "result": f"{_claimed(first)}{_accuracy(first, base)}{_notes(first)}",
     }
-
-
-def _not_compared(rows: DataFrame, several: bool) -> dict[str, str]:
-    """Return the row of a setting without a ratio in `winners`."""
-    notes = [note for note in rows["speedup_note"] if not missing(note) and note]
-    why = notes[0] if notes else formatting.tally(rows["status"])
-    named = {"setting": _setting(rows.iloc[0], several), "fastest shown": "none compared"}
-    return named | {"speedup": "", "result": why}
 
 
 def _setting(row: Series, several: bool) -> str:
@@ -313,7 +313,12 @@ def _settings(
     found = []
     for key, group in compared.groupby(row_keys(compared, "baseline_cell_id"), sort=False):
         base = bases.get(key, UNKNOWN)
-        group = group.assign(name=group["change"], lost_accuracy=_lost_accuracy(group, base))
+        own = Series([base.get("accuracy_top1")], dtype=float).iloc[0]
+        difference = group["accuracy_difference"].astype(float)
+        difference = difference.fillna(group["accuracy_top1"].astype(float) - own)
+        lost = group["accuracy_claim"].isin([WORSE, str(Status.diverged)])
+        lost |= difference < -LESS_ACCURATE  # shown to be less accurate, or so by this much
+        group = group.assign(name=group["change"], lost_accuracy=lost)
         leaders = _leaders(group, cells, tables.runs)
         low = (leaders if len(leaders) else group)["claim_low"].max()
         low = float("inf") if missing(low) else -low
@@ -323,16 +328,6 @@ def _settings(
 
 
 # The rule: which cells are named.
-
-
-def _lost_accuracy(group: DataFrame, base: Series) -> Series:
-    """Tell which cells are shown to be less accurate than their baseline, or are so by `LESS_ACCURATE`."""
-    own = Series([base.get("accuracy_top1")], dtype=float).iloc[0]
-    difference = group["accuracy_difference"].astype(float)
-    difference = difference.fillna(group["accuracy_top1"].astype(float) - own)
-    return group["accuracy_claim"].isin([WORSE, str(Status.diverged)]) | (
-        difference < -LESS_ACCURATE
-    )
 
 
 def _leaders(group: DataFrame, cells: DataFrame, runs: DataFrame) -> DataFrame:
@@ -428,7 +423,9 @@ def _over_baseline(
     first = leaders.iloc[0] if len(leaders) else group.iloc[0]
     name = str(base.get("name", ""))
     against = f"the {name}" if name.startswith("baseline") else f"the baseline {name}".rstrip()
-    against += _without_tf32(group, base)
+    if base.get("precision") == PLAIN and (group["precision"] != PLAIN).any():
+        device = profile_of(str(base.get("device", "")))
+        against += f" ({say('without_tf32')})" if device and device.has_tf32 else ""
     against += f" on {first['device']} (sweep {first['sweep']})" if where else ""
     if leaders.empty:
         return _nothing_shown(group, base, against, with_estimate)
@@ -440,13 +437,6 @@ def _over_baseline(
     told = {"names": names, "what": what, "base": against, "rates": _rates(first, base)}
     text = say("named", size=_sizes(leaders), **told)
     return f"{text}{_accuracy(first, base)}{_notes(first)}{_unnamed(higher, base)}."
-
-
-def _without_tf32(group: DataFrame, base: Series) -> str:
-    """Return a remark on a baseline of float32 where precision varies on a GPU that has TF32."""
-    varies = base.get("precision") == PLAIN and (group["precision"] != PLAIN).any()
-    device = profile_of(str(base.get("device", ""))) if varies else None
-    return f" ({say('without_tf32')})" if device and device.has_tf32 else ""
 
 
 def _nothing_shown(group: DataFrame, base: Series, against: str, with_estimate: bool) -> str:
@@ -584,15 +574,6 @@ def _without_speedups(measured: DataFrame, compared: DataFrame) -> list[str]:
         )
         for r in found
     ]
-
-
-def _fastest(measured: DataFrame) -> str:
-    """Return which cells had the highest throughput where nothing was compared, whichever ran first."""
-    most = measured["images_per_second"].max()
-    if missing(most):
-        return say("nothing_measured", why="no steps counted")
-    names = measured.loc[measured["images_per_second"] == most, "name"].sort_values()
-    return say("no_baseline", names=_listed(names), rate=number(most))
 
 
 def next_command(settings: DataFrame, typed: str, cells: DataFrame | None = None) -> str:

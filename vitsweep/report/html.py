@@ -110,6 +110,8 @@ def render(
     diagnosed = NOTHING
     if len(tables.runs) and tables.runs["block"].nunique() > MIN_BLOCKS:
         diagnosed = diagnostics(tables.runs, tables.baselines)
+    names = names_by_id(cells) if tables.traces else {}
+    traced = [(each, tables.traces[cell]) for cell, each in names.items() if cell in tables.traces]
     context = {
         "name": name,
         "question": latest.get("question")
@@ -123,7 +125,7 @@ def render(
         "charts": charts,
         "measured": conditions(tables.settings),
         "warnings": flags(cells[cells["status"] == Status.measured]),
-        "traces": _traces(tables),
+        "traces": [(each, f"../{path.relative_to(path.parents[4])}") for each, path in traced],
         "diagnostics": diagnosed.to_dict("records"),
         "unmeasured": lines_of(checked_cells(cells, "reason"), cells["status"] != Status.measured),
         "notes": empty_metrics(tables.runs),
@@ -137,7 +139,11 @@ def render(
 def _first_screen(tables: SweepTables) -> dict[str, Any]:
     """Return the answers, and at most `MOST` rows: the fastest of each setting, or the cells ranked first."""
     sentence, best = winners(tables)
-    said = [*answers(tables), *filter(None, [_next_step(tables)])]
+    said, latest = [*answers(tables)], tables.commands[-1] if tables.commands else {}
+    if latest.get("command") and "comparison" not in latest and not search_result(tables):
+        asked = tables.cells[tables.cells["cell_id"].isin(latest.get("cells", ()))]
+        step = next_command(tables.settings_of(asked), str(latest["command"]), asked)
+        said += [step] if step else []
     notes: list[str] = []
     more = len(best if len(best) else tables.settings) - MOST
     if best.empty:
@@ -153,15 +159,6 @@ def _first_screen(tables: SweepTables) -> dict[str, Any]:
         "footnotes": notes,
         "more": count(more, f"more {'setting' if sentence else 'cell'}") if more > 0 else "",
     }
-
-
-def _next_step(tables: SweepTables) -> str:
-    """Return what makes the answer surer, of a grid."""
-    latest = tables.commands[-1] if tables.commands else {}
-    if search_result(tables) or not latest.get("command") or "comparison" in latest:
-        return ""
-    asked = tables.cells[tables.cells["cell_id"].isin(latest.get("cells", ()))]
-    return next_command(tables.settings_of(asked), str(latest["command"]), asked)
 
 
 def rendered(template: str, context: Mapping[str, Any], package: str = "vitsweep.report") -> str:
@@ -211,13 +208,6 @@ def _exposed(tables: SweepTables) -> DataFrame:
     except VitsweepError as error:  # must not prevent the report of a long sweep
         warnings.warn(f"no table of exposed communication: {error}", ChartWarning, stacklevel=2)
         return NOTHING
-
-
-def _traces(tables: SweepTables) -> list[tuple[str, str]]:
-    """Return the name of each traced cell and the path of its trace, relative to the page."""
-    names = names_by_id(tables.cells) if tables.traces else {}
-    found = [(name, tables.traces[cell]) for cell, name in names.items() if cell in tables.traces]
-    return [(name, f"../{path.relative_to(path.parents[4])}") for name, path in found]
 
 
 def _values(column: Series, name: str) -> str:

@@ -311,10 +311,18 @@ class CellTable:
         yield from map(Text, lines_of(cells, refused))
 
     def _table(self, ran: DataFrame, width: int) -> Iterator[TextTable | Text]:
-        shown = self._best(ran)
+        shown, first = ran, ran.head(self.rows)
+        if len(ran) > self.rows:  # the first rows, and the baselines that they are compared with
+            baselines = ran["cell_id"].isin(first.get("baseline_cell_id", Series(dtype=object)))
+            shown = ran[baselines | ran.index.isin(first.index)]
         marks, notes = footnotes(shown)
         numbers, once = _said_once(_numbers(shown, marks))
-        text, match = _with_names(ran, numbers)
+        names = name_parts(ran).loc[numbers.index]
+        text, match = names[["change"]].set_axis(["cell"], axis=1).join(numbers), names["match"]
+        text.attrs = numbers.attrs
+        for device in _device(ran).values():  # rows of one device stand together
+            where = zip(device(ran.loc[numbers.index]), match, strict=True)
+            match = Series([" · ".join(filter(None, parts)) for parts in where], numbers.index)
         kept = _fitted(text, width)
         yield TextTable(_grouped(text[kept], match) if any(match) else text[kept])
         told = map(": ".join, (once | _unfinished(ran)).items())
@@ -325,25 +333,6 @@ class CellTable:
         if len(shown) < len(ran):
             rest = tally_of(ran.drop(shown.index), "more ")
             yield Text(f"{rest}: `vitsweep collect {self.sweep} --rows all` shows them.")
-
-    def _best(self, ran: DataFrame) -> DataFrame:
-        """Return the first rows and the baselines that they are compared with."""
-        if len(ran) <= self.rows:
-            return ran
-        first = ran.head(self.rows)
-        baselines = ran["cell_id"].isin(first.get("baseline_cell_id", Series(dtype=object)))
-        return ran[baselines | ran.index.isin(first.index)]
-
-
-def _with_names(ran: DataFrame, numbers: DataFrame) -> tuple[DataFrame, Series]:
-    """Return the rows with their names, and the heading under which each stands, "" where all are alike."""
-    names = name_parts(ran).loc[numbers.index]
-    text, match = names[["change"]].set_axis(["cell"], axis=1).join(numbers), names["match"]
-    text.attrs = numbers.attrs
-    for device in _device(ran).values():  # rows of one device stand together
-        where = zip(device(ran.loc[numbers.index]), match, strict=True)
-        match = Series([" · ".join(filter(None, parts)) for parts in where], numbers.index)
-    return text, match
 
 
 def _fitted(text: DataFrame, width: int) -> list[str]:
@@ -391,7 +380,11 @@ def footnotes(cells: DataFrame) -> tuple[list[str], list[str]]:
         if not missing(row.get("peak_rss_gib")) and not is_own:
             base = starts.get(row.get("baseline_cell_id"))
             texts.append(two_starts(started.iloc[place], base, "the baseline's"))
-        texts = [*filter(None, [*texts, _not_proved(row.get("proved")), _compiled(row)])]
+        proof, _, left_out = plain(row.get("proved")).partition("not proved: ")
+        not_proved = [say("not_proved", what=left_out)] if "compared with its" in left_out else []
+        if MEAN_OVER_PARTS in proof:
+            not_proved.append(say("mean_over_parts", mean=MEAN_OVER_PARTS.capitalize()))
+        texts = [*filter(None, [*texts, " ".join(not_proved), _compiled(row)])]
         told = [*texts, *map(_explanation, own)]
         found = sorted(numbers.setdefault(text, len(numbers) + 1) for text in told)
         marks.append("".join(f" [{number}]" for number in found))
@@ -414,15 +407,6 @@ def technique_notes(row: Mapping[Any, Any]) -> list[str]:
     """Return what the techniques of a row have to say about it."""
     kinds = (class_of(group, plain(row.get(group))) for group in GROUPS)
     return [note for kind in kinds if kind and (note := kind.note(row))]
-
-
-def _not_proved(proved: object) -> str:
-    """Say what the proof of a row left out, where it compared a choice with itself, and of its loss."""
-    told, _, left_out = plain(proved).partition("not proved: ")
-    found = [say("not_proved", what=left_out)] if "compared with its" in left_out else []
-    if MEAN_OVER_PARTS in told:
-        found.append(say("mean_over_parts", mean=MEAN_OVER_PARTS.capitalize()))
-    return " ".join(found)
 
 
 def _compiled(row: Mapping[Any, Any]) -> str:
