@@ -87,30 +87,24 @@ def parsed_yaml(text: str | bytes) -> Any:
     """
     _require(bytes=(len(text), MOST_YAML_BYTES))
     try:
-        _check_events(text)
+        level = 0
+        for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+            _require(values=(number, MOST_EVENTS))
+            for what in ("anchor", "tag"):  # an alias has the name of its anchor
+                if found := getattr(event, what, None):
+                    raise ValueError(f"it has the {what} `{found[:40]}`, and none is followed")
+            level += isinstance(event, yaml.CollectionStartEvent)
+            level -= isinstance(event, yaml.CollectionEndEvent)
+            if level > MOST_LEVELS:
+                raise ValueError(_TOO_DEEP)
+            if isinstance(event, yaml.ScalarEvent) and len(event.value) > MOST_DIGITS:
+                if event.implicit[0] and _NUMBER.fullmatch(event.value):
+                    raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
         tree = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no YAML ({type(error).__name__})") from error
     _check_plain([tree])
     return tree
-
-
-def _check_events(text: str | bytes) -> None:
-    level = 0
-    for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        _require(values=(number, MOST_EVENTS))
-        for what in ("anchor", "tag"):  # an alias has the name of its anchor
-            if found := getattr(event, what, None):
-                raise ValueError(f"it has the {what} `{found[:40]}`, and none is followed")
-        if isinstance(event, yaml.CollectionStartEvent):
-            level += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            level -= 1
-        elif isinstance(event, yaml.ScalarEvent) and len(event.value) > MOST_DIGITS:
-            if event.implicit[0] and _NUMBER.fullmatch(event.value):
-                raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
-        if level > MOST_LEVELS:
-            raise ValueError(_TOO_DEEP)
 
 
 def _check_plain(tree: list[Any]) -> None:
@@ -146,13 +140,6 @@ _LONG = re.compile(r"\d{19}")
 _TOO_DEEP = f"it is nested more than {MOST_LEVELS} levels deep"
 
 
-def without_controls(text: str) -> str:
-    """Return JSON without the control characters that would steer a terminal, but for line ends and tabs."""
-    if text.isascii() and "\\" not in text and "\x7f" not in text:
-        return text  # far faster than to search it
-    return _CONTROL.sub(lambda found: found[1] or "?", text)
-
-
 def parsed_json(text: str, most: Bounds = OF_RUN) -> Any:
     """Read JSON; numbers that are not finite are None, integers that no column holds are floats.
 
@@ -160,7 +147,8 @@ def parsed_json(text: str, most: Bounds = OF_RUN) -> Any:
         ValueError: the text is no JSON, or holds more than `most` allows.
     """
     _check_counts(text, most)
-    text = without_controls(text)
+    if not text.isascii() or "\\" in text or "\x7f" in text:  # far slower to search than to look so
+        text = _CONTROL.sub(lambda found: found[1] or "?", text)  # what would steer a terminal
     is_short = len(text) < 2**16 or _LONG.search(text)
     number = column_number if is_short else None  # far faster where integers are many
     try:
@@ -263,8 +251,20 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
     from pyarrow import ArrowException, parquet
 
     try:
-        footer = _footer(path, columns)
-        texts = [f.name for f in footer.schema.to_arrow_schema() if str(f.type) in _TEXTS]
+        footer = parquet.read_metadata(path)
+        counts = {"columns": (footer.num_columns, MOST_COLUMNS)}
+        _require(**counts, rows=(footer.num_rows, MOST_TABLE_VALUES))
+        groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+        parts = [group.column(i) for group in groups for i in range(footer.num_columns)]
+        if columns is not None:
+            parts = [part for part in parts if part.path_in_schema in columns]
+        size = sum(part.total_uncompressed_size for part in parts)
+        values = sum(part.num_values for part in parts)
+        _require(values=(values, MOST_TABLE_VALUES), bytes=(size, MOST_TABLE_BYTES))
+        schema = footer.schema.to_arrow_schema()
+        if any(field.type.num_fields for field in schema) or len({*schema.names}) < len(schema):
+            raise ValueError("it has lists, columns in columns, or a name twice")
+        texts = [field.name for field in schema if str(field.type) in _TEXTS]
         # as a dictionary a text that stands in every row is in memory once
         file = parquet.ParquetFile(path, metadata=footer, read_dictionary=texts)
         table = file.read(columns).to_pandas(ignore_metadata=True)
@@ -277,24 +277,6 @@ def foreign_table(path: Path, columns: Sequence[str] | None = None) -> "DataFram
             f"`{path}` is not a complete parquet file with a table of vitsweep's ({error}): restore it, or "
             "write it anew with `vitsweep collect`."
         ) from error
-
-
-def _footer(path: Path, names: Sequence[str] | None) -> Any:
-    from pyarrow import parquet
-
-    footer = parquet.read_metadata(path)
-    _require(columns=(footer.num_columns, MOST_COLUMNS), rows=(footer.num_rows, MOST_TABLE_VALUES))
-    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
-    parts = [group.column(i) for group in groups for i in range(footer.num_columns)]
-    if names is not None:
-        parts = [part for part in parts if part.path_in_schema in names]
-    size = sum(part.total_uncompressed_size for part in parts)
-    values = sum(part.num_values for part in parts)
-    _require(values=(values, MOST_TABLE_VALUES), bytes=(size, MOST_TABLE_BYTES))
-    schema = footer.schema.to_arrow_schema()
-    if any(field.type.num_fields for field in schema) or len({*schema.names}) < len(schema):
-        raise ValueError("it has lists, columns in columns, or a name twice")
-    return footer
 
 
 def _require(**found: tuple[int, int]) -> None:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -82,35 +80,24 @@ class ImageReader(Dataset[Read]):
         damaged: dict[str, str] = {}
         for row in request.rows.tolist():
             count = len(self.files) if self.training else 1
-            candidates = ((row + step) % len(self.files) for step in range(count))
-            readable = self._first_readable(candidates, damaged)
-            if readable is not None:
-                found, image = readable
-                pixels[len(labels)] = self._cut(image, found, request.epoch)
-                labels.append(int(self.files.labels[found]))
+            for found in ((row + step) % len(self.files) for step in range(count)):
+                if len(damaged) > self.max_damaged:
+                    break
+                path, cached = self.files.path(found), self.decoded
+                image = cached.image(found) if cached else decode(path)
+                if not isinstance(image, str):  # it can be read
+                    share = 1.0 if self.centred else self.crop_share
+                    box, is_mirrored = centre_box(*image.size, share), False
+                    if self.training and not self.centred:
+                        random = np.random.default_rng((self.seed, request.epoch, found))
+                        box = random_box(*image.size, self.crop_share, random)
+                        is_mirrored = bool(random.random() < 0.5)
+                    pixels[len(labels)] = cut(image, box, self.side, mirrored=is_mirrored)
+                    labels.append(int(self.files.labels[found]))
+                    break
+                damaged[path] = image
         read = torch.tensor(labels, dtype=torch.int64)
         return Read(images[: len(labels)], read, list(damaged.items()))
-
-    def _first_readable(
-        self, rows: Iterable[int], damaged: dict[str, str]
-    ) -> tuple[int, Image.Image] | None:
-        for row in rows:
-            if len(damaged) > self.max_damaged:
-                return None
-            cached = self.decoded
-            image = cached.image(row) if cached else decode(self.files.path(row))
-            if not isinstance(image, str):
-                return row, image
-            damaged[self.files.path(row)] = image
-        return None
-
-    def _cut(self, image: Image.Image, row: int, epoch: int) -> NDArray[np.uint8]:
-        if self.centred or not self.training:
-            share = 1.0 if self.centred else self.crop_share
-            return cut(image, centre_box(*image.size, share), self.side)
-        random = np.random.default_rng((self.seed, epoch, row))
-        box = random_box(*image.size, self.crop_share, random)
-        return cut(image, box, self.side, mirrored=bool(random.random() < 0.5))
 
 
 LOG = logging.getLogger(__name__)

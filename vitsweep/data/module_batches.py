@@ -215,7 +215,12 @@ class PairReader(Dataset[Pair]):
                 self._dataset = self._factory(training=self._training)
         with nullcontext() if get_worker_info() else kept_generators():
             items = [(row, self._item(request.epoch, row)) for row in request.rows.tolist()]
-        return _stacked(items, self._target)
+        pairs: Any = [as_item(item, index, self._target) for index, item in items]
+        if isinstance(pairs[0], dict):
+            named = {n: _stack([item[n] for item in pairs], f"`{n}`") for n in pairs[0]}
+            return named  # type: ignore[return-value]
+        images = _stack([image for image, _ in pairs], "The images")
+        return images, torch.tensor([label for _, label in pairs])
 
     def _item(self, epoch: int, row: int) -> Any:
         set_generators(named_seed(self._seed, f"{self._split} {epoch} {row}"))
@@ -224,13 +229,6 @@ class PairReader(Dataset[Pair]):
         except Exception as error:  # the code is the user's
             error.add_note(f"(item {row} of `data.target={self._target}`)")
             raise
-
-
-def _stacked(items: list[tuple[int, Any]], target: str) -> Any:
-    pairs = [as_item(item, index, target) for index, item in items]
-    if isinstance(pairs[0], dict):
-        return {name: _stack([item[name] for item in pairs], f"`{name}`") for name in pairs[0]}
-    return _stack([image for image, _ in pairs], "The images"), torch.tensor([y for _, y in pairs])
 
 
 def _stack(tensors: list[Tensor], what: str) -> Tensor:

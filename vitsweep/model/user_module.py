@@ -250,7 +250,13 @@ def _look_anew(
 ) -> tuple[tuple[str, ...], Look]:
     set_generators(0)
     module = without_weights(spec, resolution_px)
-    wrong, look = list(_seam_problems(spec, module)), Look()
+    wrong, look = list[str](), Look()
+    attends = (callable(getattr(m, "attend", None)) for m in module.modules())
+    if "attend" in spec.seams and not any(attends):
+        wrong = [
+            f"`model.seams=[attend]`: no module of `{spec.typed}` has an attribute `attend`. Let its "
+            "attention modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
+        ]
     if not wrong:
         on_meta = any(p.is_meta for p in module.parameters())
         batch = example_of(spec, 2, resolution_px)
@@ -317,16 +323,6 @@ def _own_loss(spec: ModuleFactory, path: str, outputs: Any, batch: Any) -> torch
             "outputs."
         )
     return found
-
-
-def _seam_problems(spec: ModuleFactory, module: nn.Module) -> Iterator[str]:
-    if "attend" in spec.seams and not any(
-        callable(getattr(m, "attend", None)) for m in module.modules()
-    ):
-        yield (
-            f"`model.seams=[attend]`: no module of `{spec.typed}` has an attribute `attend`. Let its "
-            "attention modules set `self.attend` to a function of q, k, v and call it, or leave the seam out."
-        )
 
 
 _NO_CLASSIFIER = " A model that does not classify needs `objective=module objective.target=...`."

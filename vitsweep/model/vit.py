@@ -63,8 +63,20 @@ class Embedding(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Embed images; (B, C, H, W) -> (B, T, D), or (T, B, D) where the batch comes second."""
-        x = self._multiplied(images_BCHW) if self.as_linear else self._convolved(images_BCHW)
         token_axis = 1 if self.batch_first else 0
+        if self.as_linear:  # by products, already in the order of the blocks
+            size = self.patch.kernel_size[0]
+            pixels_BChpwp = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+            # `flatten` makes the one copy, in the order of the blocks: (B, h, w, K) or (h, w, B, K).
+            order = (0, 2, 4, 1, 3, 5) if self.batch_first else (2, 4, 0, 1, 3, 5)
+            patches = pixels_BChpwp.permute(order).flatten(3).flatten(token_axis, token_axis + 1)
+            x = F.linear(patches, self.patch.weight.flatten(1), self.patch.bias)
+        else:
+            if self.channels_last:
+                images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+            x_BDP = self.patch(images_BCHW).flatten(2)
+            # The one change of layout: the blocks after it keep the order of the axes.
+            x = x_BDP.permute(0, 2, 1) if self.batch_first else x_BDP.permute(2, 0, 1)
         if self.class_token is not None:
             first = self.class_token.expand_as(x.narrow(token_axis, 0, 1))
             x = torch.cat([first, x], dim=token_axis)
@@ -72,39 +84,19 @@ class Embedding(nn.Module):
         # residual stream through all blocks: every LayerNorm would copy.
         position = self.position_of(x.shape[token_axis])
         x = x.contiguous() + (position if self.batch_first else position.unsqueeze(1))
-        return x if self.registers is None else self._with_registers(x, self.registers, token_axis)
+        if self.registers is None:
+            return x
+        # which have no position: between class token and patches
+        shape = [-1, -1, -1]
+        shape[1 - token_axis] = x.shape[1 - token_axis]
+        inserted = self.registers.unsqueeze(1 - token_axis).expand(*shape).to(x.dtype)
+        start = 0 if self.class_token is None else 1
+        before, patches = x.split([start, x.shape[token_axis] - start], dim=token_axis)
+        return torch.cat([before, inserted, patches], dim=token_axis)
 
     def position_of(self, length: int) -> Tensor:
         """Return the positions (T, D) of images with so many tokens, registers left out."""
         return self.position
-
-    def _convolved(self, images_BCHW: Tensor) -> Tensor:
-        """Return the tokens of all patches."""
-        if self.channels_last:
-            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        x_BDP = self.patch(images_BCHW).flatten(2)
-        # The one change of layout: the blocks after it keep the order of the axes.
-        return x_BDP.permute(0, 2, 1) if self.batch_first else x_BDP.permute(2, 0, 1)
-
-    def _multiplied(self, images_BCHW: Tensor) -> Tensor:
-        """Return the same tokens by products, already in the order of the blocks."""
-        size = self.patch.kernel_size[0]
-        pixels_BChpwp = images_BCHW.unflatten(3, (-1, size)).unflatten(2, (-1, size))
-        # `flatten` makes the one copy, in the order of the blocks: (B, h, w, K) or (h, w, B, K).
-        order = (0, 2, 4, 1, 3, 5) if self.batch_first else (2, 4, 0, 1, 3, 5)
-        patches = pixels_BChpwp.permute(order).flatten(3)
-        tokens = patches.flatten(1, 2) if self.batch_first else patches.flatten(0, 1)
-        return F.linear(tokens, self.patch.weight.flatten(1), self.patch.bias)
-
-    def _with_registers(self, x: Tensor, registers: Tensor, token_axis: int) -> Tensor:
-        """Insert the registers, which have no position, between class token and patches."""
-        images = x.shape[1 - token_axis]
-        inserted = registers.unsqueeze(1 - token_axis).expand(
-            *((images, -1, -1) if token_axis else (-1, images, -1))
-        )
-        first = 0 if self.class_token is None else 1
-        before, patches = x.split([first, x.shape[token_axis] - first], dim=token_axis)
-        return torch.cat([before, inserted.to(x.dtype), patches], dim=token_axis)
 
 
 # Axes: B images, C channels, H x W pixels, P patches, T tokens (patches and class token), D width,

@@ -263,24 +263,16 @@ def _evaluating(trainer: Trainer) -> Iterator[None]:
     draws = trainer.draws
     with as_it_was(trainer.model):
         set_generators(named_seed(draws.seed, f"evaluation {draws.replica}"), trainer.world.device)
-        _share_statistics(trainer)
+        if trainer.cell.model.norms_over_batch and trainer.world.data_parallel_size > 1:
+            # every replica gets the running statistics of the first, which are those that are kept:
+            # DDP does so in each forward pass (`broadcast_buffers`), FSDP never
+            buffers = [b for b in trainer.model.buffers() if b.is_floating_point()]
+            if statistics := [b for b in buffers if is_writable(b)]:
+                group = trainer.world.gradient_group() or dist.group.WORLD
+                assert group is not None
+                broadcast_together(statistics, group)
         trainer.model.eval()
         yield
-
-
-def _share_statistics(trainer: Trainer) -> None:
-    """Give every replica the running statistics of the first, which are those that are kept.
-
-    DDP does so in each forward pass (`broadcast_buffers`), FSDP never.
-    """
-    if trainer.cell.model.norms_over_batch and trainer.world.data_parallel_size > 1:
-        statistics = [
-            b for b in trainer.model.buffers() if b.is_floating_point() and is_writable(b)
-        ]
-        if statistics:
-            group = trainer.world.gradient_group() or dist.group.WORLD
-            assert group is not None
-            broadcast_together(statistics, group)
 
 
 def held_out(trainer: Trainer, batches: Batches, path: str) -> tuple[dict[str, list[Any]], str]:

@@ -74,25 +74,20 @@ class TorchCompile(Compilation):
                 "`compilation=eager`."
             )
         if self.replays_graphs:
-            yield from self._graph_conflicts(cell)
-
-    def _graph_conflicts(self, cell: "CellSpec") -> Iterator[str]:
-        """Refuse what torch's graphs cannot hold: the exchange of gradients (pytorch#128218), sums of them.
-
-        A graph per block would overwrite the results of the block before.
-        """
-        ranks, steps = cell.mesh.gradient_shares, cell.batch.accumulation_steps
-        unfit = {
-            "`resources.device=cpu`": cell.resources.device == "cpu",
-            f"`compilation={self.name}`": self.scope != "model",
-            f"`sharding={cell.sharding.name}` on {ranks} ranks": ranks > 1,
-            f"`batch.accumulation_steps={steps}`": steps > 1,
-        }
-        if found := [words for words, is_unfit in unfit.items() if is_unfit]:
-            yield (
-                "`compilation.mode=reduce_overhead` replays a graph of the whole model on one GPU, which "
-                f"does not go with {' and '.join(found)}: use `compilation.mode=default`."
-            )
+            # torch's graphs cannot hold the exchange of gradients (pytorch#128218), nor sums of
+            # them; a graph per block would overwrite the results of the block before
+            ranks, steps = cell.mesh.gradient_shares, cell.batch.accumulation_steps
+            unfit = {
+                "`resources.device=cpu`": cell.resources.device == "cpu",
+                f"`compilation={self.name}`": self.scope != "model",
+                f"`sharding={cell.sharding.name}` on {ranks} ranks": ranks > 1,
+                f"`batch.accumulation_steps={steps}`": steps > 1,
+            }
+            if found := [words for words, is_unfit in unfit.items() if is_unfit]:
+                yield (
+                    "`compilation.mode=reduce_overhead` replays a graph of the whole model on one GPU, which "
+                    f"does not go with {' and '.join(found)}: use `compilation.mode=default`."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

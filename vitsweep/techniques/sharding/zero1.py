@@ -85,7 +85,9 @@ class Zero1(BucketedReplicas):
     def complete_update(self, model: "nn.Module") -> None:
         """Gather the updated parameters."""
         for replica in _replicas(model):
-            replica.gather_parameters()
+            for work in [bucket.start_gather() for bucket in replica.buckets]:
+                if work is not None:
+                    work.wait()
 
     def gradient_of(
         self,

@@ -232,12 +232,6 @@ class ShardedReplica(nn.Module):
         found = lacking_everywhere(lacks, parameters[0].device, self._group)
         return {parameters[index] for index in found}
 
-    def gather_parameters(self) -> None:
-        """Give every rank all updated parameters, and drop the gradients."""
-        for work in [bucket.start_gather() for bucket in self.buckets]:
-            if work is not None:
-                work.wait()
-
     def _on_gradient(self, index: int, parameter: nn.Parameter) -> None:
         if parameter.grad is None:  # of a function that gave none
             return
