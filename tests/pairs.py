@@ -19,9 +19,8 @@ def all_pairs(
     while open_pairs:
         pair = min(open_pairs)
         tries = [_with_pair(pair, groups, random) for _ in range(60)]
-        fitting = [c for c in tries if possible(c)]
-        if fitting:
-            best = max(fitting, key=lambda c: len(open_pairs & set(_pairs(c))))
+        tries.sort(key=lambda c: -len(open_pairs & set(_pairs(c))))
+        if (best := next(filter(possible, tries), None)) is not None:
             chosen.append(best)
             open_pairs -= set(_pairs(best))
         open_pairs.discard(pair)
