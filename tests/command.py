@@ -2,18 +2,20 @@
 
 import gc
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction
 from multiprocessing.connection import arbitrary_address
 from pathlib import Path
+from runpy import run_path
 from typing import IO, Any
 
 import pandas as pd
@@ -61,13 +63,7 @@ class Command:
     def fork(self, *arguments: str, quick: bool = True) -> "Running":
         """Start it in a process forked where torch is imported: seconds less than `start`."""
         words = self._words(*arguments, quick=quick)
-        files = [tempfile.TemporaryFile("w+") for _ in range(2)]
-        told = [reduction.DupFd(file.fileno()) for file in files]
-        process = fork_server().Process(
-            target=_front_door, args=(words, self.folder, self._environment(), *told)
-        )
-        process.start()
-        return Running(words, process, files)
+        return forked(typed, words, self.folder, self._environment())
 
     def start(
         self,
@@ -165,8 +161,53 @@ def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
 
 
-def _front_door(words: list[str], folder: Path, environment: dict[str, str], *told: Any) -> None:
-    """Become `python -m vitsweep` with these words, in a session of its own."""
+Act = Callable[[list[str]], None]
+
+
+def forked(act: Act, words: list[str], folder: Path, environment: dict[str, str]) -> Running:
+    """Start what `act` does with words in a process forked where torch is imported."""
+    files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+    told = [reduction.DupFd(file.fileno()) for file in files]
+    process = fork_server().Process(
+        target=_front_door, args=(act, words, folder, environment, *told)
+    )
+    process.start()
+    return Running(words, process, files)
+
+
+def typed(words: list[str]) -> None:
+    """Do what `python -m vitsweep` does with words."""
+    _become(ROOT / "vitsweep" / "__main__.py", words)
+    from vitsweep.__main__ import main
+
+    main()
+
+
+def typed_and_measured(words: list[str]) -> None:
+    """Do the same, and print the peak memory in KiB, which begins with that of the tests' fork server."""
+    try:
+        typed(words)
+    finally:
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        print("KIB", max(resource.getrusage(each).ru_maxrss for each in whose))
+
+
+def run_as_script(words: list[str]) -> None:
+    """Do what `python` does with a script of the current folder and its arguments."""
+    script, *arguments = words
+    _become(Path(script), arguments)
+    run_path(script, run_name="__main__")
+
+
+def _become(script: Path, words: list[str]) -> None:
+    sys.argv = [str(script), *words]
+    freeze._TYPED = tuple(sys.argv)  # the fork server has imported it, with words of its own
+
+
+def _front_door(
+    act: Act, words: list[str], folder: Path, environment: dict[str, str], *told: Any
+) -> None:
+    """Do something with words in a session of its own."""
     gc.freeze()  # collections look at all that the fork server imported otherwise: half a second
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -176,11 +217,7 @@ def _front_door(words: list[str], folder: Path, environment: dict[str, str], *to
     sys.path.insert(0, str(folder))
     os.environ.update(environment)
     fork_server_of_ranks()
-    sys.argv = [str(ROOT / "vitsweep" / "__main__.py"), *words]
-    freeze._TYPED = tuple(sys.argv)  # the fork server has imported it, with words of its own
-    from vitsweep.__main__ import main
-
-    main()
+    act(words)
 
 
 def fork_server_of_ranks() -> None:

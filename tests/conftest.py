@@ -16,6 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Torch's OpenMP reads this when it is loaded. Threads of a rank that wait in a loop took half of the
 # processor time of a run on two threads, from the test process beside it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The compiler starts a pool of processes that each import torch, to compile kernels beside each other.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import numpy as np
 import torch

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import vitsweep
-from tests.command import NO_REPORT, ROOT
+from tests.command import NO_REPORT, ROOT, forked, run_as_script
 
 QUICK = ["measurement=smoke", "measurement.prove=twin", "measurement.warmup_steps=0",
          "measurement.measured_steps=2", "measurement.phase_steps=1"]  # fmt: skip
@@ -28,11 +28,13 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-# Half a minute: the script of the example as its reader runs it, five cells in processes of their own.
+# Half a minute: the script of the example, five cells in processes of their own.
 @pytest.mark.slow
 def test_its_script_measures_own_model_data_technique_and_metric(outside):
-    done = python(outside, "run.py", *QUICK, NO_REPORT)  # the script asks for it itself
-    assert done.returncode == 0, done.stderr
+    words = ["run.py", *QUICK, NO_REPORT]  # the script asks for the report itself
+    running = forked(run_as_script, words, outside, os.environ | {"COLUMNS": "250"})
+    _, error = running.communicate(500)
+    assert running.returncode == 0, error
     cells = pd.read_parquet(outside / "results" / "own_model" / "cells.parquet")
     assert len(cells) == 5, "four cells and their baseline"
     assert set(cells["status"]) == {"measured"}, cells["reason"]

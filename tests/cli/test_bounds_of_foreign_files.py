@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +10,13 @@ import pytest
 from pyarrow import parquet
 
 from tests.builders import run
-from tests.command import ROOT
+from tests.command import ROOT, forked, typed_and_measured
 from vitsweep import extras
 from vitsweep.files import append_line
 from vitsweep.results.store import Store
 
 MOST_KIB, MOST_SECONDS = 2**20, 240
 """Of a child: the memory is the bound; seconds end what would hang."""
-IN_A_CHILD = """
-import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:]).returncode
-print("KIB", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(code)
-"""
-"""The peak of a process begins with that of the one that started it, which is small here."""
 LAUGHS = "l0: &l0 [lol]\n" + "".join(
     f"l{i + 1}: &l{i + 1} [{', '.join([f'*l{i}'] * 9)}]\n" for i in range(12)
 )
@@ -89,15 +80,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def child(folder: Path, *words: str) -> tuple[int, str]:
     """Type a verb in a process of its own; return its exit code and what it printed."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "mine"), "PYTHONPATH": str(ROOT)}
-    typed = [sys.executable, "-c", IN_A_CHILD, sys.executable, "-m", "vitsweep", *words]
-    with (folder / "said").open("w+") as said:
-        done = subprocess.run(
-            typed, cwd=folder, env=environment, stdout=said, stderr=said, timeout=MOST_SECONDS
-        )
-    text, _, kib = (folder / "said").read_text().rpartition("KIB ")
-    assert "Traceback" not in text
+    running = forked(typed_and_measured, [*words], folder, environment)
+    out, error = running.communicate(MOST_SECONDS)
+    text, _, kib = out.rpartition("KIB ")
+    assert "Traceback" not in text + error
     assert int(kib) < MOST_KIB, (words, kib)
-    return done.returncode, " ".join(text.split())  # lines are as wide as the terminal
+    return running.returncode, " ".join((text + error).split())  # lines as wide as the terminal
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def _run(world: World, spec: CellSpec, folder: Path) -> Summary:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("epochs", "accuracy"), [(5, 0.5), pytest.param(30, 0.95, marks=pytest.mark.full)]
+    ("epochs", "accuracy"), [(3, 0.5), pytest.param(30, 0.95, marks=pytest.mark.full)]
 )
 def test_vit_nano_reads_the_held_out_digits(tmp_path: Path, epochs: int, accuracy: float) -> None:
     spec = entry(*RECIPE, f"task.epochs={epochs}").spec
