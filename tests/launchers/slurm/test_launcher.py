@@ -1,6 +1,7 @@
 """`hydra/launcher=slurm` on real daemons: what Hydra's stock launcher gets wrong, done right."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,23 +94,20 @@ def test_a_pending_cell_runs_what_was_typed_not_what_files_say_later(sweep: Swee
 
 @pytest.mark.slow
 def test_a_node_needs_no_key_and_runs_no_cell_that_was_changed(sweep: Sweep) -> None:
+    """Of the cells of two jobs the second is changed while they wait."""
     held_out = "task.held_out=tests.user_modules.confidences"
     text = ("task=train", "task.epochs=1", held_out, "sweep.baseline=null", HOLD)
     homeless = "hydra.launcher.setup=['export HOME=/proc XDG_CACHE_HOME=/proc']"
-    sweep.submit(*text, "seed=1", homeless)
-    [cell_id] = sweep.command.store.cell_ids()
-    sweep.client.run("scontrol", "release", sweep.job)
-    assert sweep.until_ended()["status"].tolist() == ["measured"]
-
-    sweep.submit(*text, "seed=2", homeless)
-    [changed] = {*sweep.command.store.cell_ids()} - {cell_id}
-    path = sweep.command.store.cell(changed) / "cell.yaml"
-    path.write_text(path.read_text().replace("learning_rate: ", "learning_rate: 1"))
-    array = sweep.arrays[-1]
-    sweep.client.run("scontrol", "release", f"{array.slurm_id}_0")
-    row = sweep.until_ended().set_index("seed").loc[2]
-    assert row["status"] != "measured"
-    assert "/cell.yaml`" in row["reason"]
+    [array] = sweep.submit(*text, "seed=1,2", homeless, "hydra.launcher.cells_per_job=1")
+    files = [sweep.command.store.cell(c) / "cell.yaml" for c in sweep.command.store.cell_ids()]
+    [changed] = [path for path in files if re.search("^  seed: 2$", path.read_text(), re.M)]
+    changed.write_text(changed.read_text().replace("learning_rate: ", "learning_rate: 1"))
+    for job in array.jobs():
+        sweep.client.run("scontrol", "release", job.slurm_id)
+    cells = sweep.until_ended().set_index("seed")
+    assert cells.loc[1, "status"] == "measured"
+    assert cells.loc[2, "status"] != "measured"
+    assert "/cell.yaml`" in cells.loc[2, "reason"]
 
 
 @pytest.mark.full
