@@ -228,8 +228,10 @@ def test_torch_in_a_folder_of_the_python_path_is_no_code_of_the_cell(tmp_path, w
     path.write_text("import torch, numpy\n" + path.read_text())
     folders = [ROOT, *(tmp_path / name for name in ("mine", "checkout", "libraries"))]
     program = (
-        "from tests.execution.test_code_hash import cell_of, code_of\nimport torch\n"
-        "print(torch.__file__, *code_of(cell_of('lab.technique')).files, sep='\\n')"
+        "from importlib.util import find_spec\n"
+        "from tests.execution.test_code_hash import cell_of, code_of\n"
+        "files = code_of(cell_of('lab.technique')).files\n"
+        "print(find_spec('torch').origin, *files, sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], text=True, capture_output=True, timeout=500,
@@ -237,7 +239,7 @@ def test_torch_in_a_folder_of_the_python_path_is_no_code_of_the_cell(tmp_path, w
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     torch, *files = done.stdout.split()
-    assert Path(torch).parents[1].name == "libraries" if with_torch else "checkout"
+    assert Path(torch).parents[1].name == ("libraries" if with_torch else "checkout")
     assert {name for name in files if not name.startswith("vitsweep/")} == {
         "lab.technique",
         "lab.helper",
