@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from tests.cells import GPU_NODE, entry
+from tests.cells import GPU_NODE, composer, entry
 from vitsweep.api.plan import machine_with
-from vitsweep.composition.composer import Composer
 from vitsweep.measure.environment import DeviceState
 from vitsweep.planning.machine_defaults import cells_for
 from vitsweep.planning.sweep_plan import plan_of
@@ -130,8 +129,8 @@ def test_the_commands_for_one_gpu_have_cells_that_run_on_it() -> None:
     machine = replace(machine_with(profile_named("h200")), devices_per_node=1)
     for part in gpu_list.PARTS:
         for item in part.items if part.name in gpu_list.COMMANDS else ():
-            cells, sweep, _ = cells_for(shlex.split(item)[1:], Composer(), machine)
-            plan = plan_of(cells, machine, Composer())
+            cells, sweep, _ = cells_for(shlex.split(item)[1:], composer(), machine)
+            plan = plan_of(cells, machine, composer())
             assert len(plan.runnable) == len(plan.entries)
             found[sweep["name"]] = len(plan.entries)
     sizes = {"meta_speedups-cuda": 17, "first-cuda": 4, "windows_1.5": 3, "windows_10": 3}

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from tests.builders import run
-from tests.cells import LAPTOP, TINY
+from tests.cells import LAPTOP, TINY, composer
 from vitsweep.cli.retry import retries
-from vitsweep.composition.composer import Composer
 from vitsweep.composition.frozen import words_of
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
@@ -27,7 +26,7 @@ from vitsweep.results.store import Store
 from vitsweep.spec.from_yaml import hints_of
 from vitsweep.tables.sweep_tables import SweepTables
 
-COMPOSER = Composer()
+COMPOSER = composer()
 HOSTILE = "/tmp/evil.so"
 CODE: dict[str, Any] = {"git_commit": None, "packages": {}}
 

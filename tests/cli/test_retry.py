@@ -7,6 +7,7 @@ import pytest
 
 from tests.builders import run
 from tests.cells import TINY
+from tests.cells import composer as shared
 from vitsweep.cli import retry
 from vitsweep.cli.retry import retries
 from vitsweep.composition import hydra
@@ -56,7 +57,7 @@ def ids_of(lines: list[list[str]], composer: Composer) -> list[set[str]]:
 
 @pytest.fixture
 def composer() -> Composer:
-    return Composer()
+    return shared()
 
 
 def test_cells_of_all_commands_run_again_each_with_its_launcher(

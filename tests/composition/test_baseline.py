@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cells import composer as shared
 from vitsweep.composition.composer import ComposedCell, Composer
 from vitsweep.composition.grid import baseline_of, expand
 from vitsweep.errors import BadValueError
@@ -10,7 +11,7 @@ from vitsweep.spec.cell_spec import GROUPS
 
 @pytest.fixture(scope="module")
 def composer() -> Composer:
-    return Composer()
+    return shared()
 
 
 def baseline(overrides: list[str], composer: Composer) -> ComposedCell:

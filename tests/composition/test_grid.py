@@ -8,6 +8,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
 from tests.cells import GPU_NODE, LAPTOP
+from tests.cells import composer as shared
 from tests.composition import small_conf
 from tests.refusals import require
 from vitsweep.composition.composer import Composer
@@ -24,7 +25,7 @@ TEXTS += ("x?", "nan", "a:b", "/p/q.yaml", "range(1,3)")
 
 @pytest.fixture(scope="module")
 def composer() -> Composer:
-    return Composer()
+    return shared()
 
 
 @pytest.fixture

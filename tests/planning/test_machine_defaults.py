@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from tests.cells import composer
 from tests.command import Command
 from tests.refusals import named
 from vitsweep.api.plan import machine_with
 from vitsweep.api.session import open_session
-from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.hydra import key_of
 from vitsweep.errors import BadValueError
@@ -19,7 +19,7 @@ from vitsweep.planning.sweep_plan import plan_of
 from vitsweep.rates.profile import profile_named
 from vitsweep.spec.resources import Machine
 
-COMPOSER = Composer()
+COMPOSER = composer()
 CPU = Machine(device="cpu", cores_per_node=2, devices_per_node=0)
 H200 = machine_with(profile_named("h200"))
 ONE_H200 = replace(H200, devices_per_node=1)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import of_present_code, run
-from tests.cells import TINY
-from vitsweep.composition.composer import Composer
+from tests.cells import TINY, composer
 from vitsweep.composition.grid import expand
 from vitsweep.composition.sweep_settings import sweep_settings
 from vitsweep.errors import BadValueError
@@ -42,8 +41,7 @@ def settings(**given: object) -> SlurmSettings:
 
 
 def plan(*overrides: str) -> SweepPlan:
-    composer = Composer()
-    return plan_of(expand([*TINY, *overrides], composer), MACHINE, composer)
+    return plan_of(expand([*TINY, *overrides], composer()), MACHINE, composer())
 
 
 def packed(cells: SweepPlan, blocks: int, **given: object) -> list[PlannedJob]:
@@ -85,7 +83,7 @@ IN_OTHER_JOBS = ("resources.nodes=2", "sweep.match=[model]")
 def test_a_baseline_that_runs_in_other_jobs_is_counted_by_its_own_runs():
     cells = plan(*IN_OTHER_JOBS)
     cell, baseline = cells.entries
-    sweep = sweep_settings(Composer().compose().tree)
+    sweep = sweep_settings(composer().compose().tree)
     runs = [run(cell, f"b{number}", 100) for number in range(5)]
     runs += [run(baseline, f"c{number}", 100) for number in range(4)]
     runs = of_present_code(cells, runs)
