@@ -4,7 +4,8 @@ BIN := .venv/bin
 INSTALL := $(BIN)/pip install --constraint constraints.txt
 # `make TORCH=cpu` (or cu128): this build of torch, from its own index, which is asked for it alone.
 TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
-PYTEST := $(BIN)/python -m pytest
+# Workers that start together would each compile the package, where a checkout is new.
+PYTEST := $(BIN)/python -m compileall -qq -j 0 vitsweep hydra_plugins && $(BIN)/python -m pytest
 # One more than there are cores: for a quarter of their time tests wait for processes, sleeps and the disk.
 WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 DURATIONS := --durations=20 --junit-xml=.pytest_cache/durations.xml
