@@ -65,7 +65,7 @@ def tune(
     """
     if type(tune_steps) is not int or tune_steps < 1:
         raise BadValueError(
-            f"`tune_steps={tune_steps!r}` is not the number of steps after which a search ends: give 1 or more."
+            f"`tune_steps={tune_steps!r}` is no number of steps after which a search ends: give 1 or more."
         )
     cells = _named(settings, config_dir)
     if record is not None and place()[0] == 0:
