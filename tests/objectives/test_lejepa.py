@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cells import entry
 from tests.objectives.test_masked_autoencoder import with_fault
@@ -97,6 +99,25 @@ def test_sigreg_is_that_of_the_source() -> None:
     apart = (projected.cos().mean(-3) - window).square() + projected.sin().mean(-3).square()
     expected = ((apart @ (weights * window)) * 8).mean()
     assert torch.allclose(objective.sigreg(z, AT), expected, rtol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """Notes the dtypes in which matrix products are computed: a GPU may do those of float32 in TF32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
+            self.dtypes.add(args[-1].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_product_of_the_loss_is_in_tf32() -> None:
+    with Products() as found:
+        opened().loss(torch.randn(8, 5, 16, requires_grad=True), {}, AT).backward()
+    assert found.dtypes == {torch.float64}
 
 
 def test_crops_lie_in_the_image_as_torch_would_sample_them() -> None:

@@ -188,8 +188,8 @@ class OpenDistillation(OpenViews):
             assert group is not None
             z = gather(z, 0, step.num_images, group)
         with torch.no_grad():
-            products = z @ z.t()
-            nearest = products.fill_diagonal_(-torch.inf).argmax(1)
+            wide = z.double()  # no product in TF32
+            nearest = (wide @ wide.t()).fill_diagonal_(-torch.inf).argmax(1)
         return -((z - z[nearest]).norm(dim=1) + 1e-8).log().mean()
 
     @torch.no_grad()
