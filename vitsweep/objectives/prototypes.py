@@ -206,7 +206,8 @@ class OpenDistillation(OpenViews):
             return scaled.softmax(-1)
         if counted is not None:
             scaled = scaled.masked_fill(~counted[:, None], -torch.inf)
-        most = scaled.amax(0)
+        least = scaled.new_full(scaled.shape[1:], -torch.inf)
+        most = scaled.amax(0) if len(scaled) else least  # all images are damaged
         if world is not None and world.data_parallel_size > 1:
             with sent_as("activation"):
                 dist.all_reduce(most, dist.ReduceOp.MAX, group=world.gradient_group())
