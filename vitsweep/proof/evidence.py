@@ -164,10 +164,9 @@ class Reference:
             with RoundingNoise(step + STEPS * draw, least):
                 noisy.append(self.plain.step(weights, buffers, batch, step, teacher).gradients)
         plain = self._shared(plain)
-        loss, wanted, noise = float(plain.loss), plain.gradients, dict[str, float]()
-        ranks = gathered([norms_of(minus(g, wanted)) for g in noisy])
-        for own in [norms for rank in ranks for norms in rank]:
-            noise = {n: max(noise.get(n, 0.0), own.get(n, 0.0)) for n in wanted}
+        loss, wanted = float(plain.loss), plain.gradients
+        drawn = [d for rank in gathered([norms_of(minus(g, wanted)) for g in noisy]) for d in rank]
+        noise = {n: max(norms.get(n, 0.0) for norms in drawn) for n in wanted if drawn}
         return Evidence(loss=loss, gradients=wanted, noise=noise, buffers=plain.buffers)
 
     def _taught_by(self, found: Evidence) -> Named:
