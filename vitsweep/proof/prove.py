@@ -216,8 +216,7 @@ def _is_equal(twin: CellSpec, world: World) -> bool:
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
     """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
     choice = twin.optimizer
-    large = nn.Linear(*MANY_NUMBERS)
-    many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks separately
-    many.to(world.device)
+    # optimizers may treat blocks separately
+    many = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(*MANY_NUMBERS))}).to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
     agree([(faults.ALONE, fault)], "alone", twin)
