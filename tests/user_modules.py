@@ -67,6 +67,17 @@ def with_zero_head() -> nn.Module:
     return model
 
 
+class Flat(Stack):
+    """Its outputs, and so all of its gradients, are zero."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 0 * super().forward(images)
+
+
+def flat() -> nn.Module:
+    return Flat(1, 10, 16, 2)
+
+
 class DrawnByNumpy(Stack):
     def __init__(self) -> None:
         super().__init__(channels=1, classes=10, width=16, depth=2)

@@ -75,8 +75,9 @@ def test_a_wrong_value_is_named_with_its_rule() -> None:
 
 def test_a_grid_with_minutes_needs_a_baseline() -> None:
     assert settings("sweep.minutes=5").minutes == 5
-    with pytest.raises(BadValueError, match=r"`sweep.minutes=5`"):
+    with pytest.raises(BadValueError) as error:
         settings("sweep.minutes=5", "sweep.baseline=null")
+    require(str(error.value), "`sweep.minutes=5` `sweep.baseline=null` `measurement.blocks=3`")
 
 
 def test_a_name_that_is_no_folder_of_its_own_is_refused() -> None:

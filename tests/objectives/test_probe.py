@@ -1,5 +1,6 @@
 """The linear probe against scikit-learn's, features of whole images on ranks, and collapse."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.objectives.verdicts import asked
 from tests.ranks import on_ranks, placed
 from tests.training.alone import trainer_of
 from vitsweep.model.build import first_model
+from vitsweep.objectives.base import as_entries
 from vitsweep.objectives.probe import PENALTIES, probe_accuracy, spread
 from vitsweep.parallelize import parallelize
 from vitsweep.spec.cell_spec import CellSpec
@@ -76,6 +78,22 @@ def test_scores_are_those_of_one_rank(tmp_path: Path) -> None:
     assert found["probe_top1"] == pytest.approx(wanted["probe_top1"], abs=2e-3)
     for name in ("feature_spread", "prototype_information"):
         assert found[name] == pytest.approx(wanted[name], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:var_mean")  # of no images
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_batch_of_damaged_images_alone_adds_nothing_to_scores(kind: str) -> None:
+    spec = of_kind(kind, "sharding=none")
+    trainer = trainer_of(spec)
+    image, label = next(iter(spec.data.open(spec, trainer.world).test()))
+    at = replace(trainer.at(), num_images=len(image), of_held_out=True)
+    whole = as_entries((image, label)), at
+    none = as_entries((image[:0], label[:0])), replace(at, first=len(image))
+
+    def scores(*batches: Any) -> dict[str, float]:
+        return trainer.objective.evaluate(trainer.predict, batches, trainer.world.device)
+
+    assert scores(none, whole, none) == scores(whole)
 
 
 @pytest.mark.parametrize("kind", SMALL)

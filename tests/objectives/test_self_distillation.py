@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cells import entry
+from tests.objectives.test_lejepa import Products
 from tests.objectives.test_masked_autoencoder import with_fault
 from tests.objectives.verdicts import asked, verdicts
 from tests.training.alone import batch, trainer_of
@@ -201,6 +202,12 @@ def test_no_matrix_product_rounds_the_loss_of_views() -> None:
     with FlopCounterMode(display=False) as counter:
         opened().of_views(outputs, {"teacher": {"views": torch.randn(8, 2, 16)}}, AT).backward()
     assert counter.get_total_flops() == 0
+
+
+def test_the_nearest_image_is_not_looked_for_in_tf32() -> None:
+    with Products() as found:
+        opened().koleo(torch.randn(8, 16, requires_grad=True), AT).backward()
+    assert found.dtypes == {torch.float64}
 
 
 class SoftmaxInHalf(OpenDistillation):

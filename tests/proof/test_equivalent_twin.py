@@ -20,6 +20,7 @@ from tests.faults import Exploding, Scaled
 from tests.ranks import on_ranks
 from tests.refusals import require
 from tests.training.alone import ONE, alone
+from vitsweep.errors import VitsweepError
 from vitsweep.model import initialize, linear_attention
 from vitsweep.model.attention import attend
 from vitsweep.proof import reference
@@ -88,6 +89,14 @@ def test_complex_parameters_are_proved_whole(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(update.MasterWeights, "take_gradients", real)
     with pytest.raises(WrongResultError, match=r"layers\.\d\.(filter|mixing_weight)"):
         prove(spec, lone_world(), exactly=False)
+
+
+def test_gradients_that_are_all_zero_prove_nothing() -> None:
+    spec = entry("model=module", "model.target=tests.user_modules.flat", "sharding=none",
+                 "resources.ranks_per_node=1", "batch.images_per_step=16").spec  # fmt: skip
+    with pytest.raises(VitsweepError) as error:
+        prove(spec, lone_world())
+    require(str(error.value), "`model=module` `measurement.prove=none` 4")
 
 
 def test_a_loss_that_is_not_a_number_is_wrong() -> None:

@@ -144,7 +144,7 @@ def _problems(settings: SweepSettings) -> Iterator[str]:
     elif settings.minutes is not None and settings.baseline is None:
         yield (
             f"`sweep.minutes={settings.minutes:g}` ends where it is known how each cell compares with its "
-            "baseline: leave it out, or `sweep.baseline=null`."
+            "baseline, and this sweep has none (`sweep.baseline=null`): type `measurement.blocks=3` instead."
         )
     else:
         for (key, other), unused in extras.SEARCHED.items():

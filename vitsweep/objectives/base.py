@@ -248,6 +248,7 @@ class OpenObjective(ABC):
             outputs = _pytree.tree_map_only(Tensor, at_least_float32, predict(batch))
             for name, part in self.score(outputs, batch, at).items():
                 own = torch.stack([torch.as_tensor(value).to(none) for value in part])[None]
+                own = own.masked_fill(own[:, 1:] == 0, 0)  # NaN, where all images are damaged
                 totals[name] = totals[name] + own if name in totals else own
         sums = torch.cat([none, *totals.values()])
         if dist.is_initialized():

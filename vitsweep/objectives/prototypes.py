@@ -188,8 +188,8 @@ class OpenDistillation(OpenViews):
             assert group is not None
             z = gather(z, 0, step.num_images, group)
         with torch.no_grad():
-            products = z @ z.t()
-            nearest = products.fill_diagonal_(-torch.inf).argmax(1)
+            wide = z.double()  # no product in TF32
+            nearest = (wide @ wide.t()).fill_diagonal_(-torch.inf).argmax(1)
         return -((z - z[nearest]).norm(dim=1) + 1e-8).log().mean()
 
     @torch.no_grad()
@@ -206,7 +206,8 @@ class OpenDistillation(OpenViews):
             return scaled.softmax(-1)
         if counted is not None:
             scaled = scaled.masked_fill(~counted[:, None], -torch.inf)
-        most = scaled.amax(0)
+        least = scaled.new_full(scaled.shape[1:], -torch.inf)
+        most = scaled.amax(0) if len(scaled) else least  # all images are damaged
         if world is not None and world.data_parallel_size > 1:
             with sent_as("activation"):
                 dist.all_reduce(most, dist.ReduceOp.MAX, group=world.gradient_group())

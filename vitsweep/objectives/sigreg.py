@@ -76,11 +76,13 @@ class OpenLeJepa(OpenViews):
         normal = (-t.square() / 2).exp()  # its characteristic function, and the window
         gaps = torch.full_like(t, 2 * LAST_KNOT / (self.settings.knots - 1))
         gaps[:: len(t) - 1] /= 2  # the ends
-        angles_BVMQ = (z_BVK @ self.directions(z_BVK, step))[..., None] * t
+        # in float64, since a GPU may compute products of float32 in TF32
+        along_BVM = z_BVK.double() @ self.directions(z_BVK, step).double()
+        angles_BVMQ = along_BVM.to(z_BVK.dtype)[..., None] * t
         parts = torch.stack([angles_BVMQ.cos().sum(0), angles_BVMQ.sin().sum(0)])
         means_VMQ, images = self._mean(parts, len(z_BVK), step)
         apart = (means_VMQ[0] - normal).square() + means_VMQ[1].square()
-        return images * (apart @ (gaps * normal)).mean()
+        return images * (apart * (gaps * normal)).sum(-1).mean()
 
     def directions(self, like: Tensor, step: Step) -> Tensor:
         """Return unit vectors (K, M), the same on every rank."""

@@ -236,8 +236,9 @@ class PlainCrops(OpenViews):
                 )
                 if self.settings.flips and u[4] < 0.5:
                     across = across.flip(0)
-                weights = [w.to(image.device, image.dtype) for w in (down, across)]
-                crops.append(torch.einsum("yh,xw,chw->cyx", *weights, image))
+                weights = [w.to(image.device) for w in (down, across)]
+                crop = torch.einsum("yh,xw,chw->cyx", *weights, image.double())
+                crops.append(crop.to(image.dtype))
         return torch.stack(crops).unflatten(0, drawn.shape[:2])
 
 

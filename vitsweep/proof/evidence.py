@@ -7,17 +7,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from vitsweep.collectives.primitives import gathered
 from vitsweep.model.build import first_model
 from vitsweep.model.initialize import draw_zeros, plain_name
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.parallelize import parallelize
 from vitsweep.proof.faults import minus, norms_of, wide
 from vitsweep.proof.reference import ROUNDOFF, PlainModel, PlainStep, RoundingNoise
-from vitsweep.proof.twin import mean_over_replicas, my_share, step_that_counts
+from vitsweep.proof.twin import STEPS, mean_over_replicas, my_share, step_that_counts
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.training.shards import Named, whole_tensors
 from vitsweep.training.trainer import MicroBatch
 from vitsweep.world import World
+
+DRAWS = 4
+"""Of noise, where a loss couples images: in its few directions one draw may be nearly zero by chance."""
 
 
 @dataclass(kw_only=True)
@@ -28,8 +32,8 @@ class Evidence:
         step: counted from 0.
         loss: mean over the batch of all replicas.
         gradients: averaged, unscaled and clipped.
-        noise: norm of what `RoundingNoise` changes of each gradient; drawn in the first step, and in all
-            where a loss couples images.
+        noise: norm of what `RoundingNoise` changes of each gradient; drawn in the first step. Where a loss
+            couples images it is the largest of `DRAWS`, in each step.
         buffers: as the first replica leaves them; other replicas may be given its own.
         before: weights that the optimizer updates, before the step.
         weights: the same after it.
@@ -142,7 +146,7 @@ class Reference:
         return Evidence(read=read, buffers=buffers)
 
     def step(self, weights: Named, buffers: Named, batch: MicroBatch, found: Evidence) -> Evidence:
-        """Return what a step at these weights gives: the first rank computes it, the last one the noise.
+        """Return what a step at these weights gives: the first rank computes it, the last ones the noise.
 
         Args:
             weights: that forward passes read.
@@ -151,18 +155,18 @@ class Reference:
             found: what the twin's step gave, whose weights a teacher follows afterwards.
         """
         step, teacher = found.step, self._taught_by(found)
-        rank, last = self._world.rank, self._world.size - 1
+        rank, size, noisy = self._world.rank, self._world.size, list[Named]()
         # views become alike as they are trained: what rounding does to their differences grows
-        draws = not self._is_exact and (step == 0 or self._twin.objective.couples_images)
-        plain = noisy = None
-        if rank == 0:
-            plain = self.plain.step(weights, buffers, batch, step, teacher)
-        if draws and rank == last:
-            with RoundingNoise(step, ROUNDOFF[torch.float16] if self._plan.tf32 else 0.0):
-                noisy = self.plain.step(weights, buffers, batch, step, teacher)
-        plain = self._shared(plain, 0)
+        draws = DRAWS if self._twin.objective.couples_images else int(step == 0)
+        plain = self.plain.step(weights, buffers, batch, step, teacher) if rank == 0 else None
+        for draw in range(size - 1 - rank, 0 if self._is_exact else draws, size):
+            least = ROUNDOFF[torch.float16] if self._plan.tf32 else 0.0
+            with RoundingNoise(step + STEPS * draw, least):
+                noisy.append(self.plain.step(weights, buffers, batch, step, teacher).gradients)
+        plain = self._shared(plain)
         loss, wanted = float(plain.loss), plain.gradients
-        noise = norms_of(minus(self._shared(noisy, last).gradients, wanted)) if draws else {}
+        drawn = [d for rank in gathered([norms_of(minus(g, wanted)) for g in noisy]) for d in rank]
+        noise = {n: max(norms.get(n, 0.0) for norms in drawn) for n in wanted if drawn}
         return Evidence(loss=loss, gradients=wanted, noise=noise, buffers=plain.buffers)
 
     def _taught_by(self, found: Evidence) -> Named:
@@ -179,8 +183,8 @@ class Reference:
         self._teacher = followed(found.weights)
         return seen
 
-    def _shared(self, found: PlainStep | None, owner: int) -> PlainStep:
-        """Send a reference step from the rank that computed it to all others."""
+    def _shared(self, found: PlainStep | None) -> PlainStep:
+        """Send a reference step from the first rank, which computed it, to all others."""
         if not dist.is_initialized() or self._world.size == 1:
             assert found is not None
             return found
@@ -194,7 +198,7 @@ class Reference:
             none = torch.zeros((), dtype=dtype, device=self._world.device)
             grads = [found.gradients.get(n, none).expand(p.shape) for n, p in shapes.items()]
             packed = torch.cat([t.reshape(-1).to(dtype) for t in (found.loss, *grads)])
-        dist.broadcast(torch.view_as_real(packed) if dtype.is_complex else packed, owner)
+        dist.broadcast(torch.view_as_real(packed) if dtype.is_complex else packed, 0)
         loss, *parts = packed.split([1, *(p.numel() for p in shapes.values())])
         pairs = zip(shapes.items(), parts, strict=True)
         gradients = {n: (g if p.is_complex() else g.real).view(p.shape) for (n, p), g in pairs}

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vitsweep.collectives.primitives import gathered
+from vitsweep.errors import VitsweepError
 from vitsweep.model.module_look import as_it_was
 from vitsweep.proof import checks, faults
 from vitsweep.proof.evidence import Evidence, Reference, TrainedTwin
@@ -85,6 +86,7 @@ def prove(cell: CellSpec, world: World, *, exactly: bool = True) -> float:
 
     Raises:
         WrongResultError: something differs by more than rounding explains.
+        VitsweepError: all gradients are zero.
     """
     return _proved(cell, world, exactly)[0]
 
@@ -136,7 +138,7 @@ def _leg(twin: CellSpec, world: World, parts: Parts, bit_for_bit: bool = False) 
     def run(moment: Checks, found: Evidence, expected: Evidence, when: str) -> None:
         agree([(place, check(found, expected, bounds)) for place, check in moment], when, twin)
 
-    found, worst = trained.now(), 0.0
+    found, worst, moves = trained.now(), 0.0, False
     run(before_the_first_step, found, reference.first(), "before the first step")
     for step in range(STEPS):
         batch, at = global_batch(twin, step, world), (found.read, found.buffers)
@@ -144,8 +146,14 @@ def _leg(twin: CellSpec, world: World, parts: Parts, bit_for_bit: bool = False) 
         expected = reference.step(*at, batch, found)
         expected.read = found.weights
         worst = max(worst, found.loss_apart(expected))
+        moves |= any(faults.norms_of(expected.gradients).values())
         run(in_each_step, found, expected, f"in step {step + 1}")
     run(over_all, found, expected, f"over {STEPS} steps")
+    if not moves:
+        raise VitsweepError(
+            f"The nano twin of `model={twin.model.name}` has only zero gradients in {STEPS} steps, and "
+            "none can be compared: mend the model or its loss, or use `measurement.prove=none`."
+        )
     told = [f"twin {worst:.1e}", *[BIT_FOR_BIT] * gradients.bit_for_bit, *updates.told()]
     return worst, [*told, *parts.told]
 
@@ -208,8 +216,7 @@ def _is_equal(twin: CellSpec, world: World) -> bool:
 def _prove_optimizer(twin: CellSpec, world: World) -> None:
     """Refuse an optimizer whose weights or state leave its equations in a long series of updates."""
     choice = twin.optimizer
-    large = nn.Linear(*MANY_NUMBERS)
-    many = nn.ModuleDict({"blocks": nn.Sequential(large)})  # optimizers may treat blocks separately
-    many.to(world.device)
+    # optimizers may treat blocks separately
+    many = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(*MANY_NUMBERS))}).to(world.device)
     fault = series_apart(plain_model(twin, world.device), choice) or series_apart(many, choice, 4)
     agree([(faults.ALONE, fault)], "alone", twin)

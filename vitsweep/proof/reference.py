@@ -142,7 +142,7 @@ class PlainModel:
             loss, left = self._loss(prepared, buffers, step, replica)
             (loss * scale).backward()
             gradients = self._gradients(scale)
-            if scale < 1 or _all_finite(gradients):
+            if scale < 1 or all(bool(g.isfinite().all()) for g in gradients.values()):
                 return PlainStep(loss.detach().double(), gradients, left)
             scale /= 2
 
@@ -197,12 +197,7 @@ def step_of_all(cell: CellSpec, batch: Any, step: int) -> Step:
     """Return the place of a batch of all replicas in a step of a proof."""
     leaf = next(leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor))
     return Step(
-        seed=cell.seed,
-        number=step,
-        total=None,
-        first=0,
-        num_images=len(leaf),
-        device=leaf.device,
+        seed=cell.seed, number=step, total=None, first=0, num_images=len(leaf), device=leaf.device
     )
 
 
@@ -225,12 +220,7 @@ def _norm_with_wide_sums(norm: nn.LayerNorm, is_half: bool, x: Tensor) -> Tensor
 
 
 def _own_norm_in_float32(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    found: Tensor = type(norm).forward(norm, x.float())
-    return found.to(x.dtype)
-
-
-def _all_finite(gradients: dict[str, Tensor]) -> bool:
-    return all(bool(g.isfinite().all()) for g in gradients.values())
+    return type(norm).forward(norm, x.float()).to(x.dtype)
 
 
 SELECTIONS = ("amax", "amin", "aminmax", "max", "min", "median", "nanmedian")

@@ -230,3 +230,16 @@ def test_a_batch_without_labels_is_not_judged_and_says_nothing_of_the_device() -
         assert result.verdict == "not judged"
         assert result.is_repeatable
         assert "deterministic" not in result.sentence
+
+
+def test_gradients_that_are_all_zero_are_not_judged() -> None:
+    def nothing(outputs: Tensor, batch: Any) -> Tensor:
+        return (0 * outputs).sum() + 1
+
+    model = Stack(1, 10, 16, 2)
+    with vitsweep.apply("resources.threads_per_rank=1", model, nothing) as training:
+        batch = torch.randn(4, 1, 8, 8), torch.arange(4)
+        training.step(batch)
+        result = vitsweep.check(training, batch)
+        assert result.verdict == "not judged"
+        assert "all gradients are zero" in result.sentence

@@ -98,8 +98,9 @@ def test_a_rank_is_slow_beside_the_others_in_the_median_pass() -> None:
 
 def test_a_guard_that_cannot_check_or_write_is_refused_at_once(tmp_path: Path) -> None:
     with vitsweep.apply("resources.threads_per_rank=1", torch.nn.Linear(4, 2)) as training:
-        with pytest.raises(BadValueError, match="every_steps=0"):
-            vitsweep.Guard(training, every_steps=0, record=None)
+        for steps, typed in ((0, "0"), ("5", "'5'"), (2.5, "2.5"), (True, "True")):
+            with pytest.raises(BadValueError, match=f"every_steps={typed}`"):
+                vitsweep.Guard(training, every_steps=steps, record=None)  # type: ignore[arg-type]
         with pytest.raises(FileNotFoundError):
             vitsweep.Guard(training, record=tmp_path / "missing" / "checks.jsonl")
     with pytest.raises(FileNotFoundError):

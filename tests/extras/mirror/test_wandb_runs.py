@@ -143,7 +143,7 @@ def test_a_tracker_that_cannot_work_is_refused_before_anything_runs(
 
 def test_a_tracker_that_can_work_is_taken() -> None:
     for tracker in (
-        {}, {"mode": "none", "time_limit_s": -1}, {"mode": "offline", "time_limit_s": 0.5},
+        {"mode": "offline", "time_limit_s": 0.5},
         {"mode": "online", "time_limit_s": 86_400, "project": "a b"},
     ):  # fmt: skip
         check_tracker(tracker)

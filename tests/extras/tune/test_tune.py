@@ -125,6 +125,7 @@ def test_a_resumed_search_goes_on(stop: int) -> None:
     [
         ("precision=fp32", "one setting"),
         (["precision=fp32", "precision=fp32"], "named twice"),
+        (["precision=O1 seed=1", "seed=1 precision=O1"], "are the same setting"),
         ("optimizer=adamw_loop,sgd_loop", "optimizer.kind=SGD"),
         ("optimizer.learning_rate=0.1,0.2", "optimizer.learning_rate=0.2"),
         ("averaging=none,ema", "averaging="),
@@ -140,6 +141,12 @@ def test_settings_that_compute_another_training_are_refused_by_name(
 ) -> None:
     with pytest.raises((BadValueError, VitsweepError, ImpossibleCellError), match=names):
         vitsweep.tune(settings, build)
+
+
+def test_a_number_of_steps_that_is_none_is_refused_as_typed() -> None:
+    for steps, typed in (("120", "'120'"), (0, "0"), (1.5, "1.5")):
+        with pytest.raises(BadValueError, match=f"tune_steps={typed}`"):
+            vitsweep.tune("precision=fp32,bf16", build, tune_steps=steps)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("short_blocks")

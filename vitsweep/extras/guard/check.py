@@ -50,7 +50,8 @@ class CheckResult:
 
     Attributes:
         step: optimizer steps that were taken before.
-        verdict: `not judged` where gradients overflow, those at the loss scale or the plain model's own.
+        verdict: `not judged` where gradients overflow, those at the loss scale or the plain model's own, or
+            where all are zero.
         sentence: what was found.
         worst: name of the tensor whose gradient is furthest off, or `loss`.
         distance: of that, in parts of what rounding explains; a fault is above 1.
@@ -259,7 +260,10 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
     of_outputs, multiples, repeated, reasons, seconds = zip(*(r[2:] for r in ranks), strict=True)
     nearest = min(range(size), key=lambda number: multiples[number][0])
     is_one = size > 1 and multiples[nearest][0] < OF_ONE_RANK
+    kinds, norms = dict[str, float](), norms_of(plain.gradients)
     reason, phase, rank = next(filter(None, reasons), ""), "", None
+    if not reason and distance <= 1 and not any(norms.values()):
+        reason = "all gradients are zero, so that none can be compared"
     verdict: Verdict = "not judged" if reason else "wrong" if distance > 1 else "sound"
     if verdict == "wrong" and worst.startswith(IN_FLOAT32):
         phase = "precision"
@@ -280,7 +284,6 @@ def _checked(training: Applied, batch: Any) -> CheckResult:
         said += f" Gradients of rank {rank} count {multiples[rank][1]:.3g} times."
     if not all(repeated):
         said += " The same pass twice gave other numbers: this device is not deterministic here."
-    kinds, norms = dict[str, float](), norms_of(plain.gradients)
     vanished = [n for n, norm in norms.items() if norm <= TINY * typical_norm(norms)]
     for name, share in shares.items():
         kind = re.sub(r"\b\d+\b", "*", name)

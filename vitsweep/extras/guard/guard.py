@@ -33,7 +33,7 @@ class Guard:
         raise_on_fault: as of `vitsweep.check`.
 
     Raises:
-        BadValueError: `every_steps` is below 1.
+        BadValueError: `every_steps` is no whole number, or below 1.
         OSError: `record` cannot be written.
     """
 
@@ -46,9 +46,9 @@ class Guard:
         record: str | Path | None = "checks.jsonl",
         raise_on_fault: bool = False,
     ) -> None:
-        if every_steps < 1:
+        if type(every_steps) is not int or every_steps < 1:
             raise BadValueError(
-                f"`every_steps={every_steps}` is not the number of steps between checks: give 1 or more."
+                f"`every_steps={every_steps!r}` is not the number of steps between checks: give 1 or more."
             )
         if record is not None and training.world.rank == 0:
             Path(record).open("a", encoding="utf-8").close()  # fails now, and not hours later

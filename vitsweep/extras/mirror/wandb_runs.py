@@ -39,17 +39,14 @@ def check_tracker(tracker: Mapping[str, Any]) -> None:
     """Refuse a tracker that cannot work here, before anything runs.
 
     Args:
-        tracker: the composed `tracker` node.
+        tracker: the composed `tracker` node, whose mode is not `none`.
 
     Raises:
         VitsweepError: its mode is unknown, or its time limit or project is wrong.
     """
-    mode = str(tracker.get("mode", "none"))
-    if mode not in MODES:
+    if (mode := tracker["mode"]) not in MODES:
         known = ", ".join(f"`{m}`" for m in MODES)
         raise VitsweepError(f"`tracker.mode={mode}`: must be one of {known}.")
-    if mode == "none":
-        return
     limit = tracker.get("time_limit_s")
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit <= LONGEST_S:
         raise VitsweepError(

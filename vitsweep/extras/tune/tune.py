@@ -57,11 +57,16 @@ def tune(
         trust: as of `vitsweep.apply`.
 
     Raises:
-        BadValueError: there is one setting only, or one cannot be read.
+        BadValueError: there is one setting only, one cannot be read, two are the same, or `tune_steps` is no
+            whole number above 0.
         ImpossibleCellError: as of `vitsweep.apply`, of any setting.
         VitsweepError: settings compute another training than the first, or cannot be checked.
         OSError: `record` cannot be written.
     """
+    if type(tune_steps) is not int or tune_steps < 1:
+        raise BadValueError(
+            f"`tune_steps={tune_steps!r}` is no number of steps after which a search ends: give 1 or more."
+        )
     cells = _named(settings, config_dir)
     if record is not None and place()[0] == 0:
         Path(record).open("a", encoding="utf-8").close()  # fails now, and not after a block
@@ -109,7 +114,14 @@ def _named(settings: str | Sequence[Cell], config_dir: str | Path | None) -> dic
 
 
 def _refuse_apart(trainings: Mapping[str, Applied]) -> None:
-    """Refuse settings that compute another training than the first, or keep other tensors."""
+    """Refuse settings that compute another training than the first, keep other tensors, or are equal."""
+    alike = dict[str, str]()
+    for name, each in trainings.items():
+        other = alike.setdefault(each.cell.cell_id, name)
+        if other != name:
+            raise BadValueError(
+                f"`{name}` and `{other}` in `settings` are the same setting: name each setting once."
+            )
     (first, wanted), *_ = facts = [(name, _facts(each)) for name, each in trainings.items()]
     for name, found in facts:
         refuse_unchecked(trainings[name])
