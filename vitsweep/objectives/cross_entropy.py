@@ -148,6 +148,11 @@ class OwnLoss(OfLabelledImages):
                 f"The loss returned {described(loss)}, and it must be a tensor of one number without an "
                 f"axis, the {kind} over the micro-batch: return `loss.{kind}()`."
             )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise VitsweepError(
+                "The loss has no gradient: compute it from the outputs in torch, without `detach` or "
+                "`torch.no_grad`."
+            )
         return loss
 
 

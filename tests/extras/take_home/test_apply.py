@@ -222,6 +222,81 @@ def test_a_count_without_its_loss_and_one_that_is_no_number_are_refused() -> Non
         applied.step(batch)
 
 
+@pytest.mark.parametrize(
+    ("cell", "model", "loss", "words"),
+    [
+        ("", "vit", None, "`model` is str"),
+        ("", Stack(1, 10, 16, 2), "ce", "`loss='ce'` is no function"),
+        ("precision=O1,O2", Stack(1, 10, 16, 2), None, "`precision=O1,O2` has several values"),
+        ("precision=O1 precision=fp32", Stack(1, 10, 16, 2), None, "set the same key"),
+        ("resources.ranks_per_node=2", Stack(1, 10, 16, 2), None, "for 2 ranks .* there are 1"),
+        ("recipe.clip_norm=0.001", Stack(1, 10, 16, 2), None, "no effect with `task=measure`"),
+        ({"cell_id": "x"}, Stack(1, 10, 16, 2), None, "no `sweep`"),
+    ],
+)
+def test_what_is_no_cell_no_model_and_no_loss_is_refused(
+    cell: Any, model: Any, loss: Any, words: str
+) -> None:
+    with pytest.raises(vitsweep.VitsweepError, match=words):
+        vitsweep.apply(cell, model, loss)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (None, "The batch is NoneType"),
+        (torch.randn(4, 1, 8, 8), r"The batch is a tensor \(4, 1, 8, 8\)"),
+        (
+            (np.ones((4, 1, 8, 8)), torch.zeros(4, dtype=torch.int64)),
+            "holds ndarray where a tensor",
+        ),
+        ((), "holds NoneType where a tensor"),
+        ((torch.randn(4, 1, 8, 8), torch.rand(4)), r"labels are a tensor \(4,\) of torch\.float32"),
+        ((torch.randn(4, 1, 8, 8), torch.ones(4).long(), torch.ones(4)), "two entries .* not 3"),
+        ((torch.randn(4, 1, 8, 8),), "two entries .* not 1"),
+    ],
+)
+def test_a_batch_that_is_no_pair_of_inputs_and_labels_is_refused(batch: Any, words: str) -> None:
+    with (
+        vitsweep.apply(ALONE, Stack(1, 10, 16, 2)) as applied,
+        pytest.raises(vitsweep.VitsweepError, match=words),
+    ):
+        applied.step(batch)
+
+
+def test_a_loss_without_gradient_is_refused() -> None:
+    def constant(outputs: Tensor, batch: Any) -> Tensor:
+        return outputs.detach().mean()
+
+    batch = torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    with (
+        vitsweep.apply(ALONE, Stack(1, 10, 16, 2), constant) as applied,
+        pytest.raises(vitsweep.VitsweepError, match="no gradient"),
+    ):
+        applied.step(batch)
+
+
+def test_settings_that_belong_to_the_loop_are_named() -> None:
+    idle = {"batch.images_per_step": 64, "model.depth": 77, "sweep.minutes": 3}
+    with (
+        pytest.warns(UserWarning, match="`batch.*`, `model.depth=77`, `sweep.* has no effect"),
+        vitsweep.apply({"precision": "fp32", **idle}, Stack(1, 10, 16, 2)) as applied,
+    ):
+        assert applied.cell.precision.name == "fp32"
+
+
+def test_a_cell_that_trains_brings_the_optimizer_and_smoothing_of_its_recipe() -> None:
+    typed = "task=train recipe=digits recipe.weight_decay=0.25 data=digits"
+    with vitsweep.apply(typed, Stack(1, 10, 16, 2)) as applied:
+        groups = applied.optimizer.param_groups
+        assert {group["lr"] for group in groups} == {0.003}
+        assert {group["weight_decay"] for group in groups} == {0.0, 0.25}
+        assert applied.cell.optimizer.clip_norm == 1.0
+        batch = torch.randn(4, 1, 8, 8), torch.arange(4)
+        wanted = F.cross_entropy(applied.predict(batch[0]), batch[1], label_smoothing=0.1)
+        torch.testing.assert_close(applied.step(batch), wanted, check_dtype=False)
+
+
 def test_a_loss_with_an_axis_is_asked_to_return_the_sum_with_a_count_and_else_the_mean() -> None:
     def each(outputs: Tensor, batch: Any) -> Tensor:
         return F.cross_entropy(outputs, batch[1], reduction="none")

@@ -1,5 +1,6 @@
 """`vitsweep.apply`: the techniques of a cell around a model, in a training loop of one's own."""
 
+import atexit
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -24,7 +25,13 @@ from vitsweep.errors import (
 )
 from vitsweep.execution.process import joined_process_group, own_world
 from vitsweep.execution.rank_processes import rendezvous
-from vitsweep.extras.take_home.asked_cell import Cell, for_model, place, spec_of
+from vitsweep.extras.take_home.asked_cell import (
+    Cell,
+    for_model,
+    place,
+    spec_of,
+    without_effect,
+)
 from vitsweep.job_environment import init_method
 from vitsweep.model.block import mark_blocks
 from vitsweep.model.module_look import (
@@ -39,7 +46,7 @@ from vitsweep.model.module_look import (
 from vitsweep.model.module_spec import ModuleSpec
 from vitsweep.model.precision import set_process_flags
 from vitsweep.model.user_module import LAZY, find_blocks, in_float32, look_problems
-from vitsweep.objectives.base import Pair, as_entries
+from vitsweep.objectives.base import Pair, as_entries, described
 from vitsweep.objectives.cross_entropy import (
     IGNORED,
     CountedCrossEntropy,
@@ -83,7 +90,8 @@ def apply(
 
     Args:
         cell: a row of `cells.parquet` (a mapping or Series with `sweep` and `cell_id`), the path of a
-            frozen `cell.yaml`, or overrides such as `"sharding=fsdp precision=bf16"`.
+            frozen `cell.yaml`, or overrides such as `"sharding=fsdp precision=bf16"`, which may be a dict.
+            A cell of `task=train` brings the optimizer's settings and label smoothing of its recipe.
         model: with its weights, the same on every rank, on the host. It is changed in place: use a new
             model for each call. `model.blocks` of the cell says what it stacks, or the largest list
             of equal modules is taken.
@@ -96,12 +104,14 @@ def apply(
         trust: build what a cell names that somebody else froze, such as classes of their own.
 
     Raises:
-        BadValueError: the cell cannot be read, or `loss_count` has no `loss`.
+        BadValueError: the cell cannot be read, an argument is of another kind, or `loss_count` has no `loss`.
         ImpossibleCellError: a technique lacks something that this model, loss or world has not; all
             reasons are named. What only a pass of the model shows, its first `step` says.
         VitsweepError: the cell is for another number of ranks, the model is in use already, or its weights
             differ between ranks.
     """
+    if not isinstance(model, nn.Module):
+        raise BadValueError(f"`model` is {described(model)}: give a `torch.nn.Module`.")
     if "draws" in vars(model):
         raise VitsweepError(
             "This model has techniques of an earlier `vitsweep.apply` around it, which changed it in "
@@ -112,10 +122,22 @@ def apply(
             "`loss_count` counts over what a `loss` of yours sums, and none was given: give both, or leave "
             "it out."
         )
+    for name, function in (("loss", loss), ("loss_count", loss_count)):
+        if function is not None and not callable(function):
+            raise BadValueError(f"`{name}={function!r}` is no function: give one, or leave it out.")
     with trusting(trust):
-        spec = for_model(spec_of(cell, config_dir), model)
+        asked = spec_of(cell, config_dir)
+        spec = for_model(asked, model)
+    if (idle := without_effect(cell, asked, model)) and place()[0] == 0:
+        warnings.warn(
+            f"{listed(idle)} has no effect on `vitsweep.apply`: model, batches and loop are yours.",
+            stacklevel=2,
+        )
+    if spec.task.epochs:
+        spec = replace(spec, optimizer=spec.recipe.optimizer(spec))
     own = needs_equal_parts(spec, "loss") if loss is not None else ()
-    reasons = [*technique_conflicts(spec), *lacking_here(spec), *own]
+    recipe = [] if spec.task.epochs else spec.recipe.conflicts(spec)
+    reasons = [*technique_conflicts(spec), *lacking_here(spec), *own, *recipe]
     if loss is None and not (spec.objective.is_default or spec.loss_function):
         reasons.append(
             f"`objective={spec.objective.name}` needs batches and a network of its own, and `vitsweep.apply` "
@@ -245,6 +267,10 @@ class Applied:
         """
         _PROCESS.set_flags(self)
         self._refuse_within_averaged(name)
+        if not isinstance(batch, (Mapping, tuple, list)):
+            raise BadValueError(
+                f"The batch is {described(batch)}: give a pair of inputs and targets, or a mapping."
+            )
         found = _split(batch, parts or self.cell.batch.accumulation_steps, self.world.device)
         self._refuse_other_lengths(sum(number_of_images(part) for part in found))
         if not self.has_begun:
@@ -285,6 +311,19 @@ class Applied:
                 f"{listed(list(batch))} that it holds them (`data.label`): give `vitsweep.apply` a `loss`."
             )
             return
+        if reads_labels and not by_name and len(batch) != 2:
+            yield (
+                f"The cross entropy reads two entries of a batch, inputs and labels, and not {len(batch)}: "
+                "give `vitsweep.apply` a `loss` that reads others."
+            )
+            return
+        labels = objective.labels(batch) if isinstance(objective, CrossEntropy) else None
+        if labels is not None and labels.is_floating_point() and labels.ndim < 2:
+            yield (
+                f"The labels are {described(labels)} of {labels.dtype}: give numbers of classes as integers, "
+                "shares of all classes along a second axis, or `vitsweep.apply` a `loss`."
+            )
+            return
         if self.bare is not None:
             follow(self.bare, model)
             # one's own may count its calls
@@ -296,11 +335,7 @@ class Applied:
                 _not_looked_at(model, "cannot be run on this batch without values", look.error)
             shape: tuple[int, ...] = getattr(logits_of(look.outputs), "shape", ())
             classes = shape[1] if len(shape) > 1 else 0
-        if (
-            not isinstance(objective, CrossEntropy)
-            or not classes
-            or (labels := objective.labels(batch)).is_floating_point()
-        ):
+        if labels is None or not classes or labels.is_floating_point():
             return
         outside = labels[((labels < 0) | (labels >= classes)) & (labels != IGNORED)]
         if len(outside):
@@ -462,6 +497,7 @@ class _Process:
     def __init__(self) -> None:
         self._users: list[Applied] = []
         self._flags, self._group = ExitStack(), ExitStack()
+        atexit.register(self._flags.close)  # of a script that ends without `close`
         self._current: Applied | None = None
 
     def enter(self, user: Applied) -> World:
@@ -524,10 +560,18 @@ def _split(batch: Any, parts: int, device: Any) -> list[Any]:
             f"The batch holds a string at {texts[0]}, and only tensors can be cut into "
             f"`batch.accumulation_steps={parts}` parts: leave it out."
         )
-    lengths = {len(t) for t in tree_leaves(batch) if isinstance(t, torch.Tensor) and t.ndim}
-    if len(lengths) != 1 or (length := lengths.pop()) < parts:
+    leaves = tree_leaves(batch)
+    foreign = [x for x in leaves if getattr(x, "ndim", 0) and not isinstance(x, torch.Tensor)]
+    lengths = sorted({len(t) for t in leaves if isinstance(t, torch.Tensor) and t.ndim})
+    if foreign or not lengths:
+        held = foreign or leaves or [None]
+        raise BadValueError(
+            f"The batch holds {described(held[0])} where a tensor is wanted: give tensors, such as by "
+            "`torch.as_tensor`, in a tuple, a list or a dict."
+        )
+    if len(lengths) != 1 or lengths[0] < parts:
         raise VitsweepError(
-            f"The tensors of the batch have lengths {sorted(lengths) or length} along the first axis: they "
+            f"The tensors of the batch have lengths {lengths} along the first axis: they "
             f"must agree, and be at least `batch.accumulation_steps={parts}`. A loader with "
             "`drop_last=True` leaves a small last batch out."
         )
