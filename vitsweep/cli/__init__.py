@@ -164,7 +164,8 @@ class Options(ArgumentParser):
         def read(text: str) -> float:
             value = kind(plain_number(option, text))
             if not (0 < value < math.inf if least is None else least <= value) or value > most:
-                raise BadValueError(f"`{option} {text}` must be {rule}.")
+                meant = f": {value:g} % is {value / 100:g}" if most < 1 < value < 100 else ""
+                raise BadValueError(f"`{option} {text}` must be {rule}{meant}.")
             return value
 
         read.__name__ = kind.__name__  # by which argparse calls what is none

@@ -8,6 +8,7 @@ from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import wrong_function
+from vitsweep.spec.measurement import AT_MOST, AUTO
 from vitsweep.spec.resources import AXES, TOKEN_AXES
 
 
@@ -175,6 +176,13 @@ def _batch(cell: CellSpec) -> Iterator[str]:
 
 
 def _measurement(cell: CellSpec) -> Iterator[str]:
+    for least, most in AT_MOST.items():
+        low, high = getattr(cell.measurement, least), getattr(cell.measurement, most)
+        if low > high and low != AUTO.get(least, {}).get(cell.resources.device):
+            yield (
+                f"`measurement.{least}={low:g}` is more than `measurement.{most}={high:g}`: use "
+                f"`measurement.{least}={high:g}`, or a larger `measurement.{most}`."
+            )
     for feature in extras.KNOWN.values():
         for key in feature.instruments.keys() - extras.INSTRUMENTS.keys():
             if value := getattr(cell.measurement, key):

@@ -96,7 +96,7 @@ def test_a_stranger_is_dropped_and_holds_up_nobody(
 def test_an_agent_of_another_job_is_refused(key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     listening, (host, port) = listener(key)
     monkeypatch.setattr(transport, "ports", lambda key: [port])
-    with pytest.raises(VitsweepError, match="found no command .* keys differ"):
+    with pytest.raises(VitsweepError, match=r"found no command .* keys differ"):
         agent(0, b"another key", 0.5)
     with pytest.raises(multiprocessing.AuthenticationError):
         multiprocessing.connection.Client((host, port), authkey=b"another key")
