@@ -34,7 +34,7 @@ from vitsweep.tables.sweep_tables import SweepTables
 BARE = re.compile(
     r"(?<![\w.])(?!1\.00x)\d[\d,]*\.\d+x\b(?!\s\[[\d.]+, [\d.]+\]|[^.;]{0,30}no interval\)| as fast so far)"
 )
-"""A ratio without an interval, without the words, and of no sweep that goes on. 1.00x is a baseline's here."""
+"""A ratio without an interval, without the words, and of no sweep that goes on. A baseline's is 1.00x."""
 
 
 def bare(text: str) -> list[str]:
