@@ -117,10 +117,8 @@ class Options(ArgumentParser):
     def read(self, arguments: Sequence[str]) -> Namespace:
         """Read what was typed; options may stand anywhere among the other words."""
         words = [word for word in arguments if word != "--"]
-        options = (w for w in words if w.startswith("--"))
-        if unknown := [
-            w for w in options if w.partition("=")[0] not in self._option_string_actions
-        ]:
+        known = self._option_string_actions
+        if unknown := [w for w in words if w[:2] == "--" and w.partition("=")[0] not in known]:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before what is required
         return self.parse_intermixed_args(words)
 

@@ -161,11 +161,9 @@ class Progress:
         if not running:
             return f"{self._title()}; no cell runs at the moment"
         (cell, began), *others = running
-        after = (
-            f" and {count(len(others), 'other')} run"
-            if others
-            else f" runs for {now - began:.0f} s"
-        )
+        after = f" runs for {now - began:.0f} s"
+        if others:
+            after = f" and {count(len(others), 'other')} run"
         return self._named(f"{self._title()}; ", cell, after)
 
     def _ratio(self, entry: PlannedCell, speed: float, *, is_screening: bool) -> float:

@@ -87,9 +87,8 @@ def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here
 def _mesh(cell: CellSpec) -> Iterator[str]:
     mesh, world = cell.mesh, cell.resources.world_size
     if mesh.world_size != world:
-        given = " ".join(
-            f"mesh.{a}={d}" for a, d in vars(mesh).items() if d > 1 and a != "replicate"
-        )
+        degrees = {a: d for a, d in vars(mesh).items() if d > 1 and a != "replicate"}
+        given = " ".join(f"mesh.{axis}={degree}" for axis, degree in degrees.items())
         yield f"`{given}` does not divide the {world} ranks: choose degrees whose product does."
 
 
