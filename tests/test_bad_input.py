@@ -119,6 +119,8 @@ REFUSED_BEFORE_HYDRA = [
     ("report", "a b c", "c"),
     ("status", "--wach", "`--watch`"),
     ("judge", "nosuch", "`cd`"),
+    ("judge", "HEAD --width 5", "`--width 5` 0 0.99 0.05"),
+    ("judge", "HEAD --quality los", "`--quality los` `--step` `--quality loss`"),
     ("judge", "HEAD~1 HEAD --stepp a.py:f", "`--step`"),
     ("compare", "precision=O1 precision=O2 --minuts=1", "`--minutes`"),
     ("doctor", "foo", "foo"),

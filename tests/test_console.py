@@ -130,6 +130,26 @@ def test_every_line_of_a_measured_run_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80, lines
 
 
+@pytest.mark.parametrize(
+    ("blocks", "end"), [(1, "(no interval)"), (2, "(no interval)"), (3, "so far")]
+)
+def test_only_a_ratio_that_gets_no_interval_in_the_end_says_so(blocks: int, end: str) -> None:
+    typed = f"measurement.blocks={blocks}"
+    base, fast = (
+        replace(e, baseline_id="base") for e in (entry(typed), entry("precision=O1", typed))
+    )
+    base.__dict__["cell_id"], fast.__dict__["cell_id"] = "base", "fast"
+    console = Console(file=io.StringIO(), width=99)
+    progress = Progress(console, {"base": "plain", "fast": "precision=O1"}, 2 * blocks)
+    for number in range(blocks):
+        for cell, speed in ((base, 100.0), (fast, 150.0)):
+            progress.ended(cell, run(cell.cell_id, f"b{number}", speed))
+    assert isinstance(console.file, io.StringIO)
+    said = [line for line in console.file.getvalue().splitlines() if "as fast" in line]
+    assert len(said) == blocks
+    assert all(line.endswith(f"as fast {end}") for line in said)
+
+
 def test_a_screening_run_shows_its_ratio_at_once() -> None:
     base, slow = (replace(e, baseline_id="base") for e in (entry(), entry("precision=O1")))
     base.__dict__["cell_id"], slow.__dict__["cell_id"] = "base", "slow"
@@ -167,8 +187,8 @@ def test_a_terminal_shows_the_ratio_so_far_in_a_line_per_run_and_what_runs_below
     assert re.search(r"\[2/8\] precision=O1: 18.0 img/s, .* 2.0x as fast \(no interval\)", shown)
     rows = cells(table(*records), {"base": "base", "fast": "base"}).set_index("cell_id")
     so_far = rows.loc["fast", "speedup"]
-    last = rf"\[8/8\] precision=O1: 14,000 img/s, .* {so_far:.1f}x as fast so far \(no interval\)"
-    assert re.search(last, shown)
+    last = rf"\[8/8\] precision=O1: 14,000 img/s, .* {so_far:.1f}x as fast so far\r?$"
+    assert re.search(last, shown, re.M)
     assert "0 of 8 runs, " in shown
 
 

@@ -73,7 +73,8 @@ VALUES = (
 SETTINGS = {"optimizer.momentum": "optimizer=sgd_loop", "data.num_workers": "data=image_folder",
             "data.prefetch_batches": "data=image_folder", "hydra.launcher": "hydra/launcher=slurm",
             "tracker.project": "tracker=wandb", "precision.": "precision=O1",
-            "sharding.": "sharding=fsdp", "objective.": "objective=flow_matching",
+            "sharding.": "sharding=fsdp", "objective.kept_share": "objective=masked_autoencoder",
+            "objective.": "objective=flow_matching",
             "data.num_classes": "data=synthetic",
             "data.num_frames": "data=synthetic_video", "data.": "data=image_folder"}  # fmt: skip
 """What a setting is of, where that is not plain."""
@@ -180,6 +181,16 @@ sharding=ddp/fsdp -> `sharding=ddp,fsdp`?
 precision=01,02 -> `precision=O1,O2`?
 sharding=ddp,fsdpp -> `sharding=ddp,fsdp`?
 precision = O1, O2 -> no space next to `,` or `=`: `precision=O1,O2`.
+objective=masked_autoencoder objective.mask_ratio=0.75 -> did you mean `objective.kept_share=0.25`?
+objective.mask_ratio=0.75 -> did you mean `objective=masked_autoencoder objective.kept_share=0.25`?
+objective=masked_autoencoder mask_ratio=0.6 -> `tokens=drop tokens.keep=0.4` or `objective.kept_share=0.4`?
+patch_dropout=0.3 -> `tokens=drop tokens.keep=0.7`?
+batch.image=3 -> did you mean `batch.images_per_step=3`?
+optimizer.learning=0.1 -> did you mean `optimizer.learning_rate=0.1`?
+precision=O1 precision.loss_scale=bf16 -> must be a number or `dynamic`.
+measurement.start=soon -> must be `auto`, `forked` or `spawned`.
+measurement.start=fork -> did you mean `measurement.start=forked`?
+measurement.blocks=soon -> must be a whole number.
 measurement.blocks=three -> `measurement.blocks=3`?
 limit_train_batches=0.1 -> `measurement=smoke`?
 limit_train_batches=20 -> `measurement.measured_steps=20`?

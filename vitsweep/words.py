@@ -102,7 +102,8 @@ def _groups(names: Collection[str]) -> list[str]:
 
 def _listed(section: str, names: Collection[str], value: str) -> list[str]:
     found = (a for a, others in _table()[section].items() if {*names} & {plain(o) for o in others})
-    return [answer.replace("*", value) for answer in found]
+    left = f"{1 - float(value):g}" if _SHARE.fullmatch(value) else "..."
+    return [answer.replace("1-*", left).replace("*", value) for answer in found]
 
 
 def _chosen(group: str, value: str) -> list[str]:
@@ -156,7 +157,8 @@ def did_you_mean(
         if instead := next(filter(None, map(gone, answers)), ""):
             return instead
         found = {f" {_words(a)} ": a for a in answers if fits(_words(a))}
-        longer = {w for w in found if "=..." in w and any(o in w for o in {*found} - {w})}
+        within = [(o, w) for w in found for o in found if o != w and o in w]
+        longer = {w for o, w in within if "=..." in w or w.endswith(o)}
         if answers := [a for w, a in found.items() if w not in longer]:
             return f"; did you mean {' or '.join(_shown(answers))}?"
     last = plain(as_typed(word).partition("=")[0].lstrip("-").rpartition(".")[2])
@@ -173,6 +175,12 @@ def _tried(
     if plain(word) in by_letters:
         yield [as_typed(by_letters[plain(word)])]
     many, near = (get_close_matches(plain(word), by_letters, 1, cutoff) for cutoff in (0.9, 0.7))
+    # a name of the same place that begins with it, or holds it
+    start = as_typed(word).partition(word)[0]
+    longer = [n for n, name in by_letters.items() if as_typed(name).startswith(start)]
+    longer = [n for n in longer if plain(word) in n and len(word) > 2]
+    longer = [n for n in longer if n.startswith(plain(word))] or longer
+    near = longer if len(longer) == 1 else near
     yield from ([as_typed(by_letters[name])] for name in many)
     for typed in (as_typed(word), *(as_typed(by_letters[name]) for name in near)):
         yield [typed] if typed != as_typed(word) else []
@@ -245,6 +253,7 @@ _SHARES = re.compile(
 )
 _CLOCK = re.compile(r"(?:(\d+)[-:])?(\d+):(\d\d):(\d\d)")
 _SQUARE = re.compile(r"(\d+)[xX]\1")
+_SHARE = re.compile(r"0?\.\d+")
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?) ?([A-Za-z]+|%)")
 
 

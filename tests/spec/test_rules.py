@@ -29,6 +29,12 @@ def way_out(reason: str) -> str:
 RANKS_4 = "resources.ranks_per_node=4"
 
 
+def test_a_short_window_may_be_shorter_than_what_auto_stands_for() -> None:
+    for device in (LAPTOP, GPU_NODE):
+        typed = ("measurement=standard", "measurement.max_seconds=0.1")
+        assert not [r for r in reasons(*typed, machine=device) if "seconds" in r]
+
+
 def test_a_rule_names_the_knob_its_value_and_the_way_out() -> None:
     for overrides, names in [
         (
@@ -90,6 +96,22 @@ def test_a_rule_names_the_knob_its_value_and_the_way_out() -> None:
         (
             ["task=train", "model.num_classes=12"],
             "`model.num_classes=12` `data=digits` `model.num_classes=auto` 10",
+        ),
+        (
+            ["task=train", "task.epochs=3", "task.warmup_epochs=40"],
+            "`task.warmup_epochs=40` `task.epochs=3`",
+        ),
+        (
+            ["measurement.min_seconds=5", "measurement.max_seconds=1"],
+            "`measurement.min_seconds=5` `measurement.max_seconds=1` `measurement.min_seconds=1`",
+        ),
+        (
+            ["measurement.warmup_min_seconds=5", "measurement.max_seconds=1"],
+            "`measurement.warmup_min_seconds=5` `measurement.max_seconds=1`",
+        ),
+        (
+            ["measurement.measured_steps=4", "measurement.fewest_steps=9"],
+            "`measurement.fewest_steps=9` `measurement.measured_steps=4` `measurement.fewest_steps=4`",
         ),
         (
             ["mesh.ulysses=2"],

@@ -117,10 +117,8 @@ class Options(ArgumentParser):
     def read(self, arguments: Sequence[str]) -> Namespace:
         """Read what was typed; options may stand anywhere among the other words."""
         words = [word for word in arguments if word != "--"]
-        options = (w for w in words if w.startswith("--"))
-        if unknown := [
-            w for w in options if w.partition("=")[0] not in self._option_string_actions
-        ]:
+        known = self._option_string_actions
+        if unknown := [w for w in words if w[:2] == "--" and w.partition("=")[0] not in known]:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before what is required
         return self.parse_intermixed_args(words)
 
@@ -164,7 +162,8 @@ class Options(ArgumentParser):
         def read(text: str) -> float:
             value = kind(plain_number(option, text))
             if not (0 < value < math.inf if least is None else least <= value) or value > most:
-                raise BadValueError(f"`{option} {text}` must be {rule}.")
+                meant = f": {value:g} % is {value / 100:g}" if most < 1 < value < 100 else ""
+                raise BadValueError(f"`{option} {text}` must be {rule}{meant}.")
             return value
 
         read.__name__ = kind.__name__  # by which argparse calls what is none

@@ -277,9 +277,8 @@ def expand(
     for composed in map(composer.compose, lists):
         first.setdefault(composed.key, composed)
     has_cell = {text for cell in first.values() for text in cell.overrides}
-    for (
-        axis
-    ) in typed_axes:  # what is typed besides may make a choice equal to another one in every cell
+    # what is typed besides may make a choice equal to another one in every cell
+    for axis in typed_axes:
         lost = [t for [t] in axis.values if t not in has_cell] if axis.name in NAMED_ONLY else []
         given = [f"`{t}`" for a in typed_axes for [t] in a.values if a.root == axis.name != a.name]
         if lost:

@@ -12,14 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vitsweep.console import (
-    can_be_redrawn,
-    notebook_line,
-    periodic_status,
-)
+from vitsweep.console import can_be_redrawn, notebook_line, periodic_status
 from vitsweep.planning.blocks import seconds_beyond_screening
 from vitsweep.planning.sweep_plan import PlannedCell
 from vitsweep.results.record import RunRecord, Status
+from vitsweep.spec.measurement import MIN_BLOCKS
 from vitsweep.tables.formatting import count, duration, number, shortened
 from vitsweep.tables.speedup import about
 
@@ -134,8 +131,8 @@ class Progress:
             outcome = f"{number(speed)} img/s"
             self._speeds.setdefault((is_screening, cell_id), {})[block] = speed
             shown = self._ratio(entry, speed, is_screening=is_screening)
-            so_far = " so far" if len(self._speeds[is_screening, cell_id]) > 1 else ""
-            said = f"{about(shown)}{so_far} (no interval)" if shown else ""
+            has_none = is_screening or entry.spec.measurement.blocks < MIN_BLOCKS
+            said = f"{about(shown)} {'(no interval)' if has_none else 'so far'}" if shown else ""
         outcome = ", ".join(filter(None, (outcome, said)))
         self._print(f"{self._place()} ", cell_id, f": {outcome}")
 
@@ -164,11 +161,9 @@ class Progress:
         if not running:
             return f"{self._title()}; no cell runs at the moment"
         (cell, began), *others = running
-        after = (
-            f" and {count(len(others), 'other')} run"
-            if others
-            else f" runs for {now - began:.0f} s"
-        )
+        after = f" runs for {now - began:.0f} s"
+        if others:
+            after = f" and {count(len(others), 'other')} run"
         return self._named(f"{self._title()}; ", cell, after)
 
     def _ratio(self, entry: PlannedCell, speed: float, *, is_screening: bool) -> float:

@@ -24,21 +24,9 @@ from vitsweep.results.provenance import is_own
 from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.tables.diagnostics import diagnostics
-from vitsweep.tables.formatting import (
-    count,
-    csv_text,
-    markdown,
-    missing,
-)
-from vitsweep.tables.names import (
-    environment_columns,
-    names_by_id,
-    varying_columns,
-)
-from vitsweep.tables.notes import (
-    empty_metrics,
-    lines_of,
-)
+from vitsweep.tables.formatting import count, csv_text, markdown, missing
+from vitsweep.tables.names import environment_columns, names_by_id, varying_columns
+from vitsweep.tables.notes import empty_metrics, lines_of
 from vitsweep.tables.render import cell_text, footnotes, ranked
 from vitsweep.tables.scaling import exposed_text
 from vitsweep.tables.sentences import say
@@ -90,10 +78,7 @@ def write_report(source: SweepTables | Store | Path) -> Path:
 
 
 def render(
-    name: str,
-    tables: SweepTables,
-    charts: list[dict[str, Any]],
-    exposed: DataFrame = NOTHING,
+    name: str, tables: SweepTables, charts: list[dict[str, Any]], exposed: DataFrame = NOTHING
 ) -> str:
     """Return the page as text.
 

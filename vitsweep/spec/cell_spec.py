@@ -197,6 +197,12 @@ class Recipe:
         if not cell.task.epochs:  # `Task` refuses a training without epochs
             yield from () if cell.task.name == "train" else self._without_effect(cell.task.name)
             return
+        task = cell.task
+        if task.epochs < task.warmup_epochs != self.warmup_epochs:
+            yield (
+                f"`task.warmup_epochs={task.warmup_epochs:g}` is more than `task.epochs={task.epochs}`, so "
+                "that the learning rate never reaches its peak: use fewer, or more epochs."
+            )
         # Muon's updates are as large.
         is_adam = getattr(cell.optimizer, "eps", None) is not None
         if self.learning_rate is not None and not is_adam:

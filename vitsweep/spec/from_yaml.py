@@ -182,10 +182,11 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         problems = "; or ".join(dict.fromkeys(sentence(problem) for problem in error.errors()))
+        problems = problems.replace("; or must be ", " or ")
         listed = [p["ctx"]["expected"] for p in error.errors() if p["type"] == "literal_error"]
-        allowed = re.findall(r"'(.+?)'", " ".join(listed))
-        typed = value if isinstance(value, str) and (allowed or spelled(value)) else ""
-        meant = did_you_mean(typed, allowed, lambda name: f"{path}={name}") if typed else "."
+        allowed, meant = re.findall(r"'(.+?)'", " ".join(listed)), "."
+        if isinstance(value, str) and (allowed or spelled(value)):  # never another key
+            meant = did_you_mean(value, allowed, f"{path}={{}}".format, fits=lambda w: path in w)
         raise BadValueError(f"`{path}={_typed(value)}`: {problems}{meant}") from error
 
 
@@ -199,6 +200,9 @@ _IN_YAML = {
     "dict_type": "must be a section, like `{key:value}`",
     "none_required": "must be null",
     "string_type": "must be a text; in quotes a number is one",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
 }
 """Kind of an error -> what YAML calls the type that Python calls otherwise."""
 
@@ -219,7 +223,9 @@ def _looks_like_no_text(text: str) -> bool:
 
 def sentence(problem: Any) -> str:
     """Return what is wrong with a value, from an error of pydantic."""
-    said: str = problem["msg"]
+    said: str = (
+        problem["msg"].replace("'", "`") if problem["type"] == "literal_error" else problem["msg"]
+    )
     if problem["type"] in ("tuple_type", "list_type") and isinstance(problem["input"], str):
         return f"must be a list: `[{problem['input']}]`"
     return _IN_YAML.get(problem["type"], said.replace("Input should be", "must be"))

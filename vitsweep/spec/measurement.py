@@ -25,6 +25,10 @@ AUTO: dict[str, dict[str, float]] = {
     "max_seconds": {"cpu": 30.0, "cuda": 60.0},
 }
 """Field -> device type -> its value where a choice says `auto`."""
+AT_MOST = {
+    "min_seconds": "max_seconds", "warmup_min_seconds": "max_seconds", "fewest_steps": "measured_steps",
+}  # fmt: skip
+"""Field -> the field that it must not exceed, unless its value is of `AUTO`."""
 AUTO_STEPS = 10
 """`measured_steps` where a choice says `auto`: a part of the cell's identity, the same on all devices."""
 SCREENING_SECONDS = 1.0

@@ -120,9 +120,8 @@ def _resolve_mesh(tree: Tree) -> Tree:
         raise BadValueError(f"`mesh.{axis}={degree}`: a whole number of at least 1, or `auto`.")
     mesh = {axis: asked.get(axis, AUTO) for axis in AXES if axis != "replicate"}
     open_axes = _open_axes(tree, mesh)
-    for (
-        group
-    ) in _MODEL_PARALLEL:  # one with several axes (USP) splits the ranks, if no other shares them
+    # one with several axes (USP) splits the ranks, if no other shares them
+    for group in _MODEL_PARALLEL:
         technique = target_class(tree[group], group)
         default = getattr(technique, "default_degrees", None)
         if default and sorted(open_axes) == sorted(technique.axes):  # type: ignore[attr-defined]

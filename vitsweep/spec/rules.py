@@ -8,6 +8,7 @@ from vitsweep import extras
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.spec.cell_spec import CellSpec
 from vitsweep.spec.from_yaml import wrong_function
+from vitsweep.spec.measurement import AT_MOST, AUTO
 from vitsweep.spec.resources import AXES, TOKEN_AXES
 
 
@@ -86,9 +87,8 @@ def said_by(cell: CellSpec, group: str, rule: Literal["conflicts", "lacking_here
 def _mesh(cell: CellSpec) -> Iterator[str]:
     mesh, world = cell.mesh, cell.resources.world_size
     if mesh.world_size != world:
-        given = " ".join(
-            f"mesh.{a}={d}" for a, d in vars(mesh).items() if d > 1 and a != "replicate"
-        )
+        degrees = {a: d for a, d in vars(mesh).items() if d > 1 and a != "replicate"}
+        given = " ".join(f"mesh.{axis}={degree}" for axis, degree in degrees.items())
         yield f"`{given}` does not divide the {world} ranks: choose degrees whose product does."
 
 
@@ -175,6 +175,13 @@ def _batch(cell: CellSpec) -> Iterator[str]:
 
 
 def _measurement(cell: CellSpec) -> Iterator[str]:
+    for least, most in AT_MOST.items():
+        low, high = getattr(cell.measurement, least), getattr(cell.measurement, most)
+        if low > high and low != AUTO.get(least, {}).get(cell.resources.device):
+            yield (
+                f"`measurement.{least}={low:g}` is more than `measurement.{most}={high:g}`: use "
+                f"`measurement.{least}={high:g}`, or a larger `measurement.{most}`."
+            )
     for feature in extras.KNOWN.values():
         for key in feature.instruments.keys() - extras.INSTRUMENTS.keys():
             if value := getattr(cell.measurement, key):

@@ -8,28 +8,11 @@ from numpy.typing import NDArray
 from pandas import DataFrame, Series, factorize
 
 from vitsweep.results.record import CHOOSING, Status
-from vitsweep.tables.blocks import (
-    ROW,
-    log_ratios,
-    log_throughput_per_block,
-)
+from vitsweep.tables.blocks import ROW, log_ratios, log_throughput_per_block
 from vitsweep.tables.formatting import as_text, count, number, plain, value_label
 from vitsweep.tables.sentences import say
-from vitsweep.tables.stats import (
-    Claim,
-    adjusted,
-    any_look_keys,
-    claims,
-    estimate,
-    interval,
-)
-from vitsweep.tables.valid_runs import (
-    KeyedRuns,
-    checked_runs,
-    is_screening,
-    keyed,
-    numbers,
-)
+from vitsweep.tables.stats import Claim, adjusted, any_look_keys, claims, estimate, interval
+from vitsweep.tables.valid_runs import KeyedRuns, checked_runs, is_screening, keyed, numbers
 
 SIZES = ("data", "resolution_px", "num_tokens")
 OTHER_SIZE = "unequal work"
@@ -249,8 +232,7 @@ def _with_screened(table: DataFrame, known: KeyedRuns) -> DataFrame:
     latest = np.exp(by_row.last().mask(by_row.last().index.isin(chosen), by_row.mean()))
     found = table[ROW].map(latest).where(table["speedup"].isna())
     return table.assign(
-        speedup=table["speedup"].fillna(found),
-        _short=np.where(found.notna(), Claim.screened, ""),
+        speedup=table["speedup"].fillna(found), _short=np.where(found.notna(), Claim.screened, "")
     )
 
 

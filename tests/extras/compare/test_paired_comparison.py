@@ -59,7 +59,9 @@ REFUSED = {
     "one setting": (["precision=O1"], "needs two settings"),
     "a sweep": (["precision=O1,O2", "precision=fp32"], "`precision=O1,O2` is several settings"),
     "multirun": (["precision=O1", "precision=fp32", "-m"], "Unrecognized arguments: -m"),
-    "no width": (["seed=1", "seed=2", "--width", "0"], "`--width 0` must be a number above 0"),
+    "no width": (["seed=1", "seed=2", "--width", "0"], "`--width 0` must be above 0"),
+    "a percentage as a width": (["seed=1", "seed=2", "--width", "3"], "0.99 at most: 3 % is 0.03."),
+    "a width of all": (["seed=1", "seed=2", "--width", "1000"], "must be above 0, and 0.99 at most."),
     "no budget": (["seed=1", "seed=2", "--minutes=nan"], "`--minutes nan` must be a number above"),
     "no number": (["seed=1", "seed=2", "--width", "wide"], "invalid float value: 'wide'"),
     "a choice that is not": (["precision=fp33", ""], "did you mean `precision=fp32`?"),
@@ -90,6 +92,14 @@ def test_what_is_no_list_of_overrides_is_refused(wrong: object) -> None:
     for pair in (("precision=O1", wrong), (wrong, "precision=O1")):
         with pytest.raises(vitsweep.BadValueError, match=re.escape(f"`{wrong!r}`")):
             vitsweep.compare(*pair)
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 1000, "0.1", True])
+def test_a_width_that_is_no_share_is_refused(wrong: object) -> None:
+    with pytest.raises(
+        vitsweep.BadValueError, match=f"^`width={wrong!r}` must be a number above 0, and"
+    ):
+        vitsweep.compare("precision=O1", "", width=wrong)  # type: ignore[call-overload]
 
 
 def test_two_measured_sweeps_are_compared_and_a_sweep_with_a_setting_is_not() -> None:

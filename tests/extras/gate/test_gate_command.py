@@ -143,7 +143,7 @@ BAD = {
     "a bundle": (["now", "--against", "old.tar.gz"], "`tar xf old.tar.gz`"),
     "cells": (["now", "--against", "results/kept/cells.parquet"], "holds cells, not runs"),
     "no metric": (["now", "--against", "kept", "--metric", "speed"], "`speed` is not a metric"),
-    "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "`tolerance=5.0`"),
+    "no tolerance": (["now", "--against", "kept", "--tolerance", "5"], "`--tolerance 5`"),
     "nothing in common": (["other", "--against", "kept"], "no cell of `--against`"),
     "too few runs": (["few", "--against", "kept", "--lenient"], "Nothing of `few`"),
     "another device": (["moved", "--against", "kept"], "ran on H200, the kept baseline on AMD"),

@@ -1,6 +1,7 @@
 """Planted faults are named at the next check of a guard, and a sound training has none."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import vitsweep
 from tests.extras.guard.test_check import batches, begun, cell_of
 from tests.ranks import on_ranks
+from tests.refusals import require
 from vitsweep.errors import BadValueError
 from vitsweep.extras.guard import planted
 from vitsweep.extras.guard.check import CheckResult, FaultFoundError, slowness
@@ -96,12 +98,27 @@ def test_a_rank_is_slow_beside_the_others_in_the_median_pass() -> None:
     assert slowness([[1.0], [2.0], [3.0], [12.0]]) == [1 / 3, 2 / 3, 1.5, 6.0]
 
 
-def test_a_guard_that_cannot_check_or_write_is_refused_at_once(tmp_path: Path) -> None:
+def test_arguments_of_another_kind_are_refused_when_they_are_given(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing" / "checks.jsonl")
+    bare, seldom = torch.nn.Linear(4, 2), {"every_steps": 10**6, "record": None}
+    refused: list[tuple[str, Any]] = [
+        ("training=Linear", lambda: vitsweep.Guard(bare)),  # type: ignore[arg-type]
+        ("training=Linear", lambda: vitsweep.check(bare, None)),  # type: ignore[arg-type]
+    ]
     with vitsweep.apply("resources.threads_per_rank=1", torch.nn.Linear(4, 2)) as training:
-        for steps, typed in ((0, "0"), ("5", "'5'"), (2.5, "2.5"), (True, "True")):
-            with pytest.raises(BadValueError, match=f"every_steps={typed}`"):
-                vitsweep.Guard(training, every_steps=steps, record=None)  # type: ignore[arg-type]
-        with pytest.raises(FileNotFoundError):
-            vitsweep.Guard(training, record=tmp_path / "missing" / "checks.jsonl")
-    with pytest.raises(FileNotFoundError):
-        vitsweep.tune("precision=fp32,bf16", torch.nn.Identity, record=tmp_path / "missing" / "a")
+        for key, values in {
+            "every_steps": (0, "5", 2.5, True),
+            "on_check": (3, None),
+            "raise_on_fault": ("no", 0, None),
+            "record": (5, missing, str(tmp_path)),
+        }.items():
+            for value in values:
+                given = seldom | {key: value}
+                refused.append((f"{key}=", partial(vitsweep.Guard, training, **given)))
+        refused.append(
+            ("raise_on_fault='no'", partial(vitsweep.check, training, None, raise_on_fault="no"))
+        )
+        for names, call in refused:
+            with pytest.raises(BadValueError, match=f"^`{names}") as said:
+                call()
+            require(str(said.value))

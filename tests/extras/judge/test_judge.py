@@ -9,6 +9,7 @@ import torch
 
 from tests.cells import TINY
 from tests.extras.judge.project import MODEL, SETTINGS, STEP, TRAIN, commit, git, repository, write
+from tests.refusals import require
 from vitsweep.errors import BadValueError, ExitCode, VitsweepError
 from vitsweep.extras.judge import session
 from vitsweep.extras.judge.verb_judge import judge_request, run
@@ -139,6 +140,23 @@ def test_a_function_that_a_file_does_not_name_is_refused_before_anything_runs(
         run(["HEAD", "--step", STEP, *SETTINGS])
     write(project, {"train.py": "raise SystemExit(1)\nfrom net import *\n"})
     assert run(["HEAD", "--step", "train.py:make_step", *SETTINGS]) == ExitCode.not_all_measured
+
+
+def test_a_quality_that_the_step_has_not_is_refused_with_those_that_there_are(
+    project: Path,
+) -> None:
+    write(
+        project,
+        {
+            "train.py": TRAIN.replace(
+                "    return step\n", "    step.accuracy = step\n    return step\n"
+            )
+        },
+    )
+    commit(project, "A measure")
+    with pytest.raises(BadValueError, match=r"^`--quality los`") as said:
+        run(["HEAD", "--step", STEP, "--quality", "los", "--minutes", "0.3", *SETTINGS])
+    require(str(said.value), "`--quality los` `--quality loss` `--quality accuracy`")
 
 
 def test_git_ignores_what_a_verdict_leaves(

@@ -95,6 +95,10 @@ def test_cells_take_their_steps_together_and_end_each_for_itself() -> None:
         (["model.depth=3"], "`model.depth=3` `sweep.limit`"),
         (["sweep.baseline=default"], "`sweep.baseline=null`"),
         (["sweep.limit.first=0"], "`sweep.limit.first=0` 0"),
+        (
+            ["sweep.limit.step=16", "sweep.limit.most=8"],
+            "`sweep.limit.step=16` `sweep.limit.most=8`",
+        ),
         (["sweep.limit.key=3"], "`sweep.limit.key=3`"),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import vitsweep
+from tests.refusals import require
 from tests.user_modules import Stack
 from vitsweep.errors import BadValueError, ImpossibleCellError, VitsweepError
 from vitsweep.extras.guard import planted
@@ -143,10 +144,30 @@ def test_settings_that_compute_another_training_are_refused_by_name(
         vitsweep.tune(settings, build)
 
 
-def test_a_number_of_steps_that_is_none_is_refused_as_typed() -> None:
-    for steps, typed in (("120", "'120'"), (0, "0"), (1.5, "1.5")):
-        with pytest.raises(BadValueError, match=f"tune_steps={typed}`"):
-            vitsweep.tune("precision=fp32,bf16", build, tune_steps=steps)  # type: ignore[arg-type]
+def test_arguments_of_another_kind_are_refused_when_they_are_given(tmp_path: Path) -> None:
+    right = {"settings": "precision=fp32,bf16", "build_model": build}
+    for key, values in {
+        "settings": (None, 5, tmp_path),
+        "build_model": (None, build()),
+        "loss": (4,),
+        "loss_count": (4,),
+        "tune_steps": ("120", 0, 1.5),
+        "record": (5, tmp_path / "missing" / "tune.jsonl"),
+        "on_news": (3, None),
+        "config_dir": (4,),
+        "trust": ("yes", None),
+    }.items():
+        for value in values:
+            with pytest.raises(BadValueError, match=f"^`{key}=") as said:
+                vitsweep.tune(**right | {key: value})  # type: ignore[arg-type]
+            require(str(said.value))
+    for settings, name in (
+        ([None, ""], "None"),
+        ([["seed=1", 3], ""], "3"),
+        ([{"a": 1}, ""], "sweep"),
+    ):
+        with pytest.raises(BadValueError, match=f"`{name}`"):
+            vitsweep.tune(settings, build)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("short_blocks")

@@ -14,6 +14,7 @@ from tests.cells import GPU_NODE, TINY, cell, entry
 from tests.launchers.slurm.fabricated import SCRIPT
 from tests.launchers.slurm.test_packing import settings
 from tests.refusals import require
+from vitsweep.errors import BadValueError
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state.poll import poll
 from vitsweep.launchers.slurm.submit import launch
@@ -94,6 +95,12 @@ def test_a_request_becomes_options_of_sbatch():
         assert request.sbatch(settings(**given)) == plain | gpus
     small = replace(request, gpus=0, memory_gib=None).sbatch(settings(gpu_type="h100"))
     assert small == {k: v for k, v in plain.items() if k != "mem"}
+
+
+def test_a_wrong_time_limit_of_a_job_suggests_no_other_key() -> None:
+    with pytest.raises(BadValueError) as said:
+        settings(timeout_min="soon")
+    assert str(said.value) == "`hydra.launcher.timeout_min=soon`: must be a whole number or `auto`."
 
 
 def test_less_work_gets_a_shorter_limit_where_none_was_typed():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from html import escape
+from math import inf
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,7 @@ def compare(
         variant=tuple(as_overrides(a, {})),
         baseline=tuple(as_overrides(b, {})),
         common=tuple(as_overrides(overrides, settings)),
-        width=_positive("width", width),
+        width=_positive("width", width, 0.99),
         minutes=_positive("minutes", minutes),
         config_dir=str(config_dir) if config_dir else None,
     )
@@ -228,13 +229,14 @@ def compare(
     return result
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: Any, most: float = inf) -> float:
     """Return an argument as a float.
 
     Raises:
-        BadValueError: it is no number above 0.
+        BadValueError: it is no number above 0, or above `most`.
     """
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
-    if not number > 0:
-        raise BadValueError(f"`{name}={value!r}` must be a number above 0.")
+    if not 0 < number <= most:
+        rule = "" if most == inf else f", and {most} at most: 5 % is 0.05"
+        raise BadValueError(f"`{name}={value!r}` must be a number above 0{rule}.")
     return number

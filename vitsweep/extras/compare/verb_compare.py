@@ -43,6 +43,7 @@ def add_options(options: Options) -> None:
         "--width",
         DEFAULT_WIDTH,
         "stop when the interval is +- this, relative (default %(default)s)",
+        most=0.99,
     )
     options.number(
         "--minutes",

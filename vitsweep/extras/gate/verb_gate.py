@@ -1,6 +1,5 @@
 """`vitsweep gate`: a check for continuous integration against a kept baseline."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ def add_options(options: Options) -> None:
         "--against", required=True, metavar="KEPT", help="sweep or runs.parquet of the baseline"
     )
     options.number(
-        "--tolerance", 0.05, "how much worse is accepted (%(default)s)", -math.inf, metavar="SHARE"
+        "--tolerance", 0.05, "how much worse is accepted (%(default)s)", 0, 0.99, metavar="SHARE"
     )
     options.add_argument(
         "--metric",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from vitsweep.collectives.primitives import gathered
 from vitsweep.errors import VitsweepError
+from vitsweep.extras.guard.arguments import require
 from vitsweep.extras.guard.plain import Plain, PlainPasses, require_memory
 from vitsweep.extras.take_home.apply import Applied
 from vitsweep.model.module_look import as_it_was, differentiable, listed
@@ -139,10 +140,12 @@ def check(training: Applied, batch: Any, *, raise_on_fault: bool = False) -> Che
         raise_on_fault: raise where the verdict is `wrong`, on all ranks.
 
     Raises:
+        BadValueError: `training` or `raise_on_fault` is of another kind.
         VitsweepError: the training took no step yet, has techniques that cannot be checked or a model that
             cannot be copied, or the memory is too small; on all ranks.
         FaultFoundError: see `raise_on_fault`.
     """
+    require(training=training, raise_on_fault=raise_on_fault)
     if not training.has_begun:
         raise VitsweepError(
             "`vitsweep.check` compares a training in progress, and this one took no step: call `step` first."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitsweep.collectives.primitives import gathered, local
-from vitsweep.errors import BadValueError
+from vitsweep.extras.guard.arguments import open_record, require
 from vitsweep.extras.guard.check import CheckResult, check, raise_fault, slowness
 from vitsweep.extras.take_home.apply import Applied
 from vitsweep.training.shards import updated
@@ -33,8 +33,7 @@ class Guard:
         raise_on_fault: as of `vitsweep.check`.
 
     Raises:
-        BadValueError: `every_steps` is no whole number, or below 1.
-        OSError: `record` cannot be written.
+        BadValueError: an argument is of another kind, or `record` cannot be written.
     """
 
     def __init__(
@@ -46,12 +45,9 @@ class Guard:
         record: str | Path | None = "checks.jsonl",
         raise_on_fault: bool = False,
     ) -> None:
-        if type(every_steps) is not int or every_steps < 1:
-            raise BadValueError(
-                f"`every_steps={every_steps!r}` is not the number of steps between checks: give 1 or more."
-            )
-        if record is not None and training.world.rank == 0:
-            Path(record).open("a", encoding="utf-8").close()  # fails now, and not hours later
+        require(training=training, every_steps=every_steps, on_check=on_check)
+        require(record=record, raise_on_fault=raise_on_fault)
+        open_record(record, training.world.rank)  # fails now, and not hours later
         self._training, self._every, self._on_check = training, every_steps, on_check
         self._record, self._raises = record, raise_on_fault
         self._marks: dict[str, int] = {}

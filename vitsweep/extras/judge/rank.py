@@ -129,6 +129,9 @@ def _run(request: dict[str, Any], channel: Channel) -> None:
         channel.send(memory_gib=_peak_rss_gib(), modules={})
         return
     side = Side(request)
+    if known := side.lacks(request["quality"]):
+        channel.send(lacks=request["quality"], has=known)
+        return
     side.train(request["warm_seed"], request["warm_steps"])
     if request["weights"]:
         side.save(f"{request['weights']}.start")
@@ -270,16 +273,21 @@ class Side:
             self.train(COUNTED_SEED, 1)
         return int(counter.get_total_flops())
 
+    def lacks(self, name: str) -> list[str]:
+        """Return which qualities there are, where the one that is asked for is none of them."""
+        if name in ("", "loss") or callable(getattr(self.opened, name, None)):
+            return []
+        own = {**vars(type(self.opened)), **getattr(self.opened, "__dict__", {})}
+        others = {"step", "model", "weights"}
+        return ["loss", *(n for n in own if n[0] != "_" and callable(own[n]) and n not in others)]
+
     def quality(self, name: str, losses: list[float]) -> float:
         """Return the mean loss of the window's last quarter, or `step.NAME(batch)` of held-out examples."""
         if name == "loss":
             last = losses[-max(1, len(losses) // 4) :]
             return sum(last) / len(last)
-        measure = getattr(self.opened, name, None)
-        if measure is None:
-            raise TypeError(f"`--quality {name}`: what `make_step` returned has no `{name}(batch)`")
         held_out = tree_map_only(Tensor, lambda t: t[-self.batch :], self.examples)
-        return float(measure(held_out))
+        return float(getattr(self.opened, name)(held_out))
 
 
 def _factory(request: Mapping[str, Any]) -> Callable[[Cell], Any]:

@@ -194,7 +194,12 @@ class Side:
         return f"The {self.tree.side} ({self.tree.label})"
 
     def _answers(self, channels: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return one answer of each rank."""
+        """Return one answer of each rank.
+
+        Raises:
+            RunFailedError: a rank failed, or did not answer in time.
+            BadValueError: it has not the quality that was asked for.
+        """
         answers = []
         for channel in channels:
             try:
@@ -207,6 +212,12 @@ class Side:
                 raise RunFailedError(f"{self._named} must send JSON ({error}).") from error
             if "failed" in answer:
                 raise RunFailedError(f"{self._named} failed: {answer['failed']}")
+            if "lacks" in answer:
+                known = " or ".join(f"`--quality {name}`" for name in answer["has"])
+                raise BadValueError(
+                    f"`--quality {answer['lacks']}`: what `make_step` of the {self.tree.side} returned has "
+                    f"no `{answer['lacks']}(batch)`; use {known}."
+                )
             if not answer:
                 raise RunFailedError(
                     f"{self._named} ended early; its log is `{self.log}`.{self._last_words()}"

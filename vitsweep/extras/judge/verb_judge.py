@@ -49,6 +49,7 @@ def add_options(options: Options) -> None:
         "--width",
         WIDTH,
         "no difference is claimed where the interval is within +- this, relative (default %(default)g)",
+        most=0.99,
     )
     options.add_argument("--setup", default="", metavar="CMD", help="builds a side, in its root")
     options.add_argument(
@@ -85,6 +86,11 @@ def judge_request(arguments: Sequence[str]) -> tuple[JudgeRequest, bool, Path | 
     if found.script and (found.quality or found.examples):
         raise BadValueError(
             "`--script` takes no `--quality` and no `--examples`: it hands nothing over."
+        )
+    if found.quality not in ("", "loss") and not found.step:
+        raise BadValueError(
+            f"`--quality {found.quality}` is asked of what `--step` makes, and there is none: use "
+            "`--quality loss`."
         )
     if found.markdown:
         require_writable("--markdown", found.markdown)

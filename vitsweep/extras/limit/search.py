@@ -83,7 +83,7 @@ class Searches:
         """Return the searches for the limits of a session's cells.
 
         Raises:
-            BadValueError: the key is swept as well, or there is a baseline.
+            BadValueError: the key is swept as well, there is a baseline, or no value may be tried.
         """
         cells, limit = session.cells, session.settings.limit
         fixed = [text for cell in cells for text in cell.overrides if key_of(text) == limit.key]
@@ -96,6 +96,11 @@ class Searches:
             raise BadValueError(
                 "`sweep.limit` searches for what fits and compares no speeds, so that a baseline would "
                 "run for nothing: add `sweep.baseline=null`."
+            )
+        if limit.most is not None and limit.step > limit.most:
+            raise BadValueError(
+                f"`sweep.limit.step={limit.step}` is more than `sweep.limit.most={limit.most}`, so that no "
+                "value may be tried: use less."
             )
         return cls(cells, limit, session.composer)
 

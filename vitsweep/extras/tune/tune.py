@@ -17,6 +17,7 @@ from vitsweep.composition import hydra
 from vitsweep.composition.composer import Composer
 from vitsweep.composition.grid import expand
 from vitsweep.errors import BadValueError, VitsweepError
+from vitsweep.extras.guard.arguments import open_record, require
 from vitsweep.extras.guard.check import check, refuse_unchecked
 from vitsweep.extras.take_home.apply import Applied, Loss, apply
 from vitsweep.extras.take_home.asked_cell import Cell, place
@@ -57,19 +58,17 @@ def tune(
         trust: as of `vitsweep.apply`.
 
     Raises:
-        BadValueError: there is one setting only, one cannot be read, two are the same, or `tune_steps` is no
-            whole number above 0.
+        BadValueError: there is one setting only, one cannot be read, two are the same, an argument is of
+            another kind, or `record` cannot be written.
         ImpossibleCellError: as of `vitsweep.apply`, of any setting.
         VitsweepError: settings compute another training than the first, or cannot be checked.
-        OSError: `record` cannot be written.
     """
-    if type(tune_steps) is not int or tune_steps < 1:
-        raise BadValueError(
-            f"`tune_steps={tune_steps!r}` is no number of steps after which a search ends: give 1 or more."
-        )
+    require(
+        settings=settings, build_model=build_model, loss=loss, loss_count=loss_count, trust=trust
+    )
+    require(tune_steps=tune_steps, record=record, on_news=on_news, config_dir=config_dir)
     cells = _named(settings, config_dir)
-    if record is not None and place()[0] == 0:
-        Path(record).open("a", encoding="utf-8").close()  # fails now, and not after a block
+    open_record(record, place()[0])  # fails now, and not after a block
     models = []
     for _ in [*cells][1:]:
         with as_it_was():
@@ -101,7 +100,8 @@ def _named(settings: str | Sequence[Cell], config_dir: str | Path | None) -> dic
     for cell in settings:
         given: Any = cell
         is_row, is_words = hasattr(given, "keys"), isinstance(given, list | tuple)
-        name = " ".join(given) if is_words else str(given["cell_id"] if is_row else given)
+        row = given.get("cell_id", given) if is_row else given
+        name = " ".join(map(str, given)) if is_words else str(row)
         if (name or "the default") in found:
             raise BadValueError(f"`{name}` is named twice in `settings`: name each setting once.")
         found[name or "the default"] = cell
