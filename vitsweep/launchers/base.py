@@ -150,11 +150,11 @@ def rounds_of(
     return added
 
 
-def expected_minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
+def expected_minutes(cells: Sequence[PlannedCell], store: Store, on: Machine) -> dict[str, float]:
     """Return cell id -> minutes of a run that an optional feature expects, which keeps what it predicts."""
     found: dict[str, float] = {}
     for module in extras.ADMISSION:
-        found |= extras.load(f"{module}:minutes")(entries, store)
+        found |= extras.load(f"{module}:minutes")(cells, store, on)
     return found
 
 

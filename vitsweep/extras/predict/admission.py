@@ -171,15 +171,16 @@ def keep_for_later(found: Predictions, machine: Machine) -> None:
         keep_predictions(found, planned_store(machine.device).create())
 
 
-def minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
-    """Keep predictions of cells that were traced before; trace none.
+def minutes(entries: Sequence[PlannedCell], store: Store, machine: Machine) -> dict[str, float]:
+    """Keep predictions, for this machine, of cells that were traced before; trace none.
 
     Returns:
         Cell id -> minutes of a run at the upper end of its interval of 80 %.
     """
     if not predicts():
         return {}
-    found = predict_cells({entry.cell_id: entry.spec for entry in entries}, only_cached=True)
+    specs = {entry.cell_id: entry.spec for entry in entries}
+    found = predict_cells(specs, only_cached=True, machine=machine)
     keep_predictions({c: f for c, f in found.items() if not store.is_predicted(c)}, store)
     return {
         cell_id: (run_seconds(each.cell, each.step_time.high_ms) or 0.0) / 60
@@ -229,10 +230,12 @@ def admitted(
         found = predict_cells(
             {entry.cell_id: entry.spec for entry in plan.runnable},
             progress=progress,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     if here and predicts():
         keep_for_later(found, machine)
+    for rates in dict.fromkeys(f.step_time.rates for f in found.values() if f.step_time):
+        console.print(f"Step times are predicted for {rates}.")
     runs = list(store.runs()) if store.cells.is_dir() else []
     missing = resume_state(plan, runs, settings, version("torch")).missing_blocks
     return without_left_out(plan, settings, found, missing)
@@ -276,7 +279,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             progress=progress,
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             times_operators=False,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
 
@@ -316,7 +319,7 @@ def predicted(
             hardware,
             progress,
             seconds=None if needs_all else SECONDS_OF_A_PLAN,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     if here:
         keep_for_later(predictions, machine)
