@@ -307,13 +307,13 @@ def predicted(
     console: Console,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows with predictions, without what the settings leave out because of them, and their sums."""
-    if not (predicts() or hardware):
+    needs_all = settings.only or settings.max_gpu_hours
+    if not (predicts() or hardware or needs_all):
         return found.rows, []
     plan, missing = found.plan, found.state.missing_blocks
     here = machine.described_by == HERE and not hardware
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with tracing(console, "; `plan --no-predict` leaves them out") as progress:
-        needs_all = settings.only or settings.max_gpu_hours
         predictions = predict_cells(
             specs,
             hardware,
@@ -387,21 +387,20 @@ def with_predictions(
     return added
 
 
-def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
+def fastest_predicted(intervals: Sequence[tuple[str, float, float]], among: str = "") -> str:
     """Say which cell is predicted to be fastest, if its interval overlaps no other.
 
     Args:
         intervals: name and 80 % interval of the throughput, the highest prediction first.
+        among: which cells these are, where they are not all; begins with a space.
     """
     (name, low, _), *others = intervals
     beside = [other for other, _, high in others if high >= low]
     if not beside:
-        return f"Predicted to be fastest: {name}."
+        return f"Predicted to be fastest{among}: {name}."
     more = f"{name}, {beside[0]} and {count(len(beside) - 1, 'other')}"
     named = more if len(beside) > 1 else f"{name} and {beside[0]}"
-    return (
-        f"Which is fastest is not predicted: the 80 % intervals of {named} overlap. Measure them."
-    )
+    return f"Which is fastest{among} is not predicted: the 80 % intervals of {named} overlap. Measure them."
 
 
 def sums(
@@ -414,14 +413,14 @@ def sums(
         machine: the node that they run on.
         screened: see `screened_by_predictions`.
     """
-    counted = [
-        row for row in rows if row.get("device_hours") and row["state"] == CellState.runnable
-    ]
+    lacking = [row for row in rows if row["runs"] and row["state"] == CellState.runnable]
+    counted = [row for row in lacking if row.get("device_hours")]
     lines = []
     if counted:
         hours = [sum(row[f"device_hours{end}"] for row in counted) for end in ("", "_low", "_high")]
         total, low, high = (number(each, 2) for each in hours)
-        line = "Predicted for the missing runs: "
+        part = f" of {len(counted)} of {len(lacking)} cells" * (len(counted) < len(lacking))
+        line = f"Predicted for the missing runs{part}: "
         if machine.devices_per_node > 1:
             line += f"{number(hours[0] / machine.devices_per_node, 2)} node-hours = "
         unit = "GPU-hours" if machine.device == "cuda" else "rank-hours"
@@ -450,11 +449,26 @@ def sums(
         lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
     rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
     lines += [f"Step times are predicted for {each}; brackets: 80 % interval." for each in rates]
-    known = [row for row in rows if row.get("images_per_second") and not row["reasons"]]
-    if len(known) > 1:
-        known.sort(key=lambda row: -row["images_per_second"])
-        lines.append(fastest_predicted([(row["cell"], *_throughputs(row)) for row in known]))
-    return lines + list(dict.fromkeys(row["notes"] for row in rows if row.get("notes")))
+    notes = [note for row in rows for note in (row.get("notes") or "").splitlines()]
+    return [*lines, *_fastest(rows), *dict.fromkeys(notes)]
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say which cell is predicted to be fastest, of those with equal numbers of ranks each."""
+    runnable = [row for row in rows if not row["reasons"]]
+    known = [row for row in runnable if row.get("images_per_second")]
+    known.sort(key=lambda row: -row["images_per_second"])
+    sizes = sorted({row["ranks"] for row in known})
+    for ranks in sizes:
+        some = [row for row in known if row["ranks"] == ranks]
+        predicted = " predicted" * (len(known) < len(runnable))
+        among = f" of the {len(some)}{predicted} cells" + f" on {count(ranks, 'rank')}" * (
+            len(sizes) > 1
+        )
+        is_all = len(some) == len(runnable)
+        if len(some) > 1:
+            intervals = [(row["cell"], *_throughputs(row)) for row in some]
+            yield fastest_predicted(intervals, "" if is_all else among)
 
 
 def _throughputs(row: Mapping[str, Any]) -> tuple[float, float]:

@@ -225,7 +225,7 @@ class CellPrediction:
             "fits": self.fits,
             **sent,
             **self._time_columns(runs),
-            "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
+            "notes": "\n".join(self.step_time.notes if self.step_time else self.trace.notes),
             **({"why_not_predicted": self.reason} if self.reason else {}),
         }
 
@@ -241,6 +241,7 @@ class CellPrediction:
             **{f"{part}_ms": step.parts_ms[part] for part in PARTS},
             "regime": step.regime,
             "images_per_second": images_per_second,
+            "ranks": self.cell.resources.world_size,
             "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
             **self._hours_columns(runs),
             "rates": step.rates,
