@@ -222,5 +222,7 @@ def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
                 request.console.print(line)
     command = request.command or command_line()
     facts = {"hydra": [masked_word(word) for word in request.hydra], **request.facts}
+    if not (request.rounds or settings.search != "grid" or settings.minutes or settings.limit.key):
+        facts["prune_slowdown"] = settings.prune_slowdown  # all else may do with fewer blocks
     freeze(store, plan, settings, sweep.code, request.metrics, command=command, **facts)
     return sweep
