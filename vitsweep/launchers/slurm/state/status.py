@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame
 from rich.console import Console, Group, RenderableType
@@ -17,7 +17,6 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, is_alive, unfinished
 from vitsweep.files import SweepGoneError
-from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import (
@@ -30,7 +29,6 @@ from vitsweep.launchers.slurm.state.poll import (
     states_over_time,
     wait_for_records,
 )
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import CHOOSING, SCREENING, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
@@ -40,6 +38,10 @@ from vitsweep.tables.names import names_by_id
 from vitsweep.tables.notes import lines_of
 from vitsweep.tables.render import TextTable
 from vitsweep.tables.valid_runs import final_status
+
+if TYPE_CHECKING:
+    from vitsweep.launchers.progress import Progress
+    from vitsweep.planning.sweep_plan import SweepPlan
 
 WAITING, RUNNING = "waiting", "running"
 MOST_LINES, BLOCKS = 100, "measurement.blocks"
@@ -381,7 +383,7 @@ def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
 # The live table of a submitted sweep, fed by the events that jobs write.
 
 
-def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: Console) -> bool:
+def watch(store: Store, plan: "SweepPlan", watched: Sequence[JobArray], console: Console) -> bool:
     """Show the table until all jobs of the arrays have ended.
 
     Args:
@@ -393,6 +395,9 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
     Returns:
         False where the user detached with Ctrl-C.
     """
+    from vitsweep.launchers.progress import Progress  # `collect` loads nothing that plans
+    from vitsweep.planning.sweep_plan import cell_labels
+
     num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
     progress = Progress(console, cell_labels(plan), num_runs)
     try:
@@ -403,7 +408,9 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
     return True
 
 
-def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+def _follow(
+    store: Store, plan: "SweepPlan", watched: Sequence[JobArray], progress: "Progress"
+) -> None:
     """Report what jobs write, and record what dead ones left, until no job is live."""
     num_read = Counter[Path]()
     states = states_over_time(partial(reconcile, store, watched))
@@ -421,7 +428,7 @@ def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress
         time.sleep(REFRESH_SECONDS)
 
 
-def _report_run(plan: SweepPlan, progress: Progress, event: Mapping[str, Any]) -> None:
+def _report_run(plan: "SweepPlan", progress: "Progress", event: Mapping[str, Any]) -> None:
     cell = plan.entries.get(event.get("cell_id", ""))
     if cell is None:
         return
