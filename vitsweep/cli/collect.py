@@ -9,13 +9,8 @@ from vitsweep.console import open_console, print_lines
 from vitsweep.errors import BadValueError
 from vitsweep.execution.attempts import is_alive, record_unfinished, unfinished
 from vitsweep.extras import each
-from vitsweep.launchers.slurm.state.poll import (
-    lost_hint,
-    lost_runs,
-    poll,
-    reconcile,
-    reconcile_hint,
-)
+from vitsweep.launchers.slurm.state.poll import poll, reconcile, reconcile_hint
+from vitsweep.launchers.slurm.state.status import continue_hint, outcomes_of
 from vitsweep.report.answer import answers, best_cells
 from vitsweep.report.views import collect, for_people
 from vitsweep.results.sweeps import find_sweep, sweep_argument
@@ -79,9 +74,9 @@ def run(arguments: Sequence[str]) -> int:
             console.print(below(tables))
     said = [] if typed.columns or tables.cells.empty else answers(tables)
     print_lines(console, [*said, *empty_metrics(tables.runs)])
-    lost = sum(lost_runs(tables.every_run).values())
-    at_work = "A command is at work on this sweep: more is coming." if store.is_locked() else ""
-    hints = lost_hint(lost), reconcile_hint(store, poll(store)), _killed_hint(store), at_work
+    jobs = poll(store)
+    missing = continue_hint(store, jobs, outcomes_of(store, jobs))
+    hints = missing, reconcile_hint(store, jobs), _killed_hint(store)
     for hint in filter(None, hints):
         console.print(hint)
     if typed.json:

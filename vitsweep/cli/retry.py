@@ -4,11 +4,14 @@ import re
 from collections.abc import Sequence
 
 from vitsweep.cli import VERBS, Options
+from vitsweep.cli.cells import read_line
 from vitsweep.cli.main import measure_cells
 from vitsweep.composition.frozen import typed_words
 from vitsweep.composition.hydra import key_of, value_override
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import record_unfinished
+from vitsweep.launchers.slurm.state.poll import poll
+from vitsweep.launchers.slurm.state.status import continue_hint, outcomes_of
 from vitsweep.results.provenance import is_own, plain_text
 from vitsweep.results.record import RETRIABLE
 from vitsweep.results.store import Store
@@ -56,8 +59,6 @@ def run(arguments: Sequence[str]) -> int:
         SweepStopped: the user stopped one; the commands after it do not begin.
     """
     commands, worst = retries(arguments), 0
-    if not commands:
-        print("No cell of the sweep has such a status: there is nothing to run again.")
     for command in commands:
         try:
             worst = max(worst, measure_cells(command))
@@ -95,19 +96,24 @@ def retries(arguments: Sequence[str]) -> list[list[str]]:
         record_unfinished(store, store.cell_ids())
     overrides = [word for word in words if "=" in word]
     rows = cells_of(store).to_dict("records")
-    of_cells = typed_words(store, (str(r["cell_id"]) for r in rows if r["status"] in statuses))
+    ended_so = [row for row in rows if row["status"] in statuses]
+    asked = ended_so or (rows if overrides else [])  # with all cells overrides are checked at least
+    of_cells = typed_words(store, (str(row["cell_id"]) for row in asked))
     for cell_id, own in of_cells.items():
         of_sweep = [t for t in own if _is_sweep(t) and key_of(t) not in SET_BY_RETRY]
         key = (*_launcher(store, cell_id, overrides), *of_sweep)
         groups.setdefault(key, []).append([text for text in own if not _is_sweep(text)])
-    where = [
-        value_override("sweep.folder", str(store.root.parent)),
-        value_override("sweep.name", store.name),
-    ]
-    return [
-        ["-m", *key, *where, "machine=cpu", again, value_override("sweep.cells", cells), *overrides]
-        for key, cells in groups.items()
-    ]
+    where = {"sweep.folder": str(store.root.parent), "sweep.name": store.name}
+    more = [*(value_override(*each) for each in where.items()), "machine=cpu", again, *overrides]
+    lines = [["-m", *k, *more, value_override("sweep.cells", c)] for k, c in groups.items()]
+    if ended_so:
+        return lines
+    for line in lines:
+        read_line(["--quiet", *line]).session()
+    jobs = poll(store)
+    said = "No cell of the sweep has such a status: there is nothing to run again."
+    print(f"{said}\n{continue_hint(store, jobs, outcomes_of(store, jobs))}".strip())
+    return []
 
 
 def _launcher(store: Store, cell_id: str, overrides: Sequence[str]) -> list[str]:

@@ -150,11 +150,11 @@ def rounds_of(
     return added
 
 
-def expected_minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
+def expected_minutes(cells: Sequence[PlannedCell], store: Store, on: Machine) -> dict[str, float]:
     """Return cell id -> minutes of a run that an optional feature expects, which keeps what it predicts."""
     found: dict[str, float] = {}
     for module in extras.ADMISSION:
-        found |= extras.load(f"{module}:minutes")(entries, store)
+        found |= extras.load(f"{module}:minutes")(cells, store, on)
     return found
 
 
@@ -222,5 +222,7 @@ def frozen(store: Store, request: LaunchRequest) -> PreparedSweep:
                 request.console.print(line)
     command = request.command or command_line()
     facts = {"hydra": [masked_word(word) for word in request.hydra], **request.facts}
+    if not (request.rounds or settings.search != "grid" or settings.minutes or settings.limit.key):
+        facts["prune_slowdown"] = settings.prune_slowdown  # all else may do with fewer blocks
     freeze(store, plan, settings, sweep.code, request.metrics, command=command, **facts)
     return sweep

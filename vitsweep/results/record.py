@@ -267,6 +267,7 @@ _COMMAND: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("command", "time"), (str,)),
     **dict.fromkeys(("question", "search", "replicate"), (str, _NOTHING)),
     **dict.fromkeys(("metrics", "limit", "baselines"), (dict, _NOTHING)),
+    "prune_slowdown": (int, float, _NOTHING),
     **dict.fromkeys(("cells", "published", "reference", "hydra"), (list,)),
 }
 

@@ -73,6 +73,7 @@ class Machine:
         gib_per_device: memory of one GPU that tensors may take, where it is known without looking at it.
         least_gib: the same of the smallest of its GPUs.
         has_tf32: whether its GPUs are known to multiply float32 as TF32; None where it is not known.
+        profiles: of `--hardware` that its GPUs may have, by name; None for those of this machine.
         most_ranks: on a node, of all cells that are planned together; 0 where there is one cell.
         nodes: how many like it there are; infinite where something else grants them.
     """
@@ -85,6 +86,7 @@ class Machine:
     gib_per_device: float | None = None
     least_gib: float | None = None
     has_tf32: bool | None = None
+    profiles: tuple[str, ...] | None = None
     most_ranks: int = 0
     nodes: float = inf
 

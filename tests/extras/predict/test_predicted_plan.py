@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.cells import TINY
+from tests.cells import GPU_NODE, TINY
 from tests.command import Command
 from vitsweep.api.plan import machine_with
 from vitsweep.extras.predict.admission import fastest_predicted, sums
@@ -69,7 +69,7 @@ def test_a_node_of_named_hardware_has_as_many_devices_as_its_profile_says() -> N
 def test_faster_is_not_predicted_where_intervals_overlap() -> None:
     def row(cell: str, ms: float, low: float, high: float, **other: object) -> dict[str, object]:
         step = {"step_time_ms": ms, "step_time_low_ms": low, "step_time_high_ms": high}
-        speed = {"images_per_second": 64_000 / ms}
+        speed = {"images_per_second": 64_000 / ms, "ranks": 8}
         return {"cell": cell, "state": "runnable", "runs": 1, "reasons": []} | step | speed | other
 
     rows = [row("O1", 46, 21, 102), row("fp32", 138, 60, 300), row("O2", 45, 21, 100)]
@@ -91,4 +91,50 @@ def test_faster_is_not_predicted_where_intervals_overlap() -> None:
     assert said in sums([row("O1", 46, 41, 52, **hours)], node)[0]
     here = replace(node, device="cpu", devices_per_node=0, described_by=HERE)
     assert "1.1 rank-hours" in sums([row("O1", 46, 41, 52, **hours)], here)[0]
+    lines = sums([row("O1", 46, 41, 52, **hours), row("fp32", 46, 41, 52, **hours, runs=0)], node)
+    assert "missing runs: " in lines[0]
     assert " a and b " in fastest_predicted([("a", 2, 4), ("b", 1, 2), ("c", 0.5, 1)])
+
+
+def test_sums_say_of_how_many_cells_they_are() -> None:
+    """What is not predicted is neither free nor slow; more ranks are no faster technique."""
+
+    def row(cell: str, ms: float, ranks: int = 8, **other: object) -> dict[str, object]:
+        step = {"step_time_ms": ms, "step_time_low_ms": 0.9 * ms, "step_time_high_ms": 1.1 * ms}
+        hours = dict.fromkeys(
+            ("hours", "device_hours", "device_hours_low", "device_hours_high"), 1.0
+        )
+        speed = {"images_per_second": 64_000 * ranks / ms, "ranks": ranks, "notes": "A.\nB."}
+        return (
+            {"cell": cell, "state": "runnable", "runs": 1, "reasons": []}
+            | step
+            | hours
+            | speed
+            | other
+        )
+
+    untraced = [
+        {
+            "cell": f"u{n}",
+            "state": "runnable",
+            "runs": 5,
+            "reasons": [],
+            "why_not_predicted": "late",
+        }
+        for n in range(4)
+    ]
+    measured = {"cell": "m", "state": "measured", "runs": 0, "reasons": []}
+    known = [row("slow", 50), row("quick", 20, notes="B.\nC.")]
+    said = sums([*known, *untraced], GPU_NODE)
+    assert said[0].startswith("Predicted for the missing runs of 2 of 6 cells: ")
+    assert "Predicted to be fastest of the 2 predicted cells: quick." in said
+    assert said[-3:] == ["A.", "B.", "C."], "each sentence once"
+    endless = row("long", 30, hours=None, device_hours=None)
+    assert " of 2 of 3 cells: " in sums([*known, endless], GPU_NODE)[0]
+    for rows in (known, [*known, measured | {"images_per_second": 1.0} | row("m", 90, runs=0)]):
+        said = sums(rows, GPU_NODE)
+        assert said[0].startswith("Predicted for the missing runs: ")
+        assert "Predicted to be fastest: quick." in said
+    many = [*known, row("slow", 51, 32), row("quick", 21, 32), row("alone", 5, 64)]
+    said = [text for text in sums(many, GPU_NODE) if "fastest" in text]
+    assert said == [f"Predicted to be fastest of the 2 cells on {n} ranks: quick." for n in (8, 32)]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from vitsweep.composition.grid import baseline_of
 from vitsweep.composition.sweep_settings import SweepSettings, sweep_settings
 from vitsweep.extras.predict import prediction
 from vitsweep.extras.predict.admission import admitted, minutes
-from vitsweep.extras.predict.prediction import PROCESS_GIB
+from vitsweep.extras.predict.prediction import PROCESS_GIB, CellPrediction, predict_cells
 from vitsweep.extras.predict.trace_pool import TraceCache
 from vitsweep.files import write_atomically
 from vitsweep.planning.freeze import planned_store
 from vitsweep.planning.sweep_plan import SweepPlan, make_sweep_plan
+from vitsweep.rates.profile import profile_named
 from vitsweep.results.store import Store
 from vitsweep.spec.resources import HERE, Machine
 
@@ -91,6 +93,50 @@ def test_what_may_fit_is_submitted(mib: float, changes: dict[str, Any], why: str
     assert not refused(plan, settings), why
 
 
+def test_cells_of_jobs_take_as_long_as_on_the_gpus_that_their_type_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Types that differ in memory alone tell the step time; this machine's GPU says nothing of it."""
+    plan, settings = planned(())
+    traced(plan, 1)
+    cells = {entry.cell_id: entry.spec for entry in plan.runnable}
+    monkeypatch.setattr(prediction, "_profile_here", lambda: profile_named("b200"))
+
+    def predicted(*profiles: str) -> CellPrediction:
+        return next(
+            iter(predict_cells(cells, machine=replace(CLUSTER, profiles=profiles)).values())
+        )
+
+    for types, title in (
+        (("h100",), "NVIDIA H100"), (("v100", "v100_16g"), "NVIDIA V100"),
+        (("a100_40g", "a100_80g"), "unknown kind"), ((), "unknown kind"),
+    ):  # fmt: skip
+        step = predicted(*types).step_time
+        assert step, types
+        assert title in step.rates, types
+        by_name = next(iter(predict_cells(cells, types[0]).values())) if types else None
+        is_known = "unknown" not in title
+        assert (by_name is not None and by_name.step_time == step) is is_known, types
+    unknown = predict_cells(cells, machine=replace(CLUSTER, profiles=(), gib_per_device=None))
+    assert {each.limit_bytes for each in unknown.values()} == {None}
+    here = predict_cells(cells, machine=replace(CLUSTER, described_by=HERE))
+    assert all(each.step_time and "B200" in each.step_time.rates for each in here.values())
+
+    machine = replace(CLUSTER, profiles=("h100",))
+    console = Console(record=True, width=200, file=StringIO())
+    hours = predicted("h100").run_device_hours
+    assert hours
+    limit = replace(settings, max_gpu_hours=1.1 * hours[0])
+    kept = admitted(plan, limit, console, machine, NO_STORE)
+    assert "NVIDIA H100" in console.export_text()
+    unknown_plan = admitted(plan, limit, console, replace(machine, profiles=()), NO_STORE)
+    assert len(kept.runnable) >= len(unknown_plan.runnable)
+    minutes_of = [minutes(plan.runnable, Store(tmp_path / n), replace(machine, profiles=names))
+                  for n, names in (("a", ("h100",)), ("b", ()))]  # fmt: skip
+    assert minutes_of[0].keys() == minutes_of[1].keys()
+    assert minutes_of[0] != minutes_of[1]
+
+
 def test_nothing_is_traced_where_a_formula_shows_that_cells_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,17 +182,17 @@ def test_only_what_fits_and_only_so_many_hours_hold_on_any_machine() -> None:
 def test_only_what_was_predicted_before_the_first_run_is_kept(tmp_path: Path) -> None:
     plan, _ = planned(("sweep.baseline=null",), ("precision=O1",), machine=THIS_LAPTOP)
     store, (first, second) = Store(tmp_path), plan.runnable
-    assert minutes(plan.runnable, store) == {}, "nothing was traced"
+    assert minutes(plan.runnable, store, THIS_LAPTOP) == {}, "nothing was traced"
     traced(plan, 1)
     runs = store.cell(second.cell_id) / "runs"
     runs.mkdir(parents=True)
     (runs / "block-000000.json").write_text("{}")
-    minutes(plan.runnable, store)
+    minutes(plan.runnable, store, THIS_LAPTOP)
     kept = store.prediction(first.cell_id)
     assert kept["predicted_peak_gib"] == pytest.approx(PROCESS_GIB + 1 / 1024)
     assert not store.is_predicted(second.cell_id), "it has run already"
     traced(plan, 2)
-    minutes(plan.runnable, store)
+    minutes(plan.runnable, store, THIS_LAPTOP)
     assert store.prediction(first.cell_id) == kept, "the first one stays"
     path = store.cell(first.cell_id) / "prediction.json"
     assert kept["predicted_at"] == json.loads(path.read_text())["made_at"]
@@ -179,7 +225,7 @@ def test_no_prediction_is_made_where_they_are_switched_off(
     assert any(shown.is_predicted(cell_id) for cell_id in plan.entries)
     monkeypatch.setenv("VITSWEEP_PREDICT", "never")
     store = Store(tmp_path / "later").create()
-    assert minutes(plan.runnable, store) == {}
+    assert minutes(plan.runnable, store, THIS_LAPTOP) == {}
     for cell_id in plan.entries:
         store.adopt_prediction(cell_id, shown)
     assert not any(store.is_predicted(cell_id) for cell_id in plan.entries)

@@ -125,8 +125,11 @@ def test_what_the_profile_of_a_site_says_counts_before_slurm(prints):
 
 
 def test_the_memory_of_the_gpus_is_known_where_all_their_types_are(prints):
+    found_profiles: list[str] = []
+
     def facts(**given):
         found = machine_of(settings(site={"cores_per_node": 4, "gpus_per_node": 1}, **given))
+        found_profiles[:] = found.profiles or ()
         return found.gib_per_device, found.least_gib, found.has_tf32
 
     a100, v100 = (most_usable_bytes(name) / 2**30 for name in ("a100", "v100"))
@@ -136,11 +139,19 @@ def test_the_memory_of_the_gpus_is_known_where_all_their_types_are(prints):
     assert asked.read_text().split() == ["-h", "-o", "%G"]
     assert facts(partition="p") == facts()
     assert "-p p" in asked.read_text()
+    assert found_profiles == ["a100_40g", "a100_80g", "v100", "v100_16g"]
     assert facts(gpu_type="h100")[2] is True
+    assert found_profiles == ["h100"]
     assert facts(gres="gpu:v100:1") == (v100, least, False)
+    assert found_profiles == ["v100", "v100_16g"]
     assert facts(gres="gpu:1") == (None, None, None)
+    assert found_profiles == []
     prints("sinfo", "gpu:a100:1", "gpu:zzz:1")
     assert facts() == (None, None, None)
+    assert found_profiles == [], "one of them is unknown"
+    prints("sinfo", "gpu:h100:8", "gpu:h100:4")
+    assert facts(partition="p")[2] is True
+    assert found_profiles == ["h100"]
     prints("sinfo", code=1)
     assert facts() == (None, None, None)
 

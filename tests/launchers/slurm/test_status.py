@@ -12,7 +12,7 @@ from vitsweep.files import append_line
 from vitsweep.launchers.slurm.commands import SlurmJob
 from vitsweep.launchers.slurm.state import status
 from vitsweep.launchers.slurm.state.jobs import job_arrays
-from vitsweep.launchers.slurm.state.poll import JobState, lost_hint, poll
+from vitsweep.launchers.slurm.state.poll import JobState, poll
 from vitsweep.launchers.slurm.state.status import Outcome
 from vitsweep.planning.sweep_plan import SweepPlan
 from vitsweep.results.record import Status
@@ -99,7 +99,7 @@ def test_the_command_that_goes_on_is_named_where_nothing_is_at_work(store):
     waiting, measured = Outcome("waiting"), Outcome("measured")
     outcomes = {"a": waiting, "b": measured}
     dead, live = SimpleNamespace(is_live=False), SimpleNamespace(is_live=True)
-    hint = lambda states, outcomes: status._continue_hint(store, states, outcomes)  # noqa: E731
+    hint = lambda states, outcomes: status.continue_hint(store, states, outcomes)  # noqa: E731
     assert hint([], outcomes) == ""
     store.append_command({"command": "first", "cells": ["a"]})
     store.append_command({"command": "second", "cells": ["a", "b"]})
@@ -184,7 +184,7 @@ def test_a_live_run_wins_and_runs_that_a_measured_cell_lost_are_counted(store, s
     def found(state: str) -> tuple[str, int]:
         slurm["7_0"] = SlurmJob(state=state)
         outcome = status.outcomes_of(store, poll(store))[start["cell_id"]]
-        return outcome.status, outcome.lost
+        return outcome.status, outcome.lacking
 
     two = {"measurement.blocks": 2}
     store.publish(run(start["cell_id"], "b1", status=Status.killed, **two))
@@ -193,4 +193,45 @@ def test_a_live_run_wins_and_runs_that_a_measured_cell_lost_are_counted(store, s
     assert found("COMPLETED") == ("measured", 1)
     store.publish(run(start["cell_id"], "b2", **two))
     assert found("COMPLETED") == ("measured", 0)
-    assert [lost_hint(n)[:12] for n in (0, 1, 2)] == ["", "1 run of mea", "2 runs of me"]
+
+
+def test_runs_that_a_killed_command_left_out_are_counted_with_the_command_that_goes_on(store):
+    """Not those that a command does without: of slow cells, of races, and of limits of time."""
+    a, b, slow, base = "a" * 12, "b" * 12, "c" * 12, "d" * 12
+    asked = {"measurement.blocks": 8}
+
+    def page(**facts: object) -> str:
+        entry = {
+            "command": "typed",
+            "search": "grid",
+            "cells": [a, b, slow],
+            "baselines": baselines,
+        }
+        store.append_command(entry | facts)
+        shown = status.page(store, [], status.outcomes_of(store, []))
+        return "|".join(str(part) for part in shown.renderables)
+
+    baselines = {a: a, b: a, slow: a}
+    for cell, speed in ((a, 100.0), (b, 90.0), (slow, 20.0)):
+        look = run(cell, "look", speed, environment={"purpose": "look"}, **asked)
+        store.publish(look)
+    assert "Missing: 16 runs of measured cells.\n" in (said := page(prune_slowdown=4))
+    assert said.endswith("typed")
+    assert "Missing: 24 runs" in page(prune_slowdown=None)
+    assert "Missing" not in page()
+    store.publish(run(a, "b0", 100.0, **asked))
+    store.publish(run(b, "b0", 90.0, **asked))
+    store.publish(run(b, "b1", status=Status.killed, **asked))
+    assert "Missing: 14 runs" in page(prune_slowdown=4)
+    assert "Missing: 1 run of" in page(), "as of a race: what was stopped from outside"
+    baselines = {slow: base, base: base}
+    store.publish(run(base, "look", 100.0, environment={"purpose": "look"}, **asked))
+    only = {"cells": [slow, base], "prune_slowdown": 4}
+    assert "Missing: 1 run of" in page(**only), "the baseline would be compared with nothing"
+    with store.lock():
+        assert "Missing" not in page(prune_slowdown=4)
+    for cell in (a, b):
+        for n in range(8):
+            store.publish(run(cell, f"e{n}", 100.0, **asked))
+    baselines = {a: a, b: a, slow: base}
+    assert "Missing" not in page(prune_slowdown=4)

@@ -171,15 +171,16 @@ def keep_for_later(found: Predictions, machine: Machine) -> None:
         keep_predictions(found, planned_store(machine.device).create())
 
 
-def minutes(entries: Sequence[PlannedCell], store: Store) -> dict[str, float]:
-    """Keep predictions of cells that were traced before; trace none.
+def minutes(entries: Sequence[PlannedCell], store: Store, machine: Machine) -> dict[str, float]:
+    """Keep predictions, for this machine, of cells that were traced before; trace none.
 
     Returns:
         Cell id -> minutes of a run at the upper end of its interval of 80 %.
     """
     if not predicts():
         return {}
-    found = predict_cells({entry.cell_id: entry.spec for entry in entries}, only_cached=True)
+    specs = {entry.cell_id: entry.spec for entry in entries}
+    found = predict_cells(specs, only_cached=True, machine=machine)
     keep_predictions({c: f for c, f in found.items() if not store.is_predicted(c)}, store)
     return {
         cell_id: (run_seconds(each.cell, each.step_time.high_ms) or 0.0) / 60
@@ -229,10 +230,12 @@ def admitted(
         found = predict_cells(
             {entry.cell_id: entry.spec for entry in plan.runnable},
             progress=progress,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     if here and predicts():
         keep_for_later(found, machine)
+    for rates in dict.fromkeys(f.step_time.rates for f in found.values() if f.step_time):
+        console.print(f"Step times are predicted for {rates}.")
     runs = list(store.runs()) if store.cells.is_dir() else []
     missing = resume_state(plan, runs, settings, version("torch")).missing_blocks
     return without_left_out(plan, settings, found, missing)
@@ -276,7 +279,7 @@ def _without_too_large(plan: SweepPlan, console: Console, machine: Machine) -> S
             progress=progress,
             seconds=SECONDS_BEFORE_A_SUBMISSION,
             times_operators=False,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     return mark_invalid(plan, {key: f.why_not for key, f in found.items() if f.is_too_large})
 
@@ -304,19 +307,19 @@ def predicted(
     console: Console,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows with predictions, without what the settings leave out because of them, and their sums."""
-    if not (predicts() or hardware):
+    needs_all = settings.only or settings.max_gpu_hours
+    if not (predicts() or hardware or needs_all):
         return found.rows, []
     plan, missing = found.plan, found.state.missing_blocks
     here = machine.described_by == HERE and not hardware
     specs = {entry.cell_id: entry.spec for entry in plan.runnable}
     with tracing(console, "; `plan --no-predict` leaves them out") as progress:
-        needs_all = settings.only or settings.max_gpu_hours
         predictions = predict_cells(
             specs,
             hardware,
             progress,
             seconds=None if needs_all else SECONDS_OF_A_PLAN,
-            gib_per_device=machine.gib_per_device,
+            machine=machine,
         )
     if here:
         keep_for_later(predictions, machine)
@@ -384,21 +387,20 @@ def with_predictions(
     return added
 
 
-def fastest_predicted(intervals: Sequence[tuple[str, float, float]]) -> str:
+def fastest_predicted(intervals: Sequence[tuple[str, float, float]], among: str = "") -> str:
     """Say which cell is predicted to be fastest, if its interval overlaps no other.
 
     Args:
         intervals: name and 80 % interval of the throughput, the highest prediction first.
+        among: which cells these are, where they are not all; begins with a space.
     """
     (name, low, _), *others = intervals
     beside = [other for other, _, high in others if high >= low]
     if not beside:
-        return f"Predicted to be fastest: {name}."
+        return f"Predicted to be fastest{among}: {name}."
     more = f"{name}, {beside[0]} and {count(len(beside) - 1, 'other')}"
     named = more if len(beside) > 1 else f"{name} and {beside[0]}"
-    return (
-        f"Which is fastest is not predicted: the 80 % intervals of {named} overlap. Measure them."
-    )
+    return f"Which is fastest{among} is not predicted: the 80 % intervals of {named} overlap. Measure them."
 
 
 def sums(
@@ -411,14 +413,14 @@ def sums(
         machine: the node that they run on.
         screened: see `screened_by_predictions`.
     """
-    counted = [
-        row for row in rows if row.get("device_hours") and row["state"] == CellState.runnable
-    ]
+    lacking = [row for row in rows if row["runs"] and row["state"] == CellState.runnable]
+    counted = [row for row in lacking if row.get("device_hours")]
     lines = []
     if counted:
         hours = [sum(row[f"device_hours{end}"] for row in counted) for end in ("", "_low", "_high")]
         total, low, high = (number(each, 2) for each in hours)
-        line = "Predicted for the missing runs: "
+        part = f" of {len(counted)} of {len(lacking)} cells" * (len(counted) < len(lacking))
+        line = f"Predicted for the missing runs{part}: "
         if machine.devices_per_node > 1:
             line += f"{number(hours[0] / machine.devices_per_node, 2)} node-hours = "
         unit = "GPU-hours" if machine.device == "cuda" else "rank-hours"
@@ -447,11 +449,26 @@ def sums(
         lines.append(f"Not predicted: {', '.join(cells)}: {reason}.")
     rates = dict.fromkeys(row["rates"] for row in rows if row.get("rates"))
     lines += [f"Step times are predicted for {each}; brackets: 80 % interval." for each in rates]
-    known = [row for row in rows if row.get("images_per_second") and not row["reasons"]]
-    if len(known) > 1:
-        known.sort(key=lambda row: -row["images_per_second"])
-        lines.append(fastest_predicted([(row["cell"], *_throughputs(row)) for row in known]))
-    return lines + list(dict.fromkeys(row["notes"] for row in rows if row.get("notes")))
+    notes = [note for row in rows for note in (row.get("notes") or "").splitlines()]
+    return [*lines, *_fastest(rows), *dict.fromkeys(notes)]
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say which cell is predicted to be fastest, of those with equal numbers of ranks each."""
+    runnable = [row for row in rows if not row["reasons"]]
+    known = [row for row in runnable if row.get("images_per_second")]
+    known.sort(key=lambda row: -row["images_per_second"])
+    sizes = sorted({row["ranks"] for row in known})
+    for ranks in sizes:
+        some = [row for row in known if row["ranks"] == ranks]
+        predicted = " predicted" * (len(known) < len(runnable))
+        among = f" of the {len(some)}{predicted} cells" + f" on {count(ranks, 'rank')}" * (
+            len(sizes) > 1
+        )
+        is_all = len(some) == len(runnable)
+        if len(some) > 1:
+            intervals = [(row["cell"], *_throughputs(row)) for row in some]
+            yield fastest_predicted(intervals, "" if is_all else among)
 
 
 def _throughputs(row: Mapping[str, Any]) -> tuple[float, float]:

@@ -19,8 +19,16 @@ from vitsweep.extras.predict.timed_operators import time_operators
 from vitsweep.extras.predict.trace_pool import trace_cells
 from vitsweep.measure.utilization import IMAGENET_1K_IMAGES
 from vitsweep.planning.blocks import SETUP_SECONDS, run_seconds
-from vitsweep.rates.profile import Profile, device_name, generic_gpu, profile_named, profile_of
+from vitsweep.rates.profile import (
+    GENERIC,
+    Profile,
+    device_name,
+    generic_gpu,
+    profile_named,
+    profile_of,
+)
 from vitsweep.spec.cell_spec import CellSpec
+from vitsweep.spec.resources import Machine
 
 SETUP_INTERVAL_SECONDS = (5.0, 45.0)
 """80 % of runs on several nodes are meant to lie between: up to many nodes that import from a network file
@@ -73,6 +81,24 @@ def _profile_here() -> Profile | None:
     """Return the profile of this machine's GPU; None where it is unknown."""
     name = device_name("cuda")
     return profile_of(name, complete=True) if name else None
+
+
+def _profile_on(machine: Machine | None) -> Profile | None:
+    """Return the profile of a machine's GPUs: of several that differ in their memory alone the first one.
+
+    Where step times differ between them, or none is known, it is the generic one.
+    """
+    if machine is None or machine.profiles is None:
+        return _profile_here()
+    profiles = [profile_named(name) for name in machine.profiles]
+    alike = [p for p in profiles if _rates(p) == _rates(profiles[0])]
+    return profiles[0] if alike and alike == profiles else generic_gpu()
+
+
+def _rates(profile: Profile) -> object:
+    """Return what predicted step times depend on."""
+    figures = {n: (f.value, f.confidence) for n, f in profile.figures if f and n != "memory_gib"}
+    return profile.peak_tflops, figures
 
 
 def _input_ms(cell: CellSpec) -> float:
@@ -199,7 +225,7 @@ class CellPrediction:
             "fits": self.fits,
             **sent,
             **self._time_columns(runs),
-            "notes": " ".join(self.step_time.notes if self.step_time else self.trace.notes),
+            "notes": "\n".join(self.step_time.notes if self.step_time else self.trace.notes),
             **({"why_not_predicted": self.reason} if self.reason else {}),
         }
 
@@ -215,6 +241,7 @@ class CellPrediction:
             **{f"{part}_ms": step.parts_ms[part] for part in PARTS},
             "regime": step.regime,
             "images_per_second": images_per_second,
+            "ranks": self.cell.resources.world_size,
             "epoch_hours_imagenet1k": IMAGENET_1K_IMAGES / images_per_second / 3600,
             **self._hours_columns(runs),
             "rates": step.rates,
@@ -241,7 +268,7 @@ def predict_cells(
     only_cached: bool = False,
     seconds: float | None = None,
     times_operators: bool = True,
-    gib_per_device: float | None = None,
+    machine: Machine | None = None,
 ) -> dict[str, CellPrediction]:
     """Return name -> prediction of each cell.
 
@@ -254,14 +281,14 @@ def predict_cells(
         only_cached: predict only cells that were traced before, and time nothing.
         seconds: see `trace_cells`.
         times_operators: time the operators that step times on this machine need, and were not timed before.
-        gib_per_device: memory of a GPU of the cluster on which the cells will run; None for the named
-            hardware's, or this machine's.
+        machine: on which the cells will run, which knows its GPUs; None for this one.
 
     Raises:
         BadValueError: the hardware is unknown.
     """
-    profile = profile_named(hardware) if hardware else None
-    on_cpu = {n for n, cell in cells.items() if profile and cell.resources.device == "cpu"}
+    profile = profile_named(hardware) if hardware else _profile_on(machine)
+    gib_per_device = machine.gib_per_device if machine else None
+    on_cpu = {n for n, cell in cells.items() if hardware and cell.resources.device == "cpu"}
     elsewhere = {name: cell for name, cell in cells.items() if name not in on_cpu}
     traces: dict[str, StepTrace | str]
     try:
@@ -295,8 +322,6 @@ def _predict(
     gib_per_device: float | None,
     untimed: str,
 ) -> CellPrediction:
-    if cell.resources.device == "cuda":
-        profile = profile or _profile_here()
     traced, reason = (None, trace) if isinstance(trace, str) else (trace, "")
     step = None
     if traced:
@@ -327,7 +352,8 @@ def limit_bytes(
     """
     if cell.resources.device == "cuda":
         known = gib_per_device * GIB if gib_per_device else None
-        return profile.usable_bytes if profile and not known else known
+        is_named = profile and profile.name != GENERIC
+        return profile.usable_bytes if profile and is_named and not known else known
     if cell.resources.memory_gib_per_rank:
         return cell.resources.memory_gib_per_rank * GIB + process_bytes(cell)
     return float(psutil.virtual_memory().total) / cell.resources.ranks_per_node

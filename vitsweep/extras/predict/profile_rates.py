@@ -171,7 +171,10 @@ class TableRates(Rates):
                     "number format is used, so the interval is wide."
                 )
         if name == GENERIC:
-            said.append("The device is unknown: name one, or a file of your own, by `--hardware`.")
+            said.append(
+                "The device is unknown: name one, or a file of your own, by `--hardware`; for jobs, its "
+                "type by `hydra.launcher.gpu_type`."
+            )
         return tuple(said)
 
     def _dtype(self, dtype: str, tf32: bool) -> str:

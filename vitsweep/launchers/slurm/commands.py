@@ -175,9 +175,8 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     """
     site = settings.site
     described = site.cores_per_node, site.gpus_per_node
-    cores, gpus = described if "auto" not in described else _only_kind(settings)
-    cores = cores if site.cores_per_node == "auto" else site.cores_per_node
-    gpus = gpus if site.gpus_per_node == "auto" else site.gpus_per_node
+    found = described if "auto" not in described else _only_kind(settings)
+    cores, gpus = (b if a == "auto" else a for a, b in zip(described, found, strict=True))
     device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
     if settings.gpu_type and not gpus:
         raise VitsweepError(
@@ -193,11 +192,12 @@ def machine_of(settings: "SlurmSettings") -> Machine:
     return Machine(
         device=device,
         cores_per_node=int(cores),
-        devices_per_node=int(gpus) if device == "cuda" else 0,
+        devices_per_node=int(gpus),
         described_by=f"partition {settings.partition or '(default)'}",
         gib_per_device=max(filter(None, most)) / 2**30 if is_known else None,
         least_gib=min(p.usable_bytes for p in profiles) / 2**30 if is_known else None,
         has_tf32=all(tf32) if is_known and None not in tf32 else None,
+        profiles=tuple(profile.name for profile in profiles) if is_known else (),
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pandas import DataFrame
 from rich.console import Console
 
 from vitsweep.errors import STORAGE_ERRNOS
@@ -31,12 +30,11 @@ from vitsweep.launchers.slurm.state.jobs import (
     JobEvents,
     job_arrays,
 )
-from vitsweep.results.record import STOPPED_FROM_OUTSIDE, Status
+from vitsweep.results.record import Status
 from vitsweep.results.store import Store
 from vitsweep.results.sweeps import sweep_argument
 from vitsweep.tables.formatting import count
 
-BLOCKS = "measurement.blocks"
 MOST_DEAD_JOBS = 3
 """Jobs that ended without recording all their runs, of which it is shown how they ended."""
 
@@ -411,23 +409,3 @@ def reconcile_hint(store: Store, job_states: Sequence[JobState]) -> str:
         f"{sweep_argument(store)} --reconcile` records why; the same command runs them again."
     )
     return "\n  ".join([head, *(failure_of_job(state).reason for state in dead[:MOST_DEAD_JOBS])])
-
-
-def lost_runs(runs: DataFrame) -> dict[str, int]:
-    """Return cell -> how many of its runs were stopped from outside, where it lacks their blocks.
-
-    Args:
-        runs: `cell_id, block, status, measurement.blocks`; cells without a measured run are left out.
-    """
-    if runs.empty:
-        return {}
-    good = runs[runs["status"] == Status.measured].drop_duplicates(["cell_id", "block"])
-    lacking = runs.get(BLOCKS, 0) - runs["cell_id"].map(good["cell_id"].value_counts())
-    stopped = runs[runs["status"].isin(STOPPED_FROM_OUTSIDE) & lacking.gt(0)]
-    return dict(stopped["cell_id"].value_counts())
-
-
-def lost_hint(number: int) -> str:
-    """Say how many runs measured cells lack, and how to have them; "" for none."""
-    said = "of measured cells ended otherwise: the same command goes on"
-    return f"{count(number, 'run')} {said}." if number else ""

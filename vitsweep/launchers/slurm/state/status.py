@@ -1,13 +1,13 @@
 """What `vitsweep status` shows: jobs, the number of cells by status, and why cells have no result."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pandas import DataFrame
 from rich.console import Console, Group, RenderableType
@@ -17,15 +17,11 @@ from rich.text import Text
 from vitsweep.errors import VitsweepError
 from vitsweep.execution.attempts import KILLED, is_alive, unfinished
 from vitsweep.files import SweepGoneError
-from vitsweep.launchers.progress import Progress
 from vitsweep.launchers.slurm.commands import scancel
 from vitsweep.launchers.slurm.state.jobs import ArrayJob, JobArray
 from vitsweep.launchers.slurm.state.poll import (
-    BLOCKS,
     REFRESH_SECONDS,
     JobState,
-    lost_hint,
-    lost_runs,
     pending_runs,
     poll,
     reconcile,
@@ -33,9 +29,8 @@ from vitsweep.launchers.slurm.state.poll import (
     states_over_time,
     wait_for_records,
 )
-from vitsweep.planning.sweep_plan import SweepPlan, cell_labels
 from vitsweep.results.provenance import is_own, plain_text
-from vitsweep.results.record import RunRecord, Status
+from vitsweep.results.record import CHOOSING, SCREENING, STOPPED_FROM_OUTSIDE, Status
 from vitsweep.results.store import Store
 from vitsweep.tables.formatting import count
 from vitsweep.tables.load import cells_of
@@ -44,8 +39,12 @@ from vitsweep.tables.notes import lines_of
 from vitsweep.tables.render import TextTable
 from vitsweep.tables.valid_runs import final_status
 
+if TYPE_CHECKING:
+    from vitsweep.launchers.progress import Progress
+    from vitsweep.planning.sweep_plan import SweepPlan
+
 WAITING, RUNNING = "waiting", "running"
-MOST_LINES = 100
+MOST_LINES, BLOCKS = 100, "measurement.blocks"
 """Reasons that are shown."""
 
 
@@ -57,13 +56,14 @@ class Outcome:
         status: of the record, or `waiting` or `running`.
         reason: why it was not measured.
         spec: the flattened spec, where a run or a refusal tells it.
-        lost: runs that were stopped from outside, of a measured cell that lacks their blocks.
+        lacking: blocks that a measured cell lacks of those that the latest command for it asked for; where
+            that may do with fewer, its runs that were stopped from outside.
     """
 
     status: str
     reason: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)
-    lost: int = 0
+    lacking: int = 0
 
 
 def page(
@@ -86,8 +86,7 @@ def page(
         )
     parts += [Text(f"  {line}") for line in _without_result(outcomes)]
     hints = (
-        lost_hint(sum(outcome.lost for outcome in outcomes.values())),
-        _continue_hint(store, job_states, outcomes),
+        continue_hint(store, job_states, outcomes),
         reconcile_hint(store, job_states),
     )
     return Group(*parts, *(Text(hint) for hint in hints if hint))
@@ -100,34 +99,25 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     an earlier job.
     """
 
-    columns = (
-        "cell_id",
-        "status",
-        "reason",
-        "failed_rank",
-        "attempt",
-        "block",
-        "started_at",
-        BLOCKS,
-    )
+    of_record = "cell_id status reason failed_rank attempt block purpose".split()
     runs, specs = [], dict[str, dict[str, Any]]()
     for record in store.runs():
-        of_spec = _started_at(record), record.spec.get(BLOCKS)
-        runs.append((*(getattr(record, c) for c in columns[:-2]), *of_spec))
+        begin, speed = record.environment.get("started_at"), record.metrics.get("images_per_second")
+        own = (getattr(record, name) for name in of_record)
+        runs.append((*own, begin, speed or 0.0, record.spec.get(BLOCKS)))
         specs[record.cell_id] = record.spec
     coming = {run.cell_id for run in pending_runs(job_states)}
     running = set(_cells_in_flight(job_states))
     outcomes: dict[str, Outcome] = {}
     if runs:
-        table = DataFrame(runs, columns=columns)
-        lost = lost_runs(table)
+        table = DataFrame(runs, columns=[*of_record, "started_at", "speed", BLOCKS])
+        lacking = _lacking(store, table)
         for row in final_status(table).to_dict("records"):
             cell_id, status = row["cell_id"], str(row["status"])
             if status != Status.measured and cell_id in coming:
                 status, row["reason"] = (RUNNING if cell_id in running else WAITING), ""
-            outcomes[cell_id] = Outcome(
-                status, str(row["reason"]), specs[cell_id], lost.get(cell_id, 0)
-            )
+            more = lacking.get(cell_id, 0) if status == Status.measured else 0
+            outcomes[cell_id] = Outcome(status, str(row["reason"]), specs[cell_id], more)
     for cell_id in store.cells_without_runs():
         if cell_id in coming:
             outcomes[cell_id] = Outcome(RUNNING if cell_id in running else WAITING)
@@ -141,15 +131,42 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     return outcomes
 
 
+def _lacking(store: Store, runs: DataFrame) -> dict[str, int]:
+    """Return measured cell -> blocks that it lacks of those that the latest command for it asked for.
+
+    Races, searches and `sweep.minutes` may do with fewer: of these it is the runs that were stopped from
+    outside. Cells that are so slow that they are pruned lack none, nor do baselines of such cells alone.
+
+    Args:
+        store: its commands.
+        runs: of all cells.
+    """
+    commands = {cell: entry for entry in store.commands() for cell in entry.get("cells", ())}
+    most = "prune_slowdown"
+    slowest = {cell: e[most] or inf for cell, e in commands.items() if most in e}
+    good = runs[runs["status"] == Status.measured].sort_values("started_at")
+    speed: dict[Any, float] = good.set_index(["cell_id", "block"])["speed"].to_dict()
+    baselines = store.baselines()
+    pruned = {
+        cell
+        for (cell, block), own in speed.items()
+        if own * slowest.get(cell, inf) < speed.get((baselines.get(cell), block), 0.0)
+    }
+    used = {baseline for cell, baseline in baselines.items() if cell not in {*pruned, baseline}}
+    done = pruned | ({baselines[cell] for cell in pruned} - used)
+    counted = good[~good["purpose"].isin((SCREENING, CHOOSING))]
+    blocks = counted.groupby("cell_id")["block"].nunique()
+    lacking = good.groupby("cell_id")[BLOCKS].last().sub(blocks, fill_value=0)
+    stopped = Counter(runs["cell_id"][runs["status"].isin(STOPPED_FROM_OUTSIDE)])
+    short = {str(cell): int(n) for cell, n in lacking.items() if n > 0 and cell not in done}
+    return {cell: n if cell in slowest else stopped[cell] for cell, n in short.items()}
+
+
 def _last_unfinished(store: Store, cell_id: str) -> Outcome:
     """Return what became of a cell without a record: its last run may have started on this machine."""
     for run in unfinished(store, cell_id)[-1:]:
         return Outcome(RUNNING) if is_alive(store, run) else Outcome(Status.killed, KILLED)
     return Outcome(WAITING)
-
-
-def _started_at(run: RunRecord) -> str | None:
-    return run.environment.get("started_at")
 
 
 def _arrays_table(job_states: Sequence[JobState], names: Mapping[str, str]) -> RenderableType:
@@ -226,25 +243,27 @@ def is_busy(store: Store, job_states: Sequence[JobState], outcomes: Mapping[str,
     )
 
 
-def _continue_hint(
+def continue_hint(
     store: Store, job_states: Sequence[JobState], outcomes: Mapping[str, Outcome]
 ) -> str:
-    """Return the command that measures cells which nothing will start by itself, or "".
+    """Return what is missing that nothing will start by itself, and the command that measures it, or "".
 
     That of somebody else is named as theirs, not as one to type.
     """
-    waiting = {cell_id for cell_id, outcome in outcomes.items() if outcome.status == WAITING}
-    if not waiting or any(state.is_live for state in job_states):
+    lacking = sum(outcome.lacking for outcome in outcomes.values())
+    waiting = {cell_id for cell_id, o in outcomes.items() if o.status == WAITING or o.lacking}
+    if any(state.is_live for state in job_states):
         return ""
     if is_busy(store, job_states, outcomes):
-        return "A command is at work on this sweep."
+        return "A command is at work on this sweep: more is coming."
+    runs = f"Missing: {count(lacking, 'run')} of measured cells.\n" * bool(lacking)
     for entry in reversed(store.commands()):
         if entry.get("command") and waiting & set(entry.get("cells", ())):
             if not is_own(entry):
                 typed = plain_text(str(entry["command"]))
-                return f"Somebody else (or a user whose key was lost) asked for the cells that wait: {typed}"
-            return f"The same command goes on with the cells that wait: {entry['command']}"
-    return ""
+                return f"{runs}Somebody else (or a user whose key was lost) asked for them: {typed}"
+            return f"{runs}The same command goes on with what is missing: {entry['command']}"
+    return runs.strip()
 
 
 # `vitsweep status` and `vitsweep cancel`: the jobs of a submitted sweep, from any terminal.
@@ -352,7 +371,7 @@ def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
     Returns:
         False if jobs are still live after `seconds`.
     """
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    deadline = inf if seconds is None else time.monotonic() + seconds
     states = states_over_time(partial(reconcile, store))
     while any(state.is_live for state in next(states)):
         if time.monotonic() > deadline:
@@ -364,7 +383,7 @@ def wait_for_jobs(store: Store, seconds: float | None = None) -> bool:
 # The live table of a submitted sweep, fed by the events that jobs write.
 
 
-def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: Console) -> bool:
+def watch(store: Store, plan: "SweepPlan", watched: Sequence[JobArray], console: Console) -> bool:
     """Show the table until all jobs of the arrays have ended.
 
     Args:
@@ -376,6 +395,9 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
     Returns:
         False where the user detached with Ctrl-C.
     """
+    from vitsweep.launchers.progress import Progress  # `collect` loads nothing that plans
+    from vitsweep.planning.sweep_plan import cell_labels
+
     num_runs = sum(len(job.runs()) for array in watched for job in array.jobs())
     progress = Progress(console, cell_labels(plan), num_runs)
     try:
@@ -386,7 +408,9 @@ def watch(store: Store, plan: SweepPlan, watched: Sequence[JobArray], console: C
     return True
 
 
-def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress: Progress) -> None:
+def _follow(
+    store: Store, plan: "SweepPlan", watched: Sequence[JobArray], progress: "Progress"
+) -> None:
     """Report what jobs write, and record what dead ones left, until no job is live."""
     num_read = Counter[Path]()
     states = states_over_time(partial(reconcile, store, watched))
@@ -404,7 +428,7 @@ def _follow(store: Store, plan: SweepPlan, watched: Sequence[JobArray], progress
         time.sleep(REFRESH_SECONDS)
 
 
-def _report_run(plan: SweepPlan, progress: Progress, event: Mapping[str, Any]) -> None:
+def _report_run(plan: "SweepPlan", progress: "Progress", event: Mapping[str, Any]) -> None:
     cell = plan.entries.get(event.get("cell_id", ""))
     if cell is None:
         return

@@ -112,7 +112,7 @@ def _packed(
         are = "is" if num == 1 else "are"
         console.print(f"{count(num, 'run')} {are} in live jobs of this sweep already.")
     lacking = [plan.entries[cell_id] for cell_id in state.missing_blocks]
-    expected = expected_minutes(lacking, sweep.store)
+    expected = expected_minutes(lacking, sweep.store, request.machine)
     minutes, known = run_minutes(plan, rounds.earlier, expected, settings.minutes_per_run)
     size, order = asked.cells_per_block, BalancedOrder.after(rounds.earlier)
     return pack(plan, state.missing_blocks, minutes, known, settings, size, order)
