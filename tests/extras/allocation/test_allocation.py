@@ -37,7 +37,7 @@ from vitsweep.extras.allocation.launcher import (
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
 from vitsweep.job_environment import hosts_of_job, scheduler_job
-from vitsweep.launchers.nodes import agent
+from vitsweep.launchers.nodes import agent, transport
 from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import Store
@@ -180,8 +180,9 @@ def test_unlike_nodes_are_refused_by_name() -> None:
 def test_an_agent_waits_for_the_key_and_says_what_it_does_not_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["agent", str(tmp_path), "--index", "2", "--nodes", "2", "--first", "a"]) == 2
-    assert "`--index 2`" in capsys.readouterr().err
+    for index in ("0", "2"):
+        assert run(["agent", str(tmp_path), "--index", index, "--nodes", "2", "--first", "a"]) == 2
+        assert f"`--index {index}`" in capsys.readouterr().err
     monkeypatch.setattr(agent, "connect", lambda *given, **facts: connect(*given, timeout_s=0.3))
     monkeypatch.setattr(agent, "ignore_signals", lambda: None)
     monkeypatch.setattr(agent, "make_socket_folder", lambda: tmp_path / "sockets")
@@ -242,6 +243,30 @@ def test_strangers_get_nothing_and_end_nothing() -> None:
         connection.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOSTS[0], port))
+
+
+def test_a_node_has_one_agent() -> None:
+    key = os.urandom(32)
+    listener = AgentListener(("a", "b"), HOSTS[:1], key)
+
+    def agent_on(index: int, machine: str) -> multiprocessing.connection.Connection:
+        return connect(index, HOSTS[:1], lambda: key, machine=f"{machine} boot-id")[0]
+
+    first, second = agent_on(0, "alpha"), agent_on(1, "beta")
+    for index, others in ((0, "alpha already, and this one on gamma"), (1, "beta already")):
+        with pytest.raises(VitsweepError, match=f"refuses node {index}: .* runs on {others}"):
+            agent_on(index, "gamma")
+    send(second, {"says": "then it ended"})
+    second.close()
+    until(lambda: not transport._is_open(listener._agents[1][1]))
+    second = agent_on(1, "gamma")
+    again = agent_on(0, "alpha")
+    agents = listener.accept_agents(60)
+    assert [hello["machine"].split()[0] for hello, _ in agents] == ["alpha", "gamma"]
+    send(again, {"says": "again"})
+    assert receive(agents[0][1]) == {"says": "again"}
+    listener.close()
+    first.close()
 
 
 def test_an_agent_leaves_a_first_node_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

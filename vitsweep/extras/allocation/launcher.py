@@ -54,6 +54,8 @@ STARTERS = {
 """Commands that start a process on a node: its name, and the index of its first line in the list of nodes."""
 KEY = "VITSWEEP_AGENT_KEY"
 """Variable with the key, where the agents are started by something else."""
+STARTED = "VITSWEEP_AGENT_STARTED"
+"""Variable that is set where the command starts the agent."""
 OF_ONE_NODE = re.compile(
     r"(SLURM|SLURMD|SRUN|SBATCH|OMPI|PMI|PMIX)_.*|HOSTNAME|PWD|TMPDIR|TMP|TEMP|TERM"
 )
@@ -238,7 +240,7 @@ def _script(store: Store, num_nodes: int, first: str) -> str:
     }
     words = (str(store.root.absolute()), "--nodes", str(num_nodes), "--first", first)
     agent = shlex.join(command_of("vitsweep", "agent", *words))
-    exports = (f"export {name}={shlex.quote(value)}" for name, value in passed.items())
+    exports = (f"export {n}={shlex.quote(v)}" for n, v in {**passed, STARTED: "1"}.items())
     return "\n".join([f"cd {shlex.quote(os.getcwd())}", *exports, f'exec {agent} --index "$1"', ""])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitsweep.cli import VERBS, Options
 from vitsweep.errors import BadValueError
-from vitsweep.extras.allocation.launcher import KEY, node_facts
+from vitsweep.extras.allocation.launcher import KEY, STARTED, node_facts
 from vitsweep.files import read_text
 from vitsweep.job_environment import boot_id
 from vitsweep.launchers.nodes.agent import run_agent
@@ -17,7 +17,7 @@ def add_options(options: Options) -> None:
     """Add what may follow the verb."""
     options.add_argument("sweep", metavar="SWEEP_FOLDER", help="folder of the sweep")
     for option, metavar, kind, said in (
-        ("--index", "I", int, "of this node; that of the command is 0"),
+        ("--index", "I", int, "of this node, from 1; 0 is the command's own"),
         ("--nodes", "N", int, "how many nodes there are"),
         ("--first", "HOST", str, "node on which the command is typed"),
     ):
@@ -27,8 +27,12 @@ def add_options(options: Options) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Follow the command on the first node; return 1 where it cannot be reached."""
     typed = VERBS["agent"].read(arguments)
-    if not 0 <= typed.index < typed.nodes:
-        raise BadValueError(f"`--index {typed.index}` must be below `--nodes {typed.nodes}`.")
+    least = 0 if os.environ.pop(STARTED, "") else 1
+    if not least <= typed.index < typed.nodes:
+        raise BadValueError(
+            f"`--index {typed.index}` must be 1 or more and below `--nodes {typed.nodes}`: the command on "
+            f"`--first {typed.first}` starts the agent of its own node, 0, itself."
+        )
     key = Path(typed.sweep).absolute() / "agents" / "key"
 
     def read_key() -> bytes:

@@ -9,9 +9,9 @@ import ipaddress
 import json
 import multiprocessing
 import os
-import queue
 import random
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -86,7 +86,8 @@ class AgentListener:
 
     def __init__(self, names: Sequence[str], addresses: Sequence[str], key: bytes) -> None:
         self._names, self._key = names, key
-        self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
+        self._agents: dict[int, tuple[dict[str, Any], Connection]] = {}
+        self._admitting = threading.Lock()
         self._listening = _listen(addresses, key)
         for listening in self._listening:
             threading.Thread(target=self._accept_loop, args=(listening,), daemon=True).start()
@@ -103,13 +104,8 @@ class AgentListener:
         Raises:
             VitsweepError: some did not connect; they are named.
         """
-        agents: dict[int, tuple[dict[str, Any], Connection]] = {}
         deadline = time.monotonic() + timeout_s
-        while missing := {i: n for i, n in enumerate(self._names) if i not in agents}:
-            with suppress(queue.Empty):
-                hello, connection = self._accepted.get(timeout=0.5)
-                agents[hello["node_index"]] = hello, connection
-                continue
+        while missing := {i: n for i, n in enumerate(self._names) if i not in self._agents}:
             said = [f"{name} ({why})" for i, name in missing.items() if (why := ended(i))]
             if said:
                 raise VitsweepError(
@@ -121,7 +117,8 @@ class AgentListener:
                     f"No connection from {', '.join(missing.values())} within {timeout_s:.0f} s: the node "
                     f"is down, it cannot reach {self._names[0]}, or its key is another."
                 )
-        return [agents[index] for index in range(len(self._names))]
+            time.sleep(0.1)
+        return [self._agents[index] for index in range(len(self._names))]
 
     def close(self) -> None:
         """Listen no more; accepted connections stay."""
@@ -137,14 +134,37 @@ class AgentListener:
                 threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
-        with suppress(*REFUSED):
-            with _connection_of(peer) as connection:
-                deliver_challenge(connection, self._key)
-                answer_challenge(connection, self._key)
-                hello = receive(connection)
-                name = self._names[hello["node_index"]]
-                send(connection, {"node": name})
-            self._accepted.put((hello | {"node": name}, connection))
+        with suppress(*REFUSED), _connection_of(peer) as connection:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = receive(connection)
+            name = self._names[hello["node_index"]]
+            with self._admitting:
+                refused = self._refused(name, hello)
+                send(connection, {"refused": refused} if refused else {"node": name})
+                if not refused:
+                    self._agents[hello["node_index"]] = hello | {"node": name}, connection
+
+    def _refused(self, name: str, hello: Mapping[str, Any]) -> str:
+        """Say why an agent is not admitted; "" where it is, as that of a machine which comes again."""
+        before, connection = self._agents.get(hello["node_index"], ({}, None))
+        machines = [str(each.get("machine")) for each in (before, hello)]
+        if connection is None or machines[0] == machines[1] or not _is_open(connection):
+            return ""
+        first, this = (machine.split()[0] for machine in machines)
+        return (
+            f"the agent of node {name} runs on {first} already, and this one on {this}: each node has an "
+            "index of its own (`--index`)"
+        )
+
+
+def _is_open(connection: Connection) -> bool:
+    """Whether the other side has not closed a connection, whatever it sent before."""
+    with suppress(OSError):  # this side has
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLRDHUP)
+        return not poll.poll(0)
+    return False
 
 
 @contextmanager
@@ -211,7 +231,7 @@ def connect(
         facts: further entries of the hello.
 
     Raises:
-        VitsweepError: it cannot be reached.
+        VitsweepError: it cannot be reached, or refuses the agent.
     """
     begin, why, said = time.monotonic(), "", False
     first = " or ".join(addresses)
@@ -232,6 +252,10 @@ def connect(
                     deliver_challenge(connection, key)
                     send(connection, {"node_index": index, "address": address, **facts})
                     welcome = receive(connection)  # it was not dropped meanwhile
+                    if why := welcome.get("refused", ""):
+                        raise VitsweepError(
+                            f"The command on {address} refuses node {index}: {why}."
+                        )
                 return connection, welcome["node"]
         time.sleep(0.2)
     raise VitsweepError(
