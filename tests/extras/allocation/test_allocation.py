@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
 from tests.command import SWEEP, Command, fault
@@ -27,12 +28,15 @@ from vitsweep import extras, job_environment
 from vitsweep.cli.main import run
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.attempts import ALLOCATION, attempts, unfinished
+from vitsweep.extras.allocation import launcher
 from vitsweep.extras.allocation.launcher import (
+    KEY,
     Allocation,
     _require_alike,
     _script,
     node_facts,
     refuse_to_cancel,
+    shared_key,
 )
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
@@ -162,11 +166,38 @@ def test_the_script_passes_on_what_ranks_need_and_no_secret(
         "NCCL_DEBUG": "a b", "HF_TOKEN": "hf_x", "SLURM_PROCID": "3", "TMPDIR": "/job/1", "MY_OWN": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    script = _script(Store(tmp_path / "my sweep"), 2, "a")
+    script = _script(Store(tmp_path / "my sweep"), 2, "a", False)
+    assert "unset VITSWEEP_AGENT_KEY\n" in script
+    assert "unset" not in _script(Store(tmp_path / "my sweep"), 2, "a", True)
     assert "export NCCL_DEBUG='a b'\n" in script
     for name in ("HF_TOKEN", "SLURM_PROCID", "TMPDIR", "MY_OWN"):
         assert f"export {name}=" not in script
     assert f"vitsweep agent '{tmp_path}/my sweep' --nodes 2 --first a --index \"$1\"" in script
+
+
+def test_a_key_of_the_user_is_one_of_each_sweep_and_of_agents_that_he_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.chdir(tmp_path)
+    own, other = (Path(f"/mnt/results/{name}") for name in "ab")
+    assert shared_key(own) == shared_key(Path("/work/a")) == shared_key(Path("x/../a/"))
+    assert shared_key(own) != shared_key(other)
+    keys = []
+
+    def listener(names: Any, addresses: Any, key: bytes) -> Any:
+        keys.append(key.decode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "AgentListener", listener)
+    store = Store(tmp_path / "a").create()
+    for start in ("none", "ssh"):
+        opened = Allocation({**FIELDS, "start": start})._opened(HOSTS, Console(), store, {})
+        with pytest.raises(KeyboardInterrupt), opened:
+            pass
+    assert [key == shared_key(store.root) for key in keys] == [True, False]
+    monkeypatch.delenv(KEY)
+    assert shared_key(own) == ""
 
 
 def test_unlike_nodes_are_refused_by_name() -> None:

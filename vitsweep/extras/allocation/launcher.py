@@ -53,7 +53,7 @@ STARTERS = {
 }
 """Commands that start a process on a node: its name, and the index of its first line in the list of nodes."""
 KEY = "VITSWEEP_AGENT_KEY"
-"""Variable with the key, where the agents are started by something else."""
+"""Variable with the secret of the key, where the agents are started by something else."""
 STARTED = "VITSWEEP_AGENT_STARTED"
 """Variable that is set where the command starts the agent."""
 OF_ONE_NODE = re.compile(
@@ -153,10 +153,11 @@ class Allocation:
         folder = make_folder(store.root.absolute() / "agents")
         folder.chmod(0o700)  # agents run what lies there
         remove(folder / "key")
-        key = (os.environ.get(KEY) or write_key(folder / "key")).encode()
+        shared = shared_key(folder.parent) if self.settings.start == "none" else ""
+        key = (shared or write_key(folder / "key")).encode()
         addresses = names[:1] if len(names) > 1 else [LOOPBACK]
         script = folder / "agent.sh"
-        write_atomically(script, _script(store, len(names), addresses[0]))
+        write_atomically(script, _script(store, len(names), addresses[0], bool(shared)))
         listener, starters = AgentListener(names, addresses, key), list[Starter]()
         nodes: Nodes | None = None
         try:
@@ -231,7 +232,13 @@ class Starter:
         self._process.wait()
 
 
-def _script(store: Store, num_nodes: int, first: str) -> str:
+def shared_key(sweep: Path) -> str:
+    """Return the key of a sweep by the variable, "" without one; nodes may mount its folder elsewhere."""
+    secret = os.environ.get(KEY)
+    return f"{secret} {Path(os.path.abspath(sweep)).name}" if secret else ""
+
+
+def _script(store: Store, num_nodes: int, first: str, is_shared: bool) -> str:
     """Return the script that starts an agent where no environment is passed on; $1 is the node's index."""
     passed = {
         name: value
@@ -241,7 +248,9 @@ def _script(store: Store, num_nodes: int, first: str) -> str:
     words = (str(store.root.absolute()), "--nodes", str(num_nodes), "--first", first)
     agent = shlex.join(command_of("vitsweep", "agent", *words))
     exports = (f"export {n}={shlex.quote(v)}" for n, v in {**passed, STARTED: "1"}.items())
-    return "\n".join([f"cd {shlex.quote(os.getcwd())}", *exports, f'exec {agent} --index "$1"', ""])
+    own_key = [] if is_shared else [f"unset {KEY}"]  # of the node, where a shell sets it
+    place = f"cd {shlex.quote(os.getcwd())}"
+    return "\n".join([place, *exports, *own_key, f'exec {agent} --index "$1"', ""])
 
 
 def refuse_to_cancel(store: Store) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitsweep.cli import VERBS, Options
 from vitsweep.errors import BadValueError
-from vitsweep.extras.allocation.launcher import KEY, STARTED, node_facts
+from vitsweep.extras.allocation.launcher import STARTED, node_facts, shared_key
 from vitsweep.files import read_text
 from vitsweep.job_environment import boot_id
 from vitsweep.launchers.nodes.agent import run_agent
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     key = Path(typed.sweep).absolute() / "agents" / "key"
 
     def read_key() -> bytes:
-        return (os.environ.get(KEY) or read_text(key)).encode()
+        return (shared_key(Path(typed.sweep)) or read_text(key)).encode()
 
     machine = f"{socket.gethostname()} {boot_id()}"  # containers of one machine have own names
     return run_agent(typed.index, [typed.first], read_key, machine=machine, **node_facts())
