@@ -121,20 +121,23 @@ class Agent:
         elif order["do"] == "interrupt" and self._ranks:
             self._ranks.interrupt()
         elif order["do"] == "run":
-            self._start_ranks(order)
+            self._run_id, self._ranks, self._refused = order["run"], None, []
+            try:
+                self._start_ranks(order)
+            except Exception as error:  # of a node that does not see the folder: the run says so
+                why = str(error) or type(error).__name__
+                lost = f"Node {self._name} cannot begin this run: {why}"
+                self._refused = [RankEnd(rank=r, exit_code=None, lost=lost) for r in order["ranks"]]
         if ready and order["do"] != "heartbeat":
             self.report()
         return bool(order["do"] != "shut_down")
 
     def _start_ranks(self, order: dict[str, Any]) -> None:
-        self._run_id, self._ranks, self._refused = order["run"], None, []
         request = RunRequest.from_plain(order["request"])
         store = Store(request.sweep_folder, {request.cell_id: request.digest})
         cell = read_cell(store, request.cell_id, request.of_command)
         if code_of(cell).hash != request.environment["code_hash"]:
-            lost = f"Node {self._name} has other code than the first node."
-            self._refused = [RankEnd(rank=r, exit_code=None, lost=lost) for r in order["ranks"]]
-            return
+            raise VitsweepError("it has other code than the first node.")
         self._ranks = LocalRanks(
             context_for(cell),
             rank_main,
