@@ -200,6 +200,23 @@ def test_a_key_of_the_user_is_one_of_each_sweep_and_of_agents_that_he_starts(
     assert shared_key(own) == ""
 
 
+def test_ranks_of_other_users_write_to_no_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes = [multiprocessing.Pipe() for _ in HOSTS]
+    hello = {"node": "a", "address": HOSTS[0], **node_facts()}
+    agents = [(hello, here) for here, _ in pipes]
+    listener = SimpleNamespace(accept_agents=lambda *_: agents, close=lambda: None)
+    monkeypatch.setattr(launcher, "AgentListener", lambda *_: listener)
+    monkeypatch.setattr(launcher, "SECONDS_TO_END", 0)
+    store = Store(tmp_path / "a").create()
+    allocation = Allocation({**FIELDS, "start": "none"})
+    with allocation._opened(HOSTS, Console(), store, {}) as nodes:
+        private = [path for path in store.root.iterdir() if not path.stat().st_mode & 0o77]
+        assert [path.name for path in private] == ["agents"]
+        assert nodes.scratch.parent == store.root
+
+
 def test_unlike_nodes_are_refused_by_name() -> None:
     own = node_facts()
     _require_alike(["a", "b"], [own, own])

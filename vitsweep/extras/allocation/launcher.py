@@ -177,7 +177,8 @@ class Allocation:
                     f"The {len(names)} nodes are {count(num_machines, 'machine')}: nodes that share cores or "
                     "GPUs say nothing about scaling."
                 )
-            nodes = Nodes(agents, folder / "warm_up", {"launcher": "allocation", **facts})
+            # not in the private folder: ranks of other users write there
+            nodes = Nodes(agents, folder.with_name("warm_up"), {"launcher": "allocation", **facts})
             yield nodes
         finally:
             listener.close()
