@@ -1,5 +1,6 @@
 """`hydra/launcher=allocation`: which nodes there are, what starts agents there, and what becomes of runs."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -26,9 +27,10 @@ from tests.command import SWEEP, Command, fault
 from tools.chaos import runs_in
 from vitsweep import extras, job_environment
 from vitsweep.cli.main import run
+from vitsweep.console import interrupts_to
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.attempts import ALLOCATION, attempts, unfinished
-from vitsweep.extras.allocation import launcher
+from vitsweep.extras.allocation import launcher, verb_agent
 from vitsweep.extras.allocation.launcher import (
     KEY,
     Allocation,
@@ -40,6 +42,7 @@ from vitsweep.extras.allocation.launcher import (
 )
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
+from vitsweep.interpreters import variables as variables_of_processes
 from vitsweep.job_environment import hosts_of_job, scheduler_job
 from vitsweep.launchers.nodes import agent, transport
 from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
@@ -166,9 +169,9 @@ def test_the_script_passes_on_what_ranks_need_and_no_secret(
         "NCCL_DEBUG": "a b", "HF_TOKEN": "hf_x", "SLURM_PROCID": "3", "TMPDIR": "/job/1", "MY_OWN": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    script = _script(Store(tmp_path / "my sweep"), 2, "a", False)
+    script = _script(Store(tmp_path / "my sweep"), 2, "a", b"key", False)
     assert "unset VITSWEEP_AGENT_KEY\n" in script
-    assert "unset" not in _script(Store(tmp_path / "my sweep"), 2, "a", True)
+    assert "unset" not in _script(Store(tmp_path / "my sweep"), 2, "a", b"key", True)
     assert "export NCCL_DEBUG='a b'\n" in script
     for name in ("HF_TOKEN", "SLURM_PROCID", "TMPDIR", "MY_OWN"):
         assert f"export {name}=" not in script
@@ -200,6 +203,69 @@ def test_a_key_of_the_user_is_one_of_each_sweep_and_of_agents_that_he_starts(
     assert shared_key(own) == ""
 
 
+def test_an_agent_that_the_command_started_ends_with_the_key_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reader(**variables: str) -> Callable[[], bytes]:
+        given: list[Any] = []
+        monkeypatch.setattr(verb_agent, "run_agent", lambda *each, **_: given.extend(each) or 0)
+        with variables_of_processes(variables):
+            assert run(["agent", str(tmp_path), "--index=1", "--nodes=2", "--first=a"]) == 0
+        found: Callable[[], bytes] = given[2]
+        return found
+
+    path, of_command = tmp_path / "agents" / "key", hashlib.sha256(b"ours").hexdigest()
+    path.parent.mkdir()
+    typed, started = reader(), reader(**{launcher.STARTED: of_command})
+    for after in (lambda: path.write_text("another"), path.unlink):
+        path.write_text("earlier")
+        assert started() == b"earlier", "as a file system may still show"
+        path.write_text("ours")
+        assert started() == b"ours"
+        after()
+        with pytest.raises(VitsweepError, match=f"The command has ended: .*{path}"):
+            started()
+        started = reader(**{launcher.STARTED: of_command})
+    with pytest.raises(FileNotFoundError):
+        started()
+    monkeypatch.setattr(verb_agent, "SECONDS_TO_SEE", -1)
+    with pytest.raises(VitsweepError, match="The command has ended"):
+        reader(**{launcher.STARTED: of_command})()
+    for text in ("ours", "another"):
+        path.write_text(text)
+        assert typed() == text.encode()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_command_that_ends_before_its_agents_connect_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    store, started = Store(tmp_path / "a").create(), list[subprocess.Popen[bytes]]()
+
+    class Interrupting(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(["sleep", "60"], start_new_session=True)
+            started.append(self)
+            if not fails:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def refuse(*_: Any) -> None:
+        raise VitsweepError("No connection.")
+
+    listener = SimpleNamespace(accept_agents=refuse, close=lambda: None)
+    monkeypatch.setattr(launcher, "AgentListener", lambda *_: listener)
+    monkeypatch.setattr(launcher.subprocess, "Popen", Interrupting)
+    opened = Allocation(FIELDS)._opened(HOSTS, Console(), store, {})
+    with (
+        interrupts_to(signal.default_int_handler),
+        pytest.raises(VitsweepError if fails else KeyboardInterrupt),
+        opened,
+    ):
+        pass
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    assert not (store.root / "agents" / "key").exists()
+
+
 def test_ranks_of_other_users_write_to_no_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +278,7 @@ def test_ranks_of_other_users_write_to_no_private_folder(
     store = Store(tmp_path / "a").create()
     allocation = Allocation({**FIELDS, "start": "none"})
     with allocation._opened(HOSTS, Console(), store, {}) as nodes:
+        assert (store.root / "agents" / "key").stat().st_mode & 0o777 == 0o600
         private = [path for path in store.root.iterdir() if not path.stat().st_mode & 0o77]
         assert [path.name for path in private] == ["agents"]
         assert nodes.scratch.parent == store.root
@@ -368,7 +435,7 @@ def test_a_cell_runs_on_two_nodes_that_are_given_no_environment(vitsweep: Comman
         "allocation",
         "127.0.0.1,127.0.0.2",
     )
-    assert (vitsweep.store.root / "agents" / "key").stat().st_mode & 0o777 == 0o600
+    assert not (vitsweep.store.root / "agents" / "key").exists()
     assert agents_of(vitsweep) == []
 
 
@@ -556,6 +623,16 @@ def test_the_signals_of_schedulers_end_the_command(
     _, errors = running.communicate(200)
     assert running.returncode == 143, errors
     until(lambda: not agents_of(vitsweep), 30)
+
+
+@pytest.mark.full
+def test_agents_of_a_command_that_is_stopped_while_they_connect_end(vitsweep: Command) -> None:
+    running = vitsweep.fork(*on(), "resources.nodes=2", "sweep.baseline=null")
+    until(lambda: agents_of(vitsweep))
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(60)
+    assert running.returncode == 143, errors
+    until(lambda: not processes_of(vitsweep), 100)
 
 
 @pytest.mark.full

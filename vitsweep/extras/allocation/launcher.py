@@ -1,5 +1,6 @@
 """`hydra/launcher=allocation`: an agent on each node, started by whatever starts processes there."""
 
+import hashlib
 import os
 import platform
 import re
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 from rich.console import Console
 
+from vitsweep.console import interrupts_to
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
 from vitsweep.files import make_folder, read_text, remove, write_atomically
@@ -55,7 +57,7 @@ STARTERS = {
 KEY = "VITSWEEP_AGENT_KEY"
 """Variable with the secret of the key, where the agents are started by something else."""
 STARTED = "VITSWEEP_AGENT_STARTED"
-"""Variable that is set where the command starts the agent."""
+"""Variable that is set where the command starts the agent: the digest of its key."""
 OF_ONE_NODE = re.compile(
     r"(SLURM|SLURMD|SRUN|SBATCH|OMPI|PMI|PMIX)_.*|HOSTNAME|PWD|TMPDIR|TMP|TEMP|TERM"
 )
@@ -153,19 +155,26 @@ class Allocation:
         folder = make_folder(store.root.absolute() / "agents")
         folder.chmod(0o700)  # agents run what lies there
         remove(folder / "key")
-        shared = shared_key(folder.parent) if self.settings.start == "none" else ""
-        key = (shared or write_key(folder / "key")).encode()
-        addresses = names[:1] if len(names) > 1 else [LOOPBACK]
-        script = folder / "agent.sh"
-        write_atomically(script, _script(store, len(names), addresses[0], bool(shared)))
-        listener, starters = AgentListener(names, addresses, key), list[Starter]()
-        nodes: Nodes | None = None
-        try:
-            for index, name in enumerate(names if self.settings.start != "none" else names[:1]):
-                prefix = self._prefix(self.settings.start, name) if index else []
-                path = shlex.quote(str(script)) if self.settings.start == "ssh" else str(script)
-                words = [*prefix, "/bin/sh", path if index else str(script), str(index)]
-                starters.append(Starter(words, folder / f"{index}.log"))
+        starters, start = list[Starter](), self.settings.start
+        with ExitStack() as at_end:
+            at_end.callback(remove, folder / "key")  # which ends agents that are not connected yet
+            shared = shared_key(folder.parent) if start == "none" else ""
+            key = (shared or write_key(folder / "key")).encode()
+            addresses = names[:1] if len(names) > 1 else [LOOPBACK]
+            script = folder / "agent.sh"
+            write_atomically(script, _script(store, len(names), addresses[0], key, bool(shared)))
+            listener = AgentListener(names, addresses, key)
+            at_end.callback(listener.close)
+            interrupts = list[object]()
+            with interrupts_to(lambda *given: interrupts.append(given)):  # none between two lines
+                for index, name in enumerate(names if start != "none" else names[:1]):
+                    prefix = self._prefix(start, name) if index else []
+                    path = shlex.quote(str(script)) if start == "ssh" and index else str(script)
+                    words = [*prefix, "/bin/sh", path, str(index)]
+                    starters.append(Starter(words, folder / f"{index}.log"))
+                    at_end.callback(starters[-1].end, 0)
+            if interrupts:
+                raise KeyboardInterrupt
 
             def ended(index: int) -> str:
                 return starters[index].said_at_end() if index < len(starters) else ""
@@ -179,13 +188,10 @@ class Allocation:
                 )
             # not in the private folder: ranks of other users write there
             nodes = Nodes(agents, folder.with_name("warm_up"), {"launcher": "allocation", **facts})
-            yield nodes
-        finally:
-            listener.close()
-            if nodes:
-                nodes.shut_down()
             for starter in starters:
-                starter.end(SECONDS_TO_END if nodes else 0)
+                at_end.callback(starter.end, SECONDS_TO_END)
+            at_end.callback(nodes.shut_down)
+            yield nodes
 
 
 class Starter:
@@ -239,7 +245,7 @@ def shared_key(sweep: Path) -> str:
     return f"{secret} {Path(os.path.abspath(sweep)).name}" if secret else ""
 
 
-def _script(store: Store, num_nodes: int, first: str, is_shared: bool) -> str:
+def _script(store: Store, num_nodes: int, first: str, key: bytes, is_shared: bool) -> str:
     """Return the script that starts an agent where no environment is passed on; $1 is the node's index."""
     passed = {
         name: value
@@ -248,7 +254,10 @@ def _script(store: Store, num_nodes: int, first: str, is_shared: bool) -> str:
     }
     words = (str(store.root.absolute()), "--nodes", str(num_nodes), "--first", first)
     agent = shlex.join(command_of("vitsweep", "agent", *words))
-    exports = (f"export {n}={shlex.quote(v)}" for n, v in {**passed, STARTED: "1"}.items())
+    exports = (
+        f"export {n}={shlex.quote(v)}"
+        for n, v in {**passed, STARTED: hashlib.sha256(key).hexdigest()}.items()
+    )
     own_key = [] if is_shared else [f"unset {KEY}"]  # of the node, where a shell sets it
     place = f"cd {shlex.quote(os.getcwd())}"
     return "\n".join([place, *exports, *own_key, f'exec {agent} --index "$1"', ""])
