@@ -34,6 +34,7 @@ from vitsweep.extras.allocation import launcher, verb_agent
 from vitsweep.extras.allocation.launcher import (
     KEY,
     Allocation,
+    Starter,
     _require_alike,
     _script,
     node_facts,
@@ -382,6 +383,36 @@ def test_a_node_has_one_agent() -> None:
     assert receive(agents[0][1]) == {"says": "again"}
     listener.close()
     first.close()
+
+
+def test_who_waits_says_for_whom_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(transport, "SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr(launcher, "SECONDS_TO_CONNECT", 0.5)
+    words = ["sh", "-c", "echo its last line; sleep 60"]
+    monkeypatch.setattr(launcher, "Starter", lambda _, log: Starter(words, log))
+    store = Store(tmp_path / "my sweep").create()
+    typed = f"python -P -m vitsweep agent '{store.root}' --index 1 --nodes 2 --first {HOSTS[0]}"
+    last = r"its last line, see `.*/agents/"
+    for start, said, late in (
+        ("none", [f"On {HOSTS[1]}: `{typed}`"], rf"{last}0\.log`\), {HOSTS[1]} within"),
+        ("ssh", [], rf"{last}0\.log`\), {HOSTS[1]} \({last}1\.log`\) within"),
+    ):
+        opened = Allocation({**FIELDS, "start": start})._opened(HOSTS, Console(), store, {})
+        with pytest.raises(VitsweepError, match=late), opened:
+            pass
+        expected = [f"Waiting for the agents of {', '.join(HOSTS)}.", *said]
+        assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_an_agent_of_another_number_of_nodes_is_told_so() -> None:
+    key = os.urandom(32)
+    listener = AgentListener(("a", "b"), HOSTS[:1], key)
+    for index in (1, 2):
+        with pytest.raises(VitsweepError, match="has `--nodes 2`, and this agent `--nodes 3`"):
+            connect(index, HOSTS[:1], lambda: key, nodes=3)
+    listener.close()
 
 
 def test_an_agent_leaves_a_first_node_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

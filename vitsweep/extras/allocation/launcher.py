@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 from rich.console import Console
 
-from vitsweep.console import interrupts_to
+from vitsweep.console import interrupts_to, print_lines
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
 from vitsweep.files import make_folder, read_text, remove, write_atomically
@@ -176,10 +176,21 @@ class Allocation:
             if interrupts:
                 raise KeyboardInterrupt
 
-            def ended(index: int) -> str:
-                return starters[index].said_at_end() if index < len(starters) else ""
+            def last_words(index: int, is_late: bool) -> str:
+                return starters[index].last_words(is_late) if index < len(starters) else ""
 
-            agents = listener.accept_agents(SECONDS_TO_CONNECT, ended)
+            def waits_for(missing: Mapping[int, str]) -> None:
+                lines = [f"Waiting for the agents of {', '.join(missing.values())}."]
+                for index in range(len(starters), len(names)) if start == "none" else ():
+                    words = (str(folder.parent), "--index", str(index), "--nodes", str(len(names)))
+                    typed = shlex.join(["python", "-P", "-m", "vitsweep", "agent", *words])
+                    if index in missing:
+                        lines.append(
+                            f"On {names[index]}: `{typed} --first {shlex.quote(names[0])}`"
+                        )
+                print_lines(console, lines)
+
+            agents = listener.accept_agents(SECONDS_TO_CONNECT, last_words, waits_for)
             _require_alike(names, [hello for hello, _ in agents])
             if (num_machines := len({hello.get("machine") for hello, _ in agents})) < len(names):
                 console.print(
@@ -219,14 +230,13 @@ class Starter:
                     f"({error.strerror}); choose another."
                 ) from error
 
-    def said_at_end(self) -> str:
-        """Return the last line of its agent where it ended some seconds ago; exit codes say nothing."""
-        if self._process.poll() is None:
+    def last_words(self, is_late: bool) -> str:
+        """Return the last line of its agent, late or some seconds after its end; exit codes say nothing."""
+        if self._process.poll() is not None:
+            self._ended_at = min(self._ended_at, time.monotonic())
+        if not is_late and time.monotonic() < self._ended_at + SECONDS_TO_END:
             return ""
-        self._ended_at = min(self._ended_at, time.monotonic())
-        if time.monotonic() < self._ended_at + SECONDS_TO_END:
-            return ""
-        lines = read_text(self._log).strip().splitlines() or ["it ended without a word"]
+        lines = read_text(self._log).strip().splitlines() or ["it said nothing"]
         return f"{lines[-1]}, see `{self._log}`"
 
     def end(self, seconds: float) -> None:

@@ -58,4 +58,5 @@ def run(arguments: Sequence[str]) -> int:
         return key
 
     machine = f"{socket.gethostname()} {boot_id()}"  # containers of one machine have own names
-    return run_agent(typed.index, [typed.first], read_key, machine=machine, **node_facts())
+    facts = {"nodes": typed.nodes, "machine": machine, **node_facts()}
+    return run_agent(typed.index, [typed.first], read_key, **facts)
