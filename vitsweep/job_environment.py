@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,31 @@ def hosts_in(nodes: str) -> list[str]:
     return done.stdout.split() if done.returncode == 0 else [nodes]
 
 
+HOST_LISTS: dict[str, Callable[[str], list[str]]] = {
+    "PBS_NODEFILE": lambda path: Path(path).read_text(encoding="utf-8").split(),
+    "LSB_MCPU_HOSTS": lambda counted: counted.split()[::2],  # `a 4 b 4`
+    "LSB_HOSTS": str.split,
+    "SLURM_JOB_NODELIST": hosts_in,
+}
+"""Variables of schedulers -> the hosts that their value names."""
+
+
 def hosts_of_job() -> list[str]:
     """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
-    if path := os.environ.get("PBS_NODEFILE"):
+    for name, hosts_of in HOST_LISTS.items():
+        if (value := os.environ.get(name)) is None:
+            continue
+        why = "names no node: it is empty"
         try:
-            return Path(path).read_text(encoding="utf-8").split()
+            if value.strip() and (hosts := hosts_of(value)):
+                return hosts
         except OSError as error:
-            raise VitsweepError(
-                f"`$PBS_NODEFILE={path}` cannot be read ({error.strerror}): name the nodes "
-                "(`hydra.launcher.hosts=[a,b]`), or unset it outside of a job."
-            ) from error
-    if counted := os.environ.get("LSB_MCPU_HOSTS"):  # `a 4 b 4`
-        return counted.split()[::2]
-    if listed := os.environ.get("LSB_HOSTS"):
-        return listed.split()
-    nodes = os.environ.get("SLURM_JOB_NODELIST")
-    return hosts_in(nodes) if nodes else []
+            why = f"cannot be read ({error.strerror})"
+        raise VitsweepError(
+            f"`${name}={value}` {why}: name the nodes (`hydra.launcher.hosts=[a,b]`), or unset it outside of "
+            "a job."
+        )
+    return []
 
 
 # Ranks that something else has started: torchrun, or srun.

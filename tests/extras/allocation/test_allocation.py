@@ -106,6 +106,12 @@ def test_each_scheduler_names_its_nodes_and_the_end_of_its_job(
     monkeypatch.setenv("PBS_NODEFILE", "/no/such/file")
     with pytest.raises(VitsweepError, match=r"`\$PBS_NODEFILE=/no/such/file` cannot be read"):
         hosts_of_job()
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "empty"))
+    with pytest.raises(
+        VitsweepError, match=r"`\$PBS_NODEFILE=/.*/empty` names no node: it is empty"
+    ):
+        hosts_of_job()
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     found = Allocation({**FIELDS, "hosts": None, "start": "pbsdsh"})
     assert found.lines == {"a": 0, "b": 2}
@@ -117,6 +123,35 @@ def test_where_nothing_names_nodes_it_is_said() -> None:
         Allocation({**FIELDS, "hosts": None})
     with pytest.raises(BadValueError, match=r"hydra\.launcher\.start"):
         Allocation({**FIELDS, "start": "rsh"})
+    for hosts in (("a", ""), ("a", "a")):
+        with pytest.raises(
+            BadValueError, match=r"`hydra\.launcher\.hosts=\[a,a?\]` must name each"
+        ):
+            Allocation({**FIELDS, "hosts": hosts})
+    typed = ["results/a", "--index=1", "--nodes=2", "--first="]
+    with pytest.raises(BadValueError, match="`--first ''`"):
+        verb_agent.run(typed)
+
+
+def test_a_host_of_another_domain_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "own_addresses", lambda _: [])
+    for own, full, host, is_here in (
+        ("n1", "n1.x.org", "n1", True),
+        ("n1", "n1.x.org", "n1.x.org", True),
+        ("n1", "n1.x.org", "n1.x", True),
+        ("n1", "n1.x.org", "n1.y.org", False),
+        ("n1", "n1", "n1.y.org", True),
+        ("n1", "n1", "n2", False),
+        ("n1", "localhost.localdomain", "n1.y.org", True),
+    ):
+        monkeypatch.setattr(socket, "gethostname", lambda own=own: own)
+        monkeypatch.setattr(socket, "getfqdn", lambda full=full: full)
+        found = Allocation({**FIELDS, "hosts": ("other", host)})
+        if is_here:
+            assert found.names() == [host, "other"]
+        else:
+            with pytest.raises(BadValueError, match="none of the nodes"):
+                found.names()
 
 
 def test_the_command_runs_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:

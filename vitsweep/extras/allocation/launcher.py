@@ -92,8 +92,14 @@ class Allocation:
         self.settings: AllocationSettings = section_from_tree(
             AllocationSettings, fields, "hydra.launcher"
         )
+        typed = self.settings.hosts or ()
+        if len({*typed} - {""}) < len(typed):
+            raise BadValueError(
+                f"`hydra.launcher.hosts=[{','.join(typed)}]` must name each node once, and none by an empty "
+                "name: leave the others out."
+            )
         self.lines: dict[str, int] = {}
-        for index, host in enumerate(self.settings.hosts or hosts_of_job()):
+        for index, host in enumerate(typed or hosts_of_job()):
             self.lines.setdefault(host, index)
         if not self.lines:
             raise BadValueError(
@@ -121,9 +127,16 @@ class Allocation:
     def names(self) -> list[str]:
         """Return the nodes, this one first."""
         hosts, own = list(self.lines), {node_name(), socket.gethostname(), socket.getfqdn()}
-        short = {part for name in own if not (part := name.split(".")[0]).isdigit()}  # no address
-        ours = (own.__contains__, lambda h: h.split(".")[0] in short, lambda h: own_addresses([h]))
-        here = next((host for is_own in ours for host in hosts if is_own(host)), None)
+
+        def is_own(host: str) -> bool:  # by its short name, unless the domains differ
+            alike = [name for name in own if name.split(".")[0] == host.split(".")[0]]
+            known = [name for name in alike if "." in name] or alike
+            return any(
+                f"{n}.".startswith(f"{host}.") or f"{host}.".startswith(f"{n}.") for n in known
+            )
+
+        ours = (own.__contains__, is_own, lambda h: own_addresses([h]))
+        here = next((host for fits in ours for host in hosts if fits(host)), None)
         if here is None:
             raise BadValueError(
                 f"This host (`{socket.gethostname()}`) is none of the nodes {', '.join(hosts)}, and the "

@@ -39,6 +39,8 @@ def run(arguments: Sequence[str]) -> int:
             f"`--index {typed.index}` must be 1 or more and below `--nodes {typed.nodes}`: the command on "
             f"`--first {typed.first}` starts the agent of its own node, 0, itself."
         )
+    if not typed.first.strip():
+        raise BadValueError("`--first ''` must be the node on which the command is typed: name it.")
     path = Path(typed.sweep).absolute() / "agents" / "key"
     ends_at = time.monotonic() + SECONDS_TO_SEE
 
