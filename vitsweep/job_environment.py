@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +41,6 @@ def hosts_in(nodes: str) -> list[str]:
     except OSError:
         return [nodes]
     return done.stdout.split() if done.returncode == 0 else [nodes]
-
-
-HOST_LISTS: dict[str, Callable[[str], list[str]]] = {
-    "PBS_NODEFILE": lambda path: Path(path).read_text(encoding="utf-8").split(),
-    "LSB_MCPU_HOSTS": lambda counted: counted.split()[::2],  # `a 4 b 4`
-    "LSB_HOSTS": str.split,
-    "SLURM_JOB_NODELIST": hosts_in,
-}
-"""Variables of schedulers -> the hosts that their value names."""
-
-
-def hosts_of_job() -> list[str]:
-    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
-    for name, hosts_of in HOST_LISTS.items():
-        if (value := os.environ.get(name)) is None:
-            continue
-        why = "names no node: it is empty"
-        try:
-            if value.strip() and (hosts := hosts_of(value)):
-                return hosts
-        except OSError as error:
-            why = f"cannot be read ({error.strerror})"
-        raise VitsweepError(
-            f"`${name}={value}` {why}: name the nodes (`hydra.launcher.hosts=[a,b]`), or unset it outside of "
-            "a job."
-        )
-    return []
 
 
 # Ranks that something else has started: torchrun, or srun.

@@ -37,6 +37,7 @@ from vitsweep.extras.allocation.launcher import (
     Starter,
     _require_alike,
     _script,
+    hosts_of_job,
     node_facts,
     refuse_to_cancel,
     shared_key,
@@ -44,7 +45,7 @@ from vitsweep.extras.allocation.launcher import (
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
 from vitsweep.interpreters import variables as variables_of_processes
-from vitsweep.job_environment import hosts_of_job, scheduler_job
+from vitsweep.job_environment import scheduler_job
 from vitsweep.launchers.nodes import agent, transport
 from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
 from vitsweep.planning.sweep_plan import plan_cell

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
 from vitsweep.files import make_folder, read_text, remove, write_atomically
 from vitsweep.interpreters import command_of
-from vitsweep.job_environment import hosts_of_job, node_name, scheduler_job
+from vitsweep.job_environment import hosts_in, node_name, scheduler_job
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import Lifetime, launch
 from vitsweep.launchers.nodes.transport import (
@@ -65,6 +65,33 @@ OF_ONE_NODE = re.compile(
 END_OF_JOB = re.compile(r"(qdel|bkill|scancel) [\w.\[\]-]+")
 SECONDS_TO_END = 10.0
 """How long agents may take to end, and a starter that has ended to have its agent connect."""
+
+
+HOST_LISTS: dict[str, Callable[[str], list[str]]] = {
+    "PBS_NODEFILE": lambda path: Path(path).read_text(encoding="utf-8").split(),
+    "LSB_MCPU_HOSTS": lambda counted: counted.split()[::2],  # `a 4 b 4`
+    "LSB_HOSTS": str.split,
+    "SLURM_JOB_NODELIST": hosts_in,
+}
+"""Variables of schedulers -> the hosts that their value names."""
+
+
+def hosts_of_job() -> list[str]:
+    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
+    for name, hosts_of in HOST_LISTS.items():
+        if (value := os.environ.get(name)) is None:
+            continue
+        why = "names no node: it is empty"
+        try:
+            if value.strip() and (hosts := hosts_of(value)):
+                return hosts
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+        raise VitsweepError(
+            f"`${name}={value}` {why}: name the nodes (`hydra.launcher.hosts=[a,b]`), or unset it outside of "
+            "a job."
+        )
+    return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +149,7 @@ class Allocation:
         request = replace(request, facts={**request.facts, "allocation": place})
         ends_at = self._began + 60 * minutes if minutes else inf
         opened = partial(self._opened, names, request.console)
-        return launch(request, opened, Lifetime(ends_at))
+        return launch(request, opened, Lifetime(ends_at, f"hydra.launcher.minutes={minutes}"))
 
     def names(self) -> list[str]:
         """Return the nodes, this one first."""

@@ -115,6 +115,7 @@ class Agent:
         if self._num_silent * HEARTBEAT_SECONDS > SECONDS_UNTIL_LOST:
             print(f"The first node has been silent for {SECONDS_UNTIL_LOST:.0f} s.", flush=True)
             return False
+        order: dict[str, Any]
         order = receive(self._connection) if self._connection in ready else {"do": "report"}
         if order["do"] == "kill":
             self._kill_ranks()
