@@ -14,7 +14,7 @@ from vitsweep.execution.outcome import RankEnd
 from vitsweep.execution.rank_processes import LocalRanks
 from vitsweep.execution.run_request import RunRequest
 from vitsweep.launchers.nodes import agent
-from vitsweep.launchers.nodes.transport import receive, send
+from vitsweep.launchers.nodes.transport import Node, receive, send
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -55,25 +55,31 @@ def test_a_rank_that_ends_during_a_report_is_in_the_next_one(tmp_path: Path) -> 
     send(coordinator, {"do": "shut_down"})
 
 
-def test_an_agent_that_cannot_begin_a_run_says_why_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_an_agent_that_cannot_begin_a_run_says_why_and_its_node_is_lost(
+    is_missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator, connection = SPAWN.Pipe()
-    threading.Thread(target=agent.Agent(connection, "b").serve, daemon=True).start()
+    thread = threading.Thread(target=agent.Agent(connection, "b").serve, daemon=True)
+    thread.start()
 
     def denied(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "results")
 
-    for name, why in (("run-1", "`.*cell.yaml` is missing"), ("run-2", ".*denied: 'results'")):
-        request = RunRequest(
-            sweep_folder=tmp_path / "unseen", cell_id="c", run_id=name, block="b", position=0
-        )
-        order = {"do": "run", "run": name, "request": request.plain(), "ranks": [1]}
-        send(coordinator, order)
-        while "do" in (report := receive(coordinator)):
-            pass
-        assert (report["run"], report["running"]) == (name, False)
-        [end] = report["ends"]
-        assert re.match(f"Node b cannot begin this run: {why}", end["lost"])
+    why = "`.*cell.yaml` is missing"
+    if not is_missing:
         monkeypatch.setattr(agent, "read_cell", denied)
-    send(coordinator, {"do": "shut_down"})
+        why = ".*denied: 'results'"
+    request = RunRequest(
+        sweep_folder=tmp_path / "unseen", cell_id="c", run_id="run-1", block="b", position=0
+    )
+    node = Node("b", coordinator)
+    node.send({"do": "run", "run": "run-1", "request": request.plain(), "ranks": [1]})
+    while not node.report:
+        node.receive()
+    assert (node.report["run"], node.report["running"]) == ("run-1", False)
+    [end] = node.report["ends"]
+    assert re.match(f"Node b cannot begin this run: {why}", end["lost"])
+    assert re.match(rf"Node b was lost: it cannot begin a run \({why}", node.lost)
+    thread.join(60)
+    assert not thread.is_alive()

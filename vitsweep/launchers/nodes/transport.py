@@ -358,6 +358,8 @@ class Node:
         self.received_at = time.monotonic()
         if is_report := "do" not in message:  # no heartbeat
             self.report = message
+            if why := message.get("unfit"):
+                self._lose(f"it cannot begin a run ({why.rstrip('.')})")
         return is_report
 
     def check_heartbeat(self) -> None:
