@@ -43,24 +43,6 @@ def hosts_in(nodes: str) -> list[str]:
     return done.stdout.split() if done.returncode == 0 else [nodes]
 
 
-def hosts_of_job() -> list[str]:
-    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
-    if path := os.environ.get("PBS_NODEFILE"):
-        try:
-            return Path(path).read_text(encoding="utf-8").split()
-        except OSError as error:
-            raise VitsweepError(
-                f"`$PBS_NODEFILE={path}` cannot be read ({error.strerror}): name the nodes "
-                "(`hydra.launcher.hosts=[a,b]`), or unset it outside of a job."
-            ) from error
-    if counted := os.environ.get("LSB_MCPU_HOSTS"):  # `a 4 b 4`
-        return counted.split()[::2]
-    if listed := os.environ.get("LSB_HOSTS"):
-        return listed.split()
-    nodes = os.environ.get("SLURM_JOB_NODELIST")
-    return hosts_in(nodes) if nodes else []
-
-
 # Ranks that something else has started: torchrun, or srun.
 
 

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import signal
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -159,18 +160,33 @@ def test_records_say_where_the_command_looked_at_its_intervals(
         rounds = Rounds(any_look, [Block("x", tuple(cells[:1]))])
         monkeypatch.setattr(local, "rounds_of", lambda *_, rounds=rounds, **__: rounds)
         monkeypatch.setattr(local, "announce", lambda *_: None)
-        facts = []
+        facts, ends = [], Lifetime(time.monotonic() + 60, "hydra.launcher.minutes=1")
 
-        def opened(store: Store, given: Any, facts: Any = facts) -> Any:
+        def opened(store: Store, given: Any, facts: Any = facts, ends: Any = ends) -> Any:
             facts.append(dict(given))
+            ends.ends_at = 0.0
             return contextlib.nullcontext(LocalExecutor(store, given))
 
-        ends_now = Lifetime(ends_at=0.0)
         sweep = PreparedSweep(store=store, plan=plan, code=code)
-        result = local._run(sweep, request, opened, ends_now)  # type: ignore[arg-type]
+        result = local._run(sweep, request, opened, ends)  # type: ignore[arg-type]
         assert facts == [code | ({"any_look": True} if any_look else {})]
         assert (result.cut_short, result.interrupted) == (True, False)
-        assert "minutes" in request.console.file.getvalue()
+        said = " ".join(request.console.file.getvalue().split())
+        assert "`hydra.launcher.minutes=1` are left: give it more." in said
+        result = local._run(sweep, request, opened, Lifetime(0.0, "x"))  # type: ignore[arg-type]
+        assert (result.cut_short, len(facts)) == (True, 1), "no node is asked for nothing"
+        said = " ".join(request.console.file.getvalue().split())
+        assert said.endswith("`x` are left: give it more.")
+
+
+def test_the_same_command_goes_on_where_its_time_is_enough_for_the_run(
+    cells: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "seconds_of_block", lambda *_: 50.0)
+    run, lifetime = Run.new("x", 0, "p"), Lifetime(time.monotonic() + 9, "x")
+    for most_s, helps in ((40.0, "give it more."), (60.0, "the same command goes on.")):
+        assert lifetime.lacks(run, cells[0], [], most_s).endswith(helps)
+    assert Lifetime().lacks(run, cells[0], []) == ""
 
 
 @dataclass

@@ -60,13 +60,41 @@ class Lifetime:
 
     Attributes:
         ends_at: when time is over, on the monotonic clock; no run begins that would not end before.
+        setting: what was typed for it.
         is_stopped: no further run begins.
         is_forced: a training that saves itself is not waited for.
     """
 
     ends_at: float = inf
+    setting: str = ""
     is_stopped: bool = False
     is_forced: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until time is over."""
+        return self.ends_at - time.monotonic()
+
+    def lacks(
+        self, run: Run, cell: PlannedCell, known: Iterable[RunRecord], most_s: float = 0.0
+    ) -> str:
+        """Say that a run would not end in time, and what helps; "" where it would.
+
+        Args:
+            run: the run.
+            cell: its cell.
+            known: records that tell how long it takes.
+            most_s: seconds that the same command has for a run.
+        """
+        if (left_s := self.left_s) == inf:
+            return ""
+        takes = seconds_of_block(Block(run.block, (cell,)), known)
+        if left_s >= takes:
+            return ""
+        helps = "the same command goes on" if takes < most_s else "give it more"
+        left = duration(max(left_s, 0.0))
+        has = f"{left} of `{self.setting}` are left"
+        return f"The next run takes about {duration(takes)}, and {has}: {helps}."
 
     def stop(self) -> None:
         """Let what runs end, a training saved; called again, end it at once."""
@@ -89,6 +117,7 @@ class CommandLoop(RunLoop[PlannedCell]):
     Attributes:
         progress: is updated with every run.
         lifetime: until when it does runs; its `check` is `on_wait` of the runner.
+        most_s: seconds that were left as it began.
         earlier: records that were in the store before: they tell how long a run takes.
         records: that it added, oldest first.
         skipped: cells that ended by themselves without being measured, such as `out_of_memory`; they
@@ -97,6 +126,7 @@ class CommandLoop(RunLoop[PlannedCell]):
 
     progress: Progress
     lifetime: Lifetime
+    most_s: float = inf
     earlier: Sequence[RunRecord] = ()
     records: list[RunRecord] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
@@ -143,13 +173,11 @@ class CommandLoop(RunLoop[PlannedCell]):
 
     def lacks(self, run: Run, cell: PlannedCell) -> str:
         """Say which nodes are missing to begin a run, or that the time is."""
-        left = self.lifetime.ends_at - time.monotonic()
-        if left < inf:
-            alone, known = Block(run.block, (cell,)), [*self.earlier, *self.records]
-            if left < (takes := seconds_of_block(alone, known)):
-                has = f"{duration(max(left, 0.0))} of the command's minutes are left"
-                return f"The next run takes about {duration(takes)}, and {has}"
-        return self.runner.executor.lacks(cell.spec)
+        known = [*self.earlier, *self.records]
+        if late := self.lifetime.lacks(run, cell, known, self.most_s):
+            return late
+        lost = self.runner.executor.lacks(cell.spec)
+        return lost and f"{lost}: the same command goes on."
 
     def request(self, run: Run, cell: PlannedCell) -> RunRequest:
         """Return the request of the next attempt, of the code that was planned."""
@@ -285,6 +313,8 @@ def _run(
     facts |= {"any_look": True} if rounds.is_bounded else {}
     stopped, cut_short = False, ""
     if first := next(coming, None):
+        cut_short = lifetime.lacks(*first, rounds.earlier)
+    if first and not cut_short:
         with opened(store, facts) as executor:
             loop = CommandLoop(
                 runner=Runner(store, executor, lifetime.check),
@@ -292,6 +322,7 @@ def _run(
                 skipped={*begin.not_measured},
                 progress=progress,
                 lifetime=lifetime,
+                most_s=lifetime.left_s,
                 earlier=rounds.earlier,
             )
             stopped = loop.run(chain([first], coming))
@@ -300,7 +331,7 @@ def _run(
     if rounds.is_bounded and not stopped and not request.rounds:
         undecided = len(rounds.state(records).missing_blocks)
     if cut_short:
-        console.print(f"{cut_short}: the same command goes on.")
+        console.print(cut_short)
     elif undecided:
         console.print(
             f"The {minutes:g} min of `sweep.minutes` are over; {count(undecided, 'cell')} not decided: the "

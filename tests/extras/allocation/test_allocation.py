@@ -1,5 +1,6 @@
 """`hydra/launcher=allocation`: which nodes there are, what starts agents there, and what becomes of runs."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,25 +20,33 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 from tests.cells import LAPTOP, TINY, composer
 from tests.command import SWEEP, Command, fault
 from tools.chaos import runs_in
 from vitsweep import extras, job_environment
 from vitsweep.cli.main import run
+from vitsweep.console import interrupts_to
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.attempts import ALLOCATION, attempts, unfinished
+from vitsweep.extras.allocation import launcher, verb_agent
 from vitsweep.extras.allocation.launcher import (
+    KEY,
     Allocation,
+    Starter,
     _require_alike,
     _script,
+    hosts_of_job,
     node_facts,
     refuse_to_cancel,
+    shared_key,
 )
 from vitsweep.files import append_line
 from vitsweep.foreign import read_lines
-from vitsweep.job_environment import hosts_of_job, scheduler_job
-from vitsweep.launchers.nodes import agent
+from vitsweep.interpreters import variables as variables_of_processes
+from vitsweep.job_environment import scheduler_job
+from vitsweep.launchers.nodes import agent, transport
 from vitsweep.launchers.nodes.transport import AgentListener, connect, receive, send
 from vitsweep.planning.sweep_plan import plan_cell
 from vitsweep.results.store import Store
@@ -98,6 +107,12 @@ def test_each_scheduler_names_its_nodes_and_the_end_of_its_job(
     monkeypatch.setenv("PBS_NODEFILE", "/no/such/file")
     with pytest.raises(VitsweepError, match=r"`\$PBS_NODEFILE=/no/such/file` cannot be read"):
         hosts_of_job()
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "empty"))
+    with pytest.raises(
+        VitsweepError, match=r"`\$PBS_NODEFILE=/.*/empty` names no node: it is empty"
+    ):
+        hosts_of_job()
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
     found = Allocation({**FIELDS, "hosts": None, "start": "pbsdsh"})
     assert found.lines == {"a": 0, "b": 2}
@@ -109,6 +124,35 @@ def test_where_nothing_names_nodes_it_is_said() -> None:
         Allocation({**FIELDS, "hosts": None})
     with pytest.raises(BadValueError, match=r"hydra\.launcher\.start"):
         Allocation({**FIELDS, "start": "rsh"})
+    for hosts in (("a", ""), ("a", "a")):
+        with pytest.raises(
+            BadValueError, match=r"`hydra\.launcher\.hosts=\[a,a?\]` must name each"
+        ):
+            Allocation({**FIELDS, "hosts": hosts})
+    typed = ["results/a", "--index=1", "--nodes=2", "--first="]
+    with pytest.raises(BadValueError, match="`--first ''`"):
+        verb_agent.run(typed)
+
+
+def test_a_host_of_another_domain_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "own_addresses", lambda _: [])
+    for own, full, host, is_here in (
+        ("n1", "n1.x.org", "n1", True),
+        ("n1", "n1.x.org", "n1.x.org", True),
+        ("n1", "n1.x.org", "n1.x", True),
+        ("n1", "n1.x.org", "n1.y.org", False),
+        ("n1", "n1", "n1.y.org", True),
+        ("n1", "n1", "n2", False),
+        ("n1", "localhost.localdomain", "n1.y.org", True),
+    ):
+        monkeypatch.setattr(socket, "gethostname", lambda own=own: own)
+        monkeypatch.setattr(socket, "getfqdn", lambda full=full: full)
+        found = Allocation({**FIELDS, "hosts": ("other", host)})
+        if is_here:
+            assert found.names() == [host, "other"]
+        else:
+            with pytest.raises(BadValueError, match="none of the nodes"):
+                found.names()
 
 
 def test_the_command_runs_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +206,119 @@ def test_the_script_passes_on_what_ranks_need_and_no_secret(
         "NCCL_DEBUG": "a b", "HF_TOKEN": "hf_x", "SLURM_PROCID": "3", "TMPDIR": "/job/1", "MY_OWN": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    script = _script(Store(tmp_path / "my sweep"), 2, "a")
+    script = _script(Store(tmp_path / "my sweep"), 2, "a", b"key", False)
+    assert "unset VITSWEEP_AGENT_KEY\n" in script
+    assert "unset" not in _script(Store(tmp_path / "my sweep"), 2, "a", b"key", True)
     assert "export NCCL_DEBUG='a b'\n" in script
     for name in ("HF_TOKEN", "SLURM_PROCID", "TMPDIR", "MY_OWN"):
         assert f"export {name}=" not in script
     assert f"vitsweep agent '{tmp_path}/my sweep' --nodes 2 --first a --index \"$1\"" in script
+
+
+def test_a_key_of_the_user_is_one_of_each_sweep_and_of_agents_that_he_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.chdir(tmp_path)
+    own, other = (Path(f"/mnt/results/{name}") for name in "ab")
+    assert shared_key(own) == shared_key(Path("/work/a")) == shared_key(Path("x/../a/"))
+    assert shared_key(own) != shared_key(other)
+    keys = []
+
+    def listener(names: Any, addresses: Any, key: bytes) -> Any:
+        keys.append(key.decode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "AgentListener", listener)
+    store = Store(tmp_path / "a").create()
+    for start in ("none", "ssh"):
+        opened = Allocation({**FIELDS, "start": start})._opened(HOSTS, Console(), store, {})
+        with pytest.raises(KeyboardInterrupt), opened:
+            pass
+    assert [key == shared_key(store.root) for key in keys] == [True, False]
+    monkeypatch.delenv(KEY)
+    assert shared_key(own) == ""
+
+
+def test_an_agent_that_the_command_started_ends_with_the_key_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reader(**variables: str) -> Callable[[], bytes]:
+        given: list[Any] = []
+        monkeypatch.setattr(verb_agent, "run_agent", lambda *each, **_: given.extend(each) or 0)
+        with variables_of_processes(variables):
+            assert run(["agent", str(tmp_path), "--index=1", "--nodes=2", "--first=a"]) == 0
+        found: Callable[[], bytes] = given[2]
+        return found
+
+    path, of_command = tmp_path / "agents" / "key", hashlib.sha256(b"ours").hexdigest()
+    path.parent.mkdir()
+    typed, started = reader(), reader(**{launcher.STARTED: of_command})
+    for after in (lambda: path.write_text("another"), path.unlink):
+        path.write_text("earlier")
+        assert started() == b"earlier", "as a file system may still show"
+        path.write_text("ours")
+        assert started() == b"ours"
+        after()
+        with pytest.raises(VitsweepError, match=f"The command has ended: .*{path}"):
+            started()
+        started = reader(**{launcher.STARTED: of_command})
+    with pytest.raises(FileNotFoundError):
+        started()
+    monkeypatch.setattr(verb_agent, "SECONDS_TO_SEE", -1)
+    with pytest.raises(VitsweepError, match="The command has ended"):
+        reader(**{launcher.STARTED: of_command})()
+    for text in ("ours", "another"):
+        path.write_text(text)
+        assert typed() == text.encode()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_command_that_ends_before_its_agents_connect_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    store, started = Store(tmp_path / "a").create(), list[subprocess.Popen[bytes]]()
+
+    class Interrupting(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(["sleep", "60"], start_new_session=True)
+            started.append(self)
+            if not fails:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def refuse(*_: Any) -> None:
+        raise VitsweepError("No connection.")
+
+    listener = SimpleNamespace(accept_agents=refuse, close=lambda: None)
+    monkeypatch.setattr(launcher, "AgentListener", lambda *_: listener)
+    monkeypatch.setattr(launcher.subprocess, "Popen", Interrupting)
+    opened = Allocation(FIELDS)._opened(HOSTS, Console(), store, {})
+    with (
+        interrupts_to(signal.default_int_handler),
+        pytest.raises(VitsweepError if fails else KeyboardInterrupt),
+        opened,
+    ):
+        pass
+    assert [process.returncode for process in started] == [-signal.SIGKILL] * 2
+    assert not (store.root / "agents" / "key").exists()
+
+
+def test_ranks_of_other_users_write_to_no_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes = [multiprocessing.Pipe() for _ in HOSTS]
+    hello = {"node": "a", "address": HOSTS[0], **node_facts()}
+    agents = [(hello, here) for here, _ in pipes]
+    listener = SimpleNamespace(accept_agents=lambda *_: agents, close=lambda: None)
+    monkeypatch.setattr(launcher, "AgentListener", lambda *_: listener)
+    monkeypatch.setattr(launcher, "SECONDS_TO_END", 0)
+    store = Store(tmp_path / "a").create()
+    allocation = Allocation({**FIELDS, "start": "none"})
+    with allocation._opened(HOSTS, Console(), store, {}) as nodes:
+        assert (store.root / "agents" / "key").stat().st_mode & 0o777 == 0o600
+        private = [path for path in store.root.iterdir() if not path.stat().st_mode & 0o77]
+        assert [path.name for path in private] == ["agents"]
+        assert nodes.scratch.parent == store.root
 
 
 def test_unlike_nodes_are_refused_by_name() -> None:
@@ -180,8 +332,9 @@ def test_unlike_nodes_are_refused_by_name() -> None:
 def test_an_agent_waits_for_the_key_and_says_what_it_does_not_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["agent", str(tmp_path), "--index", "2", "--nodes", "2", "--first", "a"]) == 2
-    assert "`--index 2`" in capsys.readouterr().err
+    for index in ("0", "2"):
+        assert run(["agent", str(tmp_path), "--index", index, "--nodes", "2", "--first", "a"]) == 2
+        assert f"`--index {index}`" in capsys.readouterr().err
     monkeypatch.setattr(agent, "connect", lambda *given, **facts: connect(*given, timeout_s=0.3))
     monkeypatch.setattr(agent, "ignore_signals", lambda: None)
     monkeypatch.setattr(agent, "make_socket_folder", lambda: tmp_path / "sockets")
@@ -244,6 +397,60 @@ def test_strangers_get_nothing_and_end_nothing() -> None:
         socket.create_connection((HOSTS[0], port))
 
 
+def test_a_node_has_one_agent() -> None:
+    key = os.urandom(32)
+    listener = AgentListener(("a", "b"), HOSTS[:1], key)
+
+    def agent_on(index: int, machine: str) -> multiprocessing.connection.Connection:
+        return connect(index, HOSTS[:1], lambda: key, machine=f"{machine} boot-id")[0]
+
+    first, second = agent_on(0, "alpha"), agent_on(1, "beta")
+    for index, others in ((0, "alpha already, and this one on gamma"), (1, "beta already")):
+        with pytest.raises(VitsweepError, match=f"refuses node {index}: .* runs on {others}"):
+            agent_on(index, "gamma")
+    send(second, {"says": "then it ended"})
+    second.close()
+    until(lambda: not transport._is_open(listener._agents[1][1]))
+    second = agent_on(1, "gamma")
+    again = agent_on(0, "alpha")
+    agents = listener.accept_agents(60)
+    assert [hello["machine"].split()[0] for hello, _ in agents] == ["alpha", "gamma"]
+    send(again, {"says": "again"})
+    assert receive(agents[0][1]) == {"says": "again"}
+    listener.close()
+    first.close()
+
+
+def test_who_waits_says_for_whom_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(transport, "SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr(launcher, "SECONDS_TO_CONNECT", 0.5)
+    words = ["sh", "-c", "echo its last line; sleep 60"]
+    monkeypatch.setattr(launcher, "Starter", lambda _, log: Starter(words, log))
+    store = Store(tmp_path / "my sweep").create()
+    typed = f"python -P -m vitsweep agent '{store.root}' --index 1 --nodes 2 --first {HOSTS[0]}"
+    last = r"its last line, see `.*/agents/"
+    for start, said, late in (
+        ("none", [f"On {HOSTS[1]}: `{typed}`"], rf"{last}0\.log`\), {HOSTS[1]} within"),
+        ("ssh", [], rf"{last}0\.log`\), {HOSTS[1]} \({last}1\.log`\) within"),
+    ):
+        opened = Allocation({**FIELDS, "start": start})._opened(HOSTS, Console(), store, {})
+        with pytest.raises(VitsweepError, match=late), opened:
+            pass
+        expected = [f"Waiting for the agents of {', '.join(HOSTS)}.", *said]
+        assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_an_agent_of_another_number_of_nodes_is_told_so() -> None:
+    key = os.urandom(32)
+    listener = AgentListener(("a", "b"), HOSTS[:1], key)
+    for index in (1, 2):
+        with pytest.raises(VitsweepError, match="has `--nodes 2`, and this agent `--nodes 3`"):
+            connect(index, HOSTS[:1], lambda: key, nodes=3)
+    listener.close()
+
+
 def test_an_agent_leaves_a_first_node_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = multiprocessing.Pipe()
     monkeypatch.setattr(agent, "HEARTBEAT_SECONDS", 0.01)
@@ -295,7 +502,7 @@ def test_a_cell_runs_on_two_nodes_that_are_given_no_environment(vitsweep: Comman
         "allocation",
         "127.0.0.1,127.0.0.2",
     )
-    assert (vitsweep.store.root / "agents" / "key").stat().st_mode & 0o777 == 0o600
+    assert not (vitsweep.store.root / "agents" / "key").exists()
     assert agents_of(vitsweep) == []
 
 
@@ -483,6 +690,16 @@ def test_the_signals_of_schedulers_end_the_command(
     _, errors = running.communicate(200)
     assert running.returncode == 143, errors
     until(lambda: not agents_of(vitsweep), 30)
+
+
+@pytest.mark.full
+def test_agents_of_a_command_that_is_stopped_while_they_connect_end(vitsweep: Command) -> None:
+    running = vitsweep.fork(*on(), "resources.nodes=2", "sweep.baseline=null")
+    until(lambda: agents_of(vitsweep))
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate(60)
+    assert running.returncode == 143, errors
+    until(lambda: not processes_of(vitsweep), 100)
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """`hydra/launcher=allocation`: an agent on each node, started by whatever starts processes there."""
 
+import hashlib
 import os
 import platform
 import re
@@ -8,8 +9,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -20,11 +21,12 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 from rich.console import Console
 
+from vitsweep.console import interrupts_to, print_lines
 from vitsweep.errors import BadValueError, VitsweepError
 from vitsweep.execution.code_hash import package_hash
 from vitsweep.files import make_folder, read_text, remove, write_atomically
 from vitsweep.interpreters import command_of
-from vitsweep.job_environment import hosts_of_job, node_name, scheduler_job
+from vitsweep.job_environment import hosts_in, node_name, scheduler_job
 from vitsweep.launchers.base import LaunchRequest, LaunchResult
 from vitsweep.launchers.local import Lifetime, launch
 from vitsweep.launchers.nodes.transport import (
@@ -53,7 +55,9 @@ STARTERS = {
 }
 """Commands that start a process on a node: its name, and the index of its first line in the list of nodes."""
 KEY = "VITSWEEP_AGENT_KEY"
-"""Variable with the key, where the agents are started by something else."""
+"""Variable with the secret of the key, where the agents are started by something else."""
+STARTED = "VITSWEEP_AGENT_STARTED"
+"""Variable that is set where the command starts the agent: the digest of its key."""
 OF_ONE_NODE = re.compile(
     r"(SLURM|SLURMD|SRUN|SBATCH|OMPI|PMI|PMIX)_.*|HOSTNAME|PWD|TMPDIR|TMP|TEMP|TERM"
 )
@@ -61,6 +65,33 @@ OF_ONE_NODE = re.compile(
 END_OF_JOB = re.compile(r"(qdel|bkill|scancel) [\w.\[\]-]+")
 SECONDS_TO_END = 10.0
 """How long agents may take to end, and a starter that has ended to have its agent connect."""
+
+
+HOST_LISTS: dict[str, Callable[[str], list[str]]] = {
+    "PBS_NODEFILE": lambda path: Path(path).read_text(encoding="utf-8").split(),
+    "LSB_MCPU_HOSTS": lambda counted: counted.split()[::2],  # `a 4 b 4`
+    "LSB_HOSTS": str.split,
+    "SLURM_JOB_NODELIST": hosts_in,
+}
+"""Variables of schedulers -> the hosts that their value names."""
+
+
+def hosts_of_job() -> list[str]:
+    """Return the hosts that a scheduler gave to this job, one per line of its list; [] outside of a job."""
+    for name, hosts_of in HOST_LISTS.items():
+        if (value := os.environ.get(name)) is None:
+            continue
+        why = "names no node: it is empty"
+        try:
+            if value.strip() and (hosts := hosts_of(value)):
+                return hosts
+        except OSError as error:
+            why = f"cannot be read ({error.strerror})"
+        raise VitsweepError(
+            f"`${name}={value}` {why}: name the nodes (`hydra.launcher.hosts=[a,b]`), or unset it outside of "
+            "a job."
+        )
+    return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +119,14 @@ class Allocation:
         self.settings: AllocationSettings = section_from_tree(
             AllocationSettings, fields, "hydra.launcher"
         )
+        typed = self.settings.hosts or ()
+        if len({*typed} - {""}) < len(typed):
+            raise BadValueError(
+                f"`hydra.launcher.hosts=[{','.join(typed)}]` must name each node once, and none by an empty "
+                "name: leave the others out."
+            )
         self.lines: dict[str, int] = {}
-        for index, host in enumerate(self.settings.hosts or hosts_of_job()):
+        for index, host in enumerate(typed or hosts_of_job()):
             self.lines.setdefault(host, index)
         if not self.lines:
             raise BadValueError(
@@ -112,14 +149,21 @@ class Allocation:
         request = replace(request, facts={**request.facts, "allocation": place})
         ends_at = self._began + 60 * minutes if minutes else inf
         opened = partial(self._opened, names, request.console)
-        return launch(request, opened, Lifetime(ends_at))
+        return launch(request, opened, Lifetime(ends_at, f"hydra.launcher.minutes={minutes}"))
 
     def names(self) -> list[str]:
         """Return the nodes, this one first."""
         hosts, own = list(self.lines), {node_name(), socket.gethostname(), socket.getfqdn()}
-        short = {part for name in own if not (part := name.split(".")[0]).isdigit()}  # no address
-        ours = (own.__contains__, lambda h: h.split(".")[0] in short, lambda h: own_addresses([h]))
-        here = next((host for is_own in ours for host in hosts if is_own(host)), None)
+
+        def is_own(host: str) -> bool:  # by its short name, unless the domains differ
+            alike = [name for name in own if name.split(".")[0] == host.split(".")[0]]
+            known = [name for name in alike if "." in name] or alike
+            return any(
+                f"{n}.".startswith(f"{host}.") or f"{host}.".startswith(f"{n}.") for n in known
+            )
+
+        ours = (own.__contains__, is_own, lambda h: own_addresses([h]))
+        here = next((host for fits in ours for host in hosts if fits(host)), None)
         if here is None:
             raise BadValueError(
                 f"This host (`{socket.gethostname()}`) is none of the nodes {', '.join(hosts)}, and the "
@@ -151,37 +195,54 @@ class Allocation:
         folder = make_folder(store.root.absolute() / "agents")
         folder.chmod(0o700)  # agents run what lies there
         remove(folder / "key")
-        key = (os.environ.get(KEY) or write_key(folder / "key")).encode()
-        addresses = names[:1] if len(names) > 1 else [LOOPBACK]
-        script = folder / "agent.sh"
-        write_atomically(script, _script(store, len(names), addresses[0]))
-        listener, starters = AgentListener(names, addresses, key), list[Starter]()
-        nodes: Nodes | None = None
-        try:
-            for index, name in enumerate(names if self.settings.start != "none" else names[:1]):
-                prefix = self._prefix(self.settings.start, name) if index else []
-                path = shlex.quote(str(script)) if self.settings.start == "ssh" else str(script)
-                words = [*prefix, "/bin/sh", path if index else str(script), str(index)]
-                starters.append(Starter(words, folder / f"{index}.log"))
+        starters, start = list[Starter](), self.settings.start
+        with ExitStack() as at_end:
+            at_end.callback(remove, folder / "key")  # which ends agents that are not connected yet
+            shared = shared_key(folder.parent) if start == "none" else ""
+            key = (shared or write_key(folder / "key")).encode()
+            addresses = names[:1] if len(names) > 1 else [LOOPBACK]
+            script = folder / "agent.sh"
+            write_atomically(script, _script(store, len(names), addresses[0], key, bool(shared)))
+            listener = AgentListener(names, addresses, key)
+            at_end.callback(listener.close)
+            interrupts = list[object]()
+            with interrupts_to(lambda *given: interrupts.append(given)):  # none between two lines
+                for index, name in enumerate(names if start != "none" else names[:1]):
+                    prefix = self._prefix(start, name) if index else []
+                    path = shlex.quote(str(script)) if start == "ssh" and index else str(script)
+                    words = [*prefix, "/bin/sh", path, str(index)]
+                    starters.append(Starter(words, folder / f"{index}.log"))
+                    at_end.callback(starters[-1].end, 0)
+            if interrupts:
+                raise KeyboardInterrupt
 
-            def ended(index: int) -> str:
-                return starters[index].said_at_end() if index < len(starters) else ""
+            def last_words(index: int, is_late: bool) -> str:
+                return starters[index].last_words(is_late) if index < len(starters) else ""
 
-            agents = listener.accept_agents(SECONDS_TO_CONNECT, ended)
+            def waits_for(missing: Mapping[int, str]) -> None:
+                lines = [f"Waiting for the agents of {', '.join(missing.values())}."]
+                for index in range(len(starters), len(names)) if start == "none" else ():
+                    words = (str(folder.parent), "--index", str(index), "--nodes", str(len(names)))
+                    typed = shlex.join(["python", "-P", "-m", "vitsweep", "agent", *words])
+                    if index in missing:
+                        lines.append(
+                            f"On {names[index]}: `{typed} --first {shlex.quote(names[0])}`"
+                        )
+                print_lines(console, lines)
+
+            agents = listener.accept_agents(SECONDS_TO_CONNECT, last_words, waits_for)
             _require_alike(names, [hello for hello, _ in agents])
             if (num_machines := len({hello.get("machine") for hello, _ in agents})) < len(names):
                 console.print(
                     f"The {len(names)} nodes are {count(num_machines, 'machine')}: nodes that share cores or "
                     "GPUs say nothing about scaling."
                 )
-            nodes = Nodes(agents, folder / "warm_up", {"launcher": "allocation", **facts})
-            yield nodes
-        finally:
-            listener.close()
-            if nodes:
-                nodes.shut_down()
+            # not in the private folder: ranks of other users write there
+            nodes = Nodes(agents, folder.with_name("warm_up"), {"launcher": "allocation", **facts})
             for starter in starters:
-                starter.end(SECONDS_TO_END if nodes else 0)
+                at_end.callback(starter.end, SECONDS_TO_END)
+            at_end.callback(nodes.shut_down)
+            yield nodes
 
 
 class Starter:
@@ -209,14 +270,13 @@ class Starter:
                     f"({error.strerror}); choose another."
                 ) from error
 
-    def said_at_end(self) -> str:
-        """Return the last line of its agent where it ended some seconds ago; exit codes say nothing."""
-        if self._process.poll() is None:
+    def last_words(self, is_late: bool) -> str:
+        """Return the last line of its agent, late or some seconds after its end; exit codes say nothing."""
+        if self._process.poll() is not None:
+            self._ended_at = min(self._ended_at, time.monotonic())
+        if not is_late and time.monotonic() < self._ended_at + SECONDS_TO_END:
             return ""
-        self._ended_at = min(self._ended_at, time.monotonic())
-        if time.monotonic() < self._ended_at + SECONDS_TO_END:
-            return ""
-        lines = read_text(self._log).strip().splitlines() or ["it ended without a word"]
+        lines = read_text(self._log).strip().splitlines() or ["it said nothing"]
         return f"{lines[-1]}, see `{self._log}`"
 
     def end(self, seconds: float) -> None:
@@ -229,7 +289,13 @@ class Starter:
         self._process.wait()
 
 
-def _script(store: Store, num_nodes: int, first: str) -> str:
+def shared_key(sweep: Path) -> str:
+    """Return the key of a sweep by the variable, "" without one; nodes may mount its folder elsewhere."""
+    secret = os.environ.get(KEY)
+    return f"{secret} {Path(os.path.abspath(sweep)).name}" if secret else ""
+
+
+def _script(store: Store, num_nodes: int, first: str, key: bytes, is_shared: bool) -> str:
     """Return the script that starts an agent where no environment is passed on; $1 is the node's index."""
     passed = {
         name: value
@@ -238,8 +304,13 @@ def _script(store: Store, num_nodes: int, first: str) -> str:
     }
     words = (str(store.root.absolute()), "--nodes", str(num_nodes), "--first", first)
     agent = shlex.join(command_of("vitsweep", "agent", *words))
-    exports = (f"export {name}={shlex.quote(value)}" for name, value in passed.items())
-    return "\n".join([f"cd {shlex.quote(os.getcwd())}", *exports, f'exec {agent} --index "$1"', ""])
+    exports = (
+        f"export {n}={shlex.quote(v)}"
+        for n, v in {**passed, STARTED: hashlib.sha256(key).hexdigest()}.items()
+    )
+    own_key = [] if is_shared else [f"unset {KEY}"]  # of the node, where a shell sets it
+    place = f"cd {shlex.quote(os.getcwd())}"
+    return "\n".join([place, *exports, *own_key, f'exec {agent} --index "$1"', ""])
 
 
 def refuse_to_cancel(store: Store) -> None:

@@ -92,7 +92,7 @@ class Agent:
         self._connection, self._name = connection, name
         self._ranks: LocalRanks | None = None
         self._run_id, self._refused, self._num_silent = "", list[RankEnd](), 0
-        self._sentinels: list[int] = []
+        self._unfit, self._sentinels = "", list[int]()
         self._send_lock = threading.Lock()
 
     def serve(self) -> None:
@@ -115,26 +115,35 @@ class Agent:
         if self._num_silent * HEARTBEAT_SECONDS > SECONDS_UNTIL_LOST:
             print(f"The first node has been silent for {SECONDS_UNTIL_LOST:.0f} s.", flush=True)
             return False
+        order: dict[str, Any]
         order = receive(self._connection) if self._connection in ready else {"do": "report"}
         if order["do"] == "kill":
             self._kill_ranks()
         elif order["do"] == "interrupt" and self._ranks:
             self._ranks.interrupt()
         elif order["do"] == "run":
-            self._start_ranks(order)
+            self._run_id, self._ranks, self._refused = order["run"], None, []
+            try:
+                if not self._start_ranks(order):
+                    self._refuse(order, "has other code than the first node.")
+            except Exception as error:  # as where it does not see the folder: another node may
+                self._unfit = str(error) or type(error).__name__
+                self._refuse(order, f"cannot begin this run: {self._unfit}")
         if ready and order["do"] != "heartbeat":
             self.report()
-        return bool(order["do"] != "shut_down")
+        return not self._unfit and order["do"] != "shut_down"
 
-    def _start_ranks(self, order: dict[str, Any]) -> None:
-        self._run_id, self._ranks, self._refused = order["run"], None, []
+    def _refuse(self, order: dict[str, Any], why: str) -> None:
+        lost = f"Node {self._name} {why}"
+        self._refused = [RankEnd(rank=r, exit_code=None, lost=lost) for r in order["ranks"]]
+
+    def _start_ranks(self, order: dict[str, Any]) -> bool:
+        """Start the ranks of a run; False where they would run other code than the first node's."""
         request = RunRequest.from_plain(order["request"])
         store = Store(request.sweep_folder, {request.cell_id: request.digest})
         cell = read_cell(store, request.cell_id, request.of_command)
         if code_of(cell).hash != request.environment["code_hash"]:
-            lost = f"Node {self._name} has other code than the first node."
-            self._refused = [RankEnd(rank=r, exit_code=None, lost=lost) for r in order["ranks"]]
-            return
+            return False
         self._ranks = LocalRanks(
             context_for(cell),
             rank_main,
@@ -143,6 +152,7 @@ class Agent:
             request.folder,
             cell.runtime.rank_environment,
         )
+        return True
 
     def _kill_ranks(self) -> None:
         if self._ranks:
@@ -157,4 +167,5 @@ class Agent:
         self._sentinels = self._ranks.sentinels if self._ranks else []
         ends = self._ranks.ends() if self._ranks else self._refused
         running = bool(self._sentinels)
-        self._send({"run": self._run_id, "running": running, "ends": [asdict(e) for e in ends]})
+        how = {"ends": [asdict(end) for end in ends], "unfit": self._unfit}
+        self._send({"run": self._run_id, "running": running, **how})

@@ -9,9 +9,9 @@ import ipaddress
 import json
 import multiprocessing
 import os
-import queue
 import random
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -63,7 +63,7 @@ def write_key(path: Path) -> str:
 SECONDS_TO_CONNECT = 180.0
 """How long agents may take to connect; some nodes boot, or load Python from a slow disk."""
 SECONDS_OF_SILENCE = 10.0
-"""After so long an agent says what it waits for."""
+"""After so long an agent, and the first node, says what it waits for."""
 SECONDS_TO_AUTHENTICATE = 5
 """A connection that is silent for so long before it has authenticated is dropped."""
 REFUSED = (
@@ -86,42 +86,52 @@ class AgentListener:
 
     def __init__(self, names: Sequence[str], addresses: Sequence[str], key: bytes) -> None:
         self._names, self._key = names, key
-        self._accepted: queue.Queue[tuple[dict[str, Any], Connection]] = queue.Queue()
+        self._agents: dict[int, tuple[dict[str, Any], Connection]] = {}
+        self._admitting = threading.Lock()
         self._listening = _listen(addresses, key)
         for listening in self._listening:
             threading.Thread(target=self._accept_loop, args=(listening,), daemon=True).start()
 
     def accept_agents(
-        self, timeout_s: float, ended: Callable[[int], str] = lambda index: ""
+        self,
+        timeout_s: float,
+        last_words: Callable[[int, bool], str] = lambda index, is_late: "",
+        waits_for: Callable[[Mapping[int, str]], None] = lambda missing: None,
     ) -> list[tuple[dict[str, Any], Connection]]:
         """Wait for the agents of all nodes; return their hello messages and connections, by node.
 
         Args:
             timeout_s: for all of them.
-            ended: says of a node's index why no agent will come from it; "" where one may.
+            last_words: says of a node's index, and whether time is over, why no agent came from it; "" where
+                one may, or nothing is known.
+            waits_for: called once after some seconds with the nodes that are missing, by index.
 
         Raises:
             VitsweepError: some did not connect; they are named.
         """
-        agents: dict[int, tuple[dict[str, Any], Connection]] = {}
-        deadline = time.monotonic() + timeout_s
-        while missing := {i: n for i, n in enumerate(self._names) if i not in agents}:
-            with suppress(queue.Empty):
-                hello, connection = self._accepted.get(timeout=0.5)
-                agents[hello["node_index"]] = hello, connection
-                continue
-            said = [f"{name} ({why})" for i, name in missing.items() if (why := ended(i))]
+        begin, told = time.monotonic(), False
+        while missing := {i: n for i, n in enumerate(self._names) if i not in self._agents}:
+            waited_s = time.monotonic() - begin
+            is_late = waited_s > timeout_s
+            why = {index: last_words(index, is_late) for index in missing}
+            said = [
+                f"{n} ({why[i]})" if why[i] else n for i, n in missing.items() if why[i] or is_late
+            ]
+            if is_late:
+                raise VitsweepError(
+                    f"No connection from {', '.join(said)} within {timeout_s:.0f} s: the node is down, it "
+                    f"cannot reach {self._names[0]}, or its key is another."
+                )
             if said:
                 raise VitsweepError(
                     f"The agent of {', '.join(said)} ended before it connected: check the nodes and "
                     "how their agents are started."
                 )
-            if time.monotonic() > deadline:
-                raise VitsweepError(
-                    f"No connection from {', '.join(missing.values())} within {timeout_s:.0f} s: the node "
-                    f"is down, it cannot reach {self._names[0]}, or its key is another."
-                )
-        return [agents[index] for index in range(len(self._names))]
+            if not told and waited_s > SECONDS_OF_SILENCE:
+                waits_for(missing)
+                told = True
+            time.sleep(0.1)
+        return [self._agents[index] for index in range(len(self._names))]
 
     def close(self) -> None:
         """Listen no more; accepted connections stay."""
@@ -137,14 +147,41 @@ class AgentListener:
                 threading.Thread(target=self._admit, args=(peer,), daemon=True).start()
 
     def _admit(self, peer: socket.socket) -> None:
-        with suppress(*REFUSED):
-            with _connection_of(peer) as connection:
-                deliver_challenge(connection, self._key)
-                answer_challenge(connection, self._key)
-                hello = receive(connection)
-                name = self._names[hello["node_index"]]
-                send(connection, {"node": name})
-            self._accepted.put((hello | {"node": name}, connection))
+        with suppress(*REFUSED), _connection_of(peer) as connection:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = receive(connection)
+            with self._admitting:
+                if refused := self._refused(hello):
+                    send(connection, {"refused": refused})
+                else:
+                    name = self._names[hello["node_index"]]
+                    send(connection, {"node": name})
+                    self._agents[hello["node_index"]] = hello | {"node": name}, connection
+
+    def _refused(self, hello: Mapping[str, Any]) -> str:
+        """Say why an agent is not admitted; "" where it is, as that of a machine which comes again."""
+        num_nodes = len(self._names)
+        if hello.get("nodes", num_nodes) != num_nodes:
+            return f"it has `--nodes {num_nodes}`, and this agent `--nodes {hello['nodes']}`"
+        before, connection = self._agents.get(hello["node_index"], ({}, None))
+        machines = [str(each.get("machine")) for each in (before, hello)]
+        if connection is None or machines[0] == machines[1] or not _is_open(connection):
+            return ""
+        first, this = (machine.split()[0] for machine in machines)
+        return (
+            f"the agent of node {before['node']} runs on {first} already, and this one on {this}: each "
+            "node has an index of its own (`--index`)"
+        )
+
+
+def _is_open(connection: Connection) -> bool:
+    """Whether the other side has not closed a connection, whatever it sent before."""
+    with suppress(OSError):  # this side has
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLRDHUP)
+        return not poll.poll(0)
+    return False
 
 
 @contextmanager
@@ -211,7 +248,7 @@ def connect(
         facts: further entries of the hello.
 
     Raises:
-        VitsweepError: it cannot be reached.
+        VitsweepError: it cannot be reached, or refuses the agent.
     """
     begin, why, said = time.monotonic(), "", False
     first = " or ".join(addresses)
@@ -232,6 +269,10 @@ def connect(
                     deliver_challenge(connection, key)
                     send(connection, {"node_index": index, "address": address, **facts})
                     welcome = receive(connection)  # it was not dropped meanwhile
+                    if why := welcome.get("refused", ""):
+                        raise VitsweepError(
+                            f"The command on {address} refuses node {index}: {why}."
+                        )
                 return connection, welcome["node"]
         time.sleep(0.2)
     raise VitsweepError(
@@ -317,6 +358,8 @@ class Node:
         self.received_at = time.monotonic()
         if is_report := "do" not in message:  # no heartbeat
             self.report = message
+            if why := message.get("unfit"):
+                self._lose(f"it cannot begin a run ({why.rstrip('.')})")
         return is_report
 
     def check_heartbeat(self) -> None:
