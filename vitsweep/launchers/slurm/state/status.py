@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from vitsweep.planning.sweep_plan import SweepPlan
 
 WAITING, RUNNING = "waiting", "running"
-MOST_LINES, BLOCKS = 100, "measurement.blocks"
+BLOCKS = "measurement.blocks"
+MOST_LINES = 100
 """Reasons that are shown."""
 
 
