@@ -176,7 +176,7 @@ def _tried(
         yield [as_typed(by_letters[plain(word)])]
     many, near = (get_close_matches(plain(word), by_letters, 1, cutoff) for cutoff in (0.9, 0.7))
     # a name of the same place that begins with it, or holds it
-    start = as_typed(word).partition(word)[0]
+    start = as_typed(word).partition(word)[0] if word else ""
     longer = [n for n, name in by_letters.items() if as_typed(name).startswith(start)]
     longer = [n for n in longer if plain(word) in n and len(word) > 2]
     longer = [n for n in longer if n.startswith(plain(word))] or longer

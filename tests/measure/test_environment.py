@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vitsweep.control_group import allowed_cores
+from vitsweep.job_environment import boot_id
 from vitsweep.measure import environment as measured
 from vitsweep.measure.communication import _collective, _sent, transfers_ms, units_of
 from vitsweep.measure.environment import (
@@ -25,7 +26,6 @@ from vitsweep.measure.environment import (
     converted_layers,
     environment,
     host_allocator,
-    machine,
 )
 
 
@@ -51,7 +51,7 @@ def test_the_allocator_is_the_one_that_is_mapped(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(Path, "read_text", lambda path, maps=maps, **_: maps)
         assert host_allocator() == name
     monkeypatch.setattr(Path, "read_text", lambda path, **_: " id \n")
-    assert machine() == "id"
+    assert boot_id() == "id"
 
 
 def noted(*operations: tuple[str, tuple[Any, ...]]) -> str | None:

@@ -168,7 +168,7 @@ def test_a_target_is_a_path(target):
 
 
 def test_what_a_factory_gets_of_the_cell_is_listed():
-    with pytest.raises(VitsweepError, match="'num_classes', 'in_channels' or 'res"):
+    with pytest.raises(VitsweepError, match="`num_classes`, `in_channels` or `res"):
         planned("build", "++model.shape_arguments.width=colour")
 
 

@@ -175,7 +175,7 @@ def test_a_file_may_have_a_mebibyte(tmp_path: Path) -> None:
         ),
         (
             "figures: {matmul_fraction: {value: {half: 0.8}, %s}}",
-            "`figures.matmul_fraction.value.half: half`: must be 'float32'",
+            "`figures.matmul_fraction.value.half: half`: must be `float32`",
         ),
         (
             "figures: {all_reduce_gb_s: {value: {}, %s}}",
@@ -203,7 +203,7 @@ def test_a_file_may_have_a_mebibyte(tmp_path: Path) -> None:
         ),
         ("figures: {memoryy_tb_s: {value: 5, %s}}", "did you mean `memory_tb_s`?"),
         ("peak_tflops: {bfloat16: 312}", "`peak_tflops` lacks `float32`"),
-        ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be 'float32'"),
+        ("peak_tflops: {half: 312}", "`peak_tflops.half: half`: must be `float32`"),
         ("peaks: A100 SXM", "`peaks`"),
         (
             "{peaks_of: a100_80g, figures: {memory_tb_s: {value: 2, %s}, memory_gib: {value: 3.3, %s}}}",

@@ -184,7 +184,7 @@ def machine_of(settings: "SlurmSettings") -> Machine:
             f"`{settings.partition or '(default)'}` have no GPU: leave it out, or describe them with "
             "`hydra.launcher.site.gpus_per_node`."
         )
-    types = _gpu_types(settings) if device == "cuda" else set()
+    types = sorted(_gpu_types(settings)) if device == "cuda" else []
     most = [most_usable_bytes(each) for each in types]
     profiles = [profile for each in types for profile in profiles_of_type(each)]
     is_known = bool(types) and None not in most

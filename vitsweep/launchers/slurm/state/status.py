@@ -105,7 +105,7 @@ def outcomes_of(store: Store, job_states: Sequence[JobState]) -> dict[str, Outco
     for record in store.runs():
         begin, speed = record.environment.get("started_at"), record.metrics.get("images_per_second")
         own = (getattr(record, name) for name in of_record)
-        runs.append((*own, begin, speed or 0.0, record.spec.get(BLOCKS)))
+        runs.append((*own, begin, speed or 0.0, record.spec.get(BLOCKS) or 0))
         specs[record.cell_id] = record.spec
     coming = {run.cell_id for run in pending_runs(job_states)}
     running = set(_cells_in_flight(job_states))
