@@ -411,8 +411,9 @@ def test_a_node_has_one_agent() -> None:
     send(second, {"says": "then it ended"})
     second.close()
     until(lambda: not transport._is_open(listener._agents[1][1]))
-    second = agent_on(1, "gamma")
-    again = agent_on(0, "alpha")
+    before = [listener._agents[index][1] for index in range(2)]
+    second, again = agent_on(1, "gamma"), agent_on(0, "alpha")
+    until(lambda: all(listener._agents[i][1] is not before[i] for i in range(2)))
     agents = listener.accept_agents(60)
     assert [hello["machine"].split()[0] for hello, _ in agents] == ["alpha", "gamma"]
     send(again, {"says": "again"})

@@ -164,7 +164,8 @@ def test_arguments_of_another_kind_are_refused_when_they_are_given(tmp_path: Pat
     for settings, name in (
         ([None, ""], "None"),
         ([["seed=1", 3], ""], "3"),
-        ([{"a": 1}, ""], "sweep"),
+        ([{"cell_id": "x"}, ""], "sweep"),
+        ([{"a": 1}, ""], "a=1"),
     ):
         with pytest.raises(BadValueError, match=f"`{name}`"):
             vitsweep.tune(settings, build)  # type: ignore[arg-type]
