@@ -154,7 +154,9 @@ def _shown(text: str) -> str:
             if line.startswith(f"{key}:"):
                 found.setdefault(line, []).append(f"{of}={each}")
     if found:
-        shown = ([*_wrapped(f"{', '.join(of_)}:"), *_lines(line)] for line, of_ in found.items())
+        shown = (
+            [*_wrapped(f"{', '.join(named)}:"), *_lines(line)] for line, named in found.items()
+        )
         return "\n".join(chain.from_iterable(shown))
     if group not in known or not choices(group):
         raise BadValueError(

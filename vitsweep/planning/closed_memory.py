@@ -184,11 +184,8 @@ def memory(s: Sizes) -> MemoryParts:
     parameters, blocks, unit = s.rank_parameters, s.rank_blocks, s.rank_unit
     in_flight, is_stage = min(s.micro_batches, s.mesh.pipeline), s.mesh.pipeline > 1
     accumulates = s.sharded and s.micro_batches > 1
-    d, m, t = (
-        s.width,
-        s.mlp_width,
-        s.mesh.tensor,
-    )  # what the block at work needs besides what is kept
+    d, m, t = s.width, s.mlp_width, s.mesh.tensor
+    # what the block at work needs besides what is kept
     working = s.rank_tokens * (2 * d * s.stream + s.inner * (2 * m / t + 3 * d / t))
     if s.recompute != "none":
         working += _kept(replace(s, recompute="none"))

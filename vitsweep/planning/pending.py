@@ -253,10 +253,8 @@ def resume_state(
     accepts_any = settings.accept_code == "any"
     before = usable_runs(earlier, plan, torch_version, accepts_any)
     now = usable_runs(of_this_command, plan, torch_version, accepts_any, are_own=True)
-    decides = (
-        settings.search == "grid" and not settings.limit.key
-    )  # the first block, if others follow
-    first = {
+    decides = settings.search == "grid" and not settings.limit.key
+    first = {  # whose first block decides whether others follow
         e.cell_id
         for e in plan.runnable
         if decides and not has_screening(e, settings) and not e.spec.task.epochs

@@ -147,9 +147,10 @@ class Allocation:
         names, minutes, job = self.names(), self.settings.minutes, scheduler_job()
         place = {"host": names[0], "job": job}
         request = replace(request, facts={**request.facts, "allocation": place})
-        ends_at = self._began + 60 * minutes if minutes else inf
-        opened = partial(self._opened, names, request.console)
-        return launch(request, opened, Lifetime(ends_at, f"hydra.launcher.minutes={minutes}"))
+        lifetime = Lifetime()
+        if minutes:
+            lifetime = Lifetime(self._began + 60 * minutes, f"hydra.launcher.minutes={minutes:g}")
+        return launch(request, partial(self._opened, names, request.console), lifetime)
 
     def names(self) -> list[str]:
         """Return the nodes, this one first."""

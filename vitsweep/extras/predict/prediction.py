@@ -90,15 +90,13 @@ def _profile_on(machine: Machine | None) -> Profile | None:
     """
     if machine is None or machine.profiles is None:
         return _profile_here()
-    profiles = [profile_named(name) for name in machine.profiles]
-    alike = [p for p in profiles if _rates(p) == _rates(profiles[0])]
-    return profiles[0] if alike and alike == profiles else generic_gpu()
 
+    def rates(profile: Profile) -> object:  # what step times depend on
+        figures = {n: (f.value, f.confidence) for n, f in profile.figures if f}
+        return profile.peak_tflops, {**figures, "memory_gib": None}
 
-def _rates(profile: Profile) -> object:
-    """Return what predicted step times depend on."""
-    figures = {n: (f.value, f.confidence) for n, f in profile.figures if f and n != "memory_gib"}
-    return profile.peak_tflops, figures
+    first, *others = [profile_named(name) for name in machine.profiles] or [generic_gpu()]
+    return first if all(rates(other) == rates(first) for other in others) else generic_gpu()
 
 
 def _input_ms(cell: CellSpec) -> float:
